@@ -108,7 +108,6 @@ def _missing(
     tables: Sequence[Table], published: frozenset[TableName], present: Sequence[PublicationFacts]
 ) -> Iterator[Problem]:
     for table in tables:
-        carried = {table.name, *(leaf.name for leaf in table.leaves)} if table.partitioned else {table.name}
         storage = {leaf.name for leaf in table.leaves} if table.partitioned else {table.name}
         if table.name not in published and storage - published:
             lacking = ", ".join(str(name) for name in sorted(storage - published))
@@ -117,7 +116,9 @@ def _missing(
                 "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
             )  # fmt: skip
             continue
-        carriers = [publication for publication in present if publication.tables & carried]
+        carriers = [publication for publication in present if publication.tables & _carried(table)]
+        if not carriers:
+            continue  # A partitioned table without a partition.
         yield from _operations(f"table {table.name}", carriers, updates=table.updates_seen)
 
 
@@ -130,12 +131,45 @@ def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bo
         yield error(thing, f"is published without {kinds}", f"let publication {names} publish them, then copy anew")
     elif not any(publication.truncate for publication in carriers):
         yield warning(
-            thing, "is published without truncate: a TRUNCATE would not be seen",
+            thing, "is published without truncate: TRUNCATE, VACUUM FULL and CLUSTER have it copied again",
             f"let publication {names} publish truncate too",
         )  # fmt: skip
 
 
+def _outside(facts: Facts) -> Iterator[Problem]:
+    """Partitions whose rows no mirror can have."""
+    for table in facts.catalog.tables if facts.catalog is not None else ():
+        for leaf in table.outside:
+            if leaf.oid != table.oid:
+                yield warning(f"table {table.name}", f"{leaf}", leaf.do)
+
+
+def _left_out(facts: Facts) -> dict[TableName, str]:
+    """The kinds of changes that somebody else's publication leaves out, by table, in words."""
+    if facts.source is None or facts.catalog is None or facts.source.ours:
+        return {}
+    present = [publication for publication in facts.source.publications.values() if publication]
+    found: dict[TableName, str] = {}
+    for table in facts.catalog.tables:
+        carriers = [publication for publication in present if publication.tables & _carried(table)]
+        lacking = [kind for kind in ("update", "delete") if not any(getattr(one, kind) for one in carriers)]
+        if carriers and lacking:
+            found[table.name] = " and ".join(lacking)
+    return found
+
+
+def _leafless(facts: Facts) -> set[TableName]:
+    tables = facts.catalog.tables if facts.catalog is not None else ()
+    return {table.name for table in tables if table.partitioned and not table.leaves}
+
+
+def _carried(table: Table) -> set[TableName]:
+    """The names under which publications list it."""
+    return {table.name, *(leaf.name for leaf in table.leaves), *(leaf.name for leaf in table.outside)}
+
+
 def _identities(facts: Facts) -> Iterator[Problem]:
+    left_out, leafless = _left_out(facts), _leafless(facts)
     if facts.source is not None:
         # Somebody else's publication may have been like that at setup: that is known, and must not be an alarm for
         # ever.
@@ -153,6 +187,13 @@ def _identities(facts: Facts) -> Iterator[Problem]:
             yield warning(
                 f"table {table.name}", "has a usable replica identity now, but is published for inserts only: updates "
                 "and deletes are not seen", "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
+            )  # fmt: skip
+        elif table.name in leafless:
+            continue  # It has no update yet. A partition that comes decides.
+        elif not table.updates_seen and table.name in left_out:
+            yield warning(
+                f"table {table.name}", f"is published without {left_out[table.name]}: its updates and deletes are not "
+                "applied", "let its publication publish them: then it is copied again",
             )  # fmt: skip
         elif not table.updates_seen:
             yield warning(
@@ -210,4 +251,4 @@ def _messages(facts: Facts) -> Iterator[Problem]:
                      "the log keeps its messages: run `pgcdc sync`, and see what it says")  # fmt: skip
 
 
-RULES = (_publications, _unpublished, _left, _untaken, _identities, _tables, _messages)
+RULES = (_publications, _unpublished, _left, _untaken, _outside, _identities, _tables, _messages)

@@ -62,7 +62,8 @@ def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | 
             tuple(_shown_examples(source, mirror, seed, found)) if found.total else (),
             updates_seen=comparison.table.updates_seen,
         )  # fmt: skip
-        return replace(report, reason=_of_inserts_only(report))
+        reasons = [_of_inserts_only(report), *map(str, comparison.table.outside)]
+        return replace(report, reason="; ".join(reason for reason in reasons if reason) or None)
 
 
 def _shown_examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differences) -> list[Example]:
@@ -76,9 +77,9 @@ def _shown_examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: D
 def _of_inserts_only(report: TableReport) -> str | None:
     if report.updates_seen:
         return None
-    told = "published for inserts only"
+    told = "its updates and deletes are not applied"
     if report.equal:
-        return f"{told}: updates and deletes are not seen"
+        return told
     if report.explained:
         return f"{told}: rows that the source changed or deleted since; a damaged row could not be told from them"
     return f"{told}, but no update and no delete explains all that is missing"

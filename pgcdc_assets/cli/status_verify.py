@@ -145,7 +145,7 @@ def in_a_sentence(report: VerifyReport) -> str:
 
 def _result(table: TableReport) -> str:
     if table.equal:
-        return "equal"
+        return f"equal: {table.reason}" if table.reason else "equal"
     counts = {"missing": table.missing, "extra": table.extra, "different": table.different}
     found = [f"{count:,} {name}" for name, count in counts.items() if count]
     told = [*([", ".join(found)] if found else []), *([table.reason] if table.reason else [])]

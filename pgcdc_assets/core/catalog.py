@@ -64,8 +64,6 @@ class Leaf:
     """pg_class.reltoastrelid, as of :attr:`Table.toast`."""
     attached: str = ""
     """``parent:xmin`` of its row in pg_inherits and of those above it: ATTACH PARTITION writes a new one."""
-    unlogged: bool = False
-    """PostgreSQL lets a partition be UNLOGGED, though its root is published: its changes are not in the stream."""
     traceless: bool = False
     """As of :attr:`Table.traceless`."""
     numbering: tuple[tuple[int, int], ...] | None = None
@@ -91,6 +89,25 @@ class Leaf:
         """Its own attnum of one of the root's columns."""
         assert self.numbering is not None
         return attnum - next((above for first, above in reversed(self.numbering) if first + above <= attnum), 0)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A table, or a leaf of one, whose rows are in no stream, whatever publishes it."""
+
+    oid: int
+    name: TableName
+    why: str
+    """What it is, in words: ``is a foreign table``."""
+    do: str
+    """How its rows could be mirrored."""
+
+    def __str__(self) -> str:
+        return f"partition {self.name} {self.why}: its rows are in no stream, and not in the mirror"
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(**{**data, "name": TableName(**data["name"])})
 
 
 @dataclass(frozen=True)
@@ -153,6 +170,9 @@ class Table:
     """For a partitioned root: its rows are published as its own, and the stream does not tell their leaves."""
     unpublished: tuple[Leaf, ...] = ()
     """For a partitioned root whose leaves a publication of ours lists one by one: those that it lacks."""
+    outside: tuple[Outside, ...] = ()
+    """Leaves whose rows logical decoding does not carry. They are not among the ``leaves``, and their rows are not part
+    of the mirror. A table that is no root and is such a relation itself stands here alone."""
     root: TableName | None = None
     """For a leaf: the root whose mirror it is written to."""
     root_oid: int | None = None
@@ -173,7 +193,8 @@ class Table:
     traceless: bool = False
     """A new relfilenode alone may mean that rows came or went which the stream does not carry: for a relation without a
     TOAST table by SET UNLOGGED, writes and SET LOGGED, which PostgreSQL refuses only if a publication lists the
-    relation itself; for a leaf that is published via its root also by TRUNCATE."""
+    relation itself; for a leaf that is published via its root also by TRUNCATE. So it is for every relation whose
+    publications leave TRUNCATE out."""
     publication_rows: str = ""
     """``oid:xmin`` of the publications' catalog rows that publish it: another text means that it was taken out, or
     changed, meanwhile."""
@@ -275,6 +296,7 @@ class Table:
                 "composites": tuple(Composite(**composite) for composite in data["composites"]),
                 "leaves": tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
                 "unpublished": tuple(Leaf.from_json(leaf) for leaf in data["unpublished"]),
+                "outside": tuple(Outside.from_json(one) for one in data["outside"]),
                 "root": TableName(**data["root"]) if data["root"] else None,
                 "lineage": Lineage.from_json(data["lineage"]) if data["lineage"] else None,
                 "comments": tuple((attnum, comment) for attnum, comment in data["comments"]),
@@ -284,9 +306,9 @@ class Table:
     def without_volatile(self) -> Self:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
         return replace(
-            self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, unpublished=(), pages=0,
-            rows=0, publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
-            attnums_given=0, key_constraint=0, lineage=None, comments=(),
+            self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, unpublished=(), outside=(),
+            pages=0, rows=0, publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="",
+            composites=(), attnums_given=0, key_constraint=0, lineage=None, comments=(),
         )  # fmt: skip
 
 

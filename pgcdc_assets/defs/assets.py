@@ -156,7 +156,7 @@ def changes_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
 
 def mirror_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
     def out(table: Table) -> dg.AssetOut:
-        follows = "" if table.updates_seen else " Published for inserts only: updates and deletes are not seen."
+        follows = "" if table.updates_seen else " Its updates and deletes are not applied."
         comment = f"{metadata.shortened(table.comment)}\n\n" if table.comment else ""
         return _out(
             keys.mirror_key(table.name),

@@ -95,8 +95,10 @@ class Router:
 
 
 def known_leaves(table: Table) -> set[int]:
-    """The OIDs of the leaves that the table has, and of those that have left it since its copy."""
-    return {*(leaf.oid for leaf in table.leaves), *(table.lineage.left if table.lineage is not None else ())}
+    """The OIDs of the leaves that the table has, and of those that have left it since its copy. Leaves whose rows it
+    does not take are known too."""
+    left = table.lineage.left if table.lineage is not None else ()
+    return {*(leaf.oid for leaf in table.leaves), *(leaf.oid for leaf in table.outside), *left}
 
 
 def _leaf(table: Table, shape: Shape) -> TableName | None:

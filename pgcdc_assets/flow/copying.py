@@ -54,6 +54,8 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
     """
     with exported_snapshot(conninfo, on_wait=channel.waiting) as snapshot:
         shown, outdated = shown_tables(snapshot, names, work.catalog.publications)
+        for leaf in (f"table {table.name}: {leaf}" for table in shown.values() for leaf in table.outside):
+            channel.notes.put(leaf)
         work.progress.copying(shown.values(), snapshot.consistent_point)
         # Spark takes seconds to start, and the run may end meanwhile.
         work.session()

@@ -11,13 +11,13 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.renaming import rename
-from pgcdc_assets.flow.restructuring import follow_partitions, restructure, widen
+from pgcdc_assets.flow.restructuring import copy_by_itself, follow_partitions, restructure, widen
 from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
-from pgcdc_assets.source.catalog.drift import Drift, Remedy, altered_columns, table_changes
+from pgcdc_assets.source.catalog.drift import Drift, DriftKind, Remedy, altered_columns, table_changes
 from pgcdc_assets.source.catalog.look import CatalogLook
 
 _COPIED = (Remedy.COPY, Remedy.PARTITIONS)
@@ -84,6 +84,8 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
         work.progress.refuse(live, reason)
     elif entry.refused:
         work.progress.request_copy([name])
+    elif live is not None and copy is not None and copy.kind is DriftKind.REWRITTEN:
+        copy_by_itself(work, entry, live, work.log.position(), copy.what)
     elif lost := copy or (None if readable else parts):
         work.progress.must_copy(name, work.log.position(), lost.what)
     elif live is None or _left(work, entry, found, paused=paused):

@@ -11,7 +11,7 @@ import pytest
 from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, PublicationFacts, SourceFacts, TableFacts, UntakenFacts
 from pgcdc_assets.checks.health import problems
 from pgcdc_assets.checks.problem import GIB, MIB
-from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Table
+from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Outside, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
@@ -33,6 +33,9 @@ CATALOG = Catalog(
     ),
     ("pgcdc",),
 )  # fmt: skip
+FAR = Outside(
+    5, TableName("public", "events_far"), "is a foreign table", "mirror its rows from the server that has them"
+)
 PUBLICATION = PublicationFacts("pgcdc", frozenset({ORDERS, LEAF_A, LEAF_B}))
 WELL = Facts(
     now=NOW,
@@ -195,6 +198,18 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "updates not seen": (
         _table(TableState.STREAMING, updates_seen=False),
         "warning", "table public.orders", "not seen", "REPLICA IDENTITY FULL",
+    ),
+    "deletes left out by a publication of somebody else's": (
+        {
+            **_published(ORDERS, LEAF_A, LEAF_B, delete=False), **_table(TableState.STREAMING, updates_seen=False),
+            "catalog": replace(CATALOG, tables=(replace(CATALOG.tables[0], updates_seen=False), CATALOG.tables[1])),
+        },
+        "warning", "table public.orders", "published without delete: its updates and deletes are not applied",
+        "let its publication publish them",
+    ),
+    "partition outside": (
+        {"catalog": replace(CATALOG, tables=(CATALOG.tables[0], replace(CATALOG.tables[1], outside=(FAR,))))},
+        "warning", "table public.events", "partition public.events_far is a foreign table", "from the server",
     ),
     "set aside": (
         _table(TableState.SET_ASIDE, reason="column a was renamed", lsn=Lsn(255)),

@@ -107,6 +107,19 @@ def test_a_large_table_waits_for_a_word(work: Work) -> None:
     assert entry.reason == "its key changed; it has 1 MiB, more than `recopy_bytes`, and waits for a word"
 
 
+def test_new_files_of_a_large_table_wait_for_a_word(work: Work) -> None:
+    """Where they may be those of a TRUNCATE that the stream does not carry."""
+    work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
+    new_files = replace(B, relfilenode=7, traceless=True)
+    for _ in range(2):
+        _watched(work, [replace(A, relfilenode=7, traceless=True), replace(new_files, pages=129)])
+    assert work.progress[A.name].state is TableState.WAITING
+    entry = work.progress[B.name]
+    assert entry.state is TableState.SET_ASIDE
+    assert "has new files" in (entry.reason or "")
+    assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, and waits for a word")
+
+
 def test_nothing_follows_a_structure_while_applying_is_paused(work: Work) -> None:
     _watched(work, [A, replace(B, key=())], paused=True)
     assert work.progress[B.name].state is TableState.CATCHING_UP

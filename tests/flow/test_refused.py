@@ -53,23 +53,3 @@ def test_one_answer_everywhere(rig: Rig, capsys: pytest.CaptureFixture[str]) -> 
     rig.conn.execute('ALTER TABLE odd RENAME other TO "ID"')
     assert rig.sync().set_aside == [(ODD, REASON.replace("Id", "ID"))]
     rig.assert_equal()
-
-
-@pytest.mark.long
-def test_a_partition_that_is_unlogged(rig: Rig) -> None:
-    """Never copied, or followed until then: it is set aside for that, and comes back by itself."""
-    rig.conn.execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY LIST (id); "
-                     "CREATE UNLOGGED TABLE parts_1 PARTITION OF parts FOR VALUES IN (1)")  # fmt: skip
-    make_ready(rig.settings, str(rig.settings.source))
-    rig.conn.execute("INSERT INTO parts VALUES (1)")
-    refused = [(TableName("public", "parts"), "partition public.parts_1 is UNLOGGED, and what is written to it "
-                "is in no stream")]  # fmt: skip
-    assert rig.sync().set_aside == refused
-    rig.conn.execute("ALTER TABLE parts_1 SET LOGGED")
-    assert rig.sync().set_aside == []
-    rig.assert_equal("public.parts")
-    rig.conn.execute("ALTER TABLE parts_1 SET UNLOGGED; DELETE FROM parts")
-    assert rig.sync().set_aside == refused
-    rig.conn.execute("ALTER TABLE parts_1 SET LOGGED")
-    assert rig.sync().set_aside == []
-    rig.assert_equal("public.parts")

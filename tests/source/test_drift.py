@@ -10,8 +10,10 @@ import pytest
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
+from pgcdc_assets.source.catalog.bare import read_beside_locks
 from pgcdc_assets.source.catalog.drift import Drift, DriftKind, Remedy, table_changes
-from pgcdc_assets.source.catalog.published import PublicationRows
+from pgcdc_assets.source.catalog.look import CatalogLook
+from pgcdc_assets.source.catalog.published import PublicationRows, read_published
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import connect
 from tests.fix_postgres import Database
@@ -307,17 +309,87 @@ def test_a_leaf_that_is_truncated_and_published_via_its_root(database: Database)
         assert (change.kind, change.action) == (DriftKind.REWRITTEN, Remedy.COPY)
 
 
-@pytest.mark.parametrize("via_root", ["false", "true"])
-def test_an_unlogged_partition_that_no_publication_lists(database: Database, via_root: str) -> None:
+@pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLE r"])
+def test_a_table_that_lost_its_last_partition_is_published_still(database: Database, publication: str) -> None:
+    """PostgreSQL's view leaves it out until it has a partition again."""
     with connect(database.conninfo) as conn, database.connect() as user:
-        user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY LIST (id)")
-        user.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
-        user.execute(f"CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = {via_root})".encode())
+        user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY LIST (id); "
+                     "CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")  # fmt: skip
+        user.execute(f"CREATE PUBLICATION p {publication}".encode())
         before = read_tables(conn, ["p"])
-        user.execute("CREATE UNLOGGED TABLE r2 PARTITION OF r FOR VALUES IN (2)")
-        (now,) = read_tables(conn, ["p"])
-        assert [change.action for change in changes(before, [now])] == [Remedy.PARTITIONS]
-        assert "UNLOGGED" in (refusal(now) or ""), "copied anew or not, it cannot be followed"
+        user.execute("DROP TABLE r1")
+        now = read_tables(conn, ["p"])
+        assert [str(change) for change in changes(before, now)] == ["table public.r: lost partition public.r1"]
+        assert read_published(conn, ["p"]).keys() == {row[0] for row in read_beside_locks(conn, ["p"])}
+        user.execute("CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2)")
+        (change,) = changes(now, read_tables(conn, ["p"]))
+        assert (change.action, change.what) == (Remedy.PARTITIONS, "has a new partition public.r2")
+
+
+@pytest.mark.parametrize("table", ["t", "listed"])
+@pytest.mark.parametrize("done", ["TRUNCATE {}", "TRUNCATE {}; INSERT INTO {} VALUES (7)", "VACUUM FULL {}"])
+def test_new_files_where_truncate_is_not_published(database: Database, table: str, done: str) -> None:
+    """A TOAST table and a place in the publication tell everything else apart, and not this."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE r (id int, v text) PARTITION BY LIST "
+                     "(id); CREATE TABLE listed PARTITION OF r FOR VALUES IN (7)")  # fmt: skip
+        user.execute("CREATE PUBLICATION p FOR TABLE t, listed WITH (publish = 'insert, update, delete')")
+        before = read_tables(conn, ["p"])
+        user.execute("INSERT INTO t VALUES (1); INSERT INTO r VALUES (7); ANALYZE; GRANT SELECT ON t, r TO public")
+        assert changes(before, read_tables(conn, ["p"])) == []
+        for statement in done.replace("{}", table).split("; "):
+            user.execute(statement.encode())
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.table.name, change.kind, change.action) == (
+            "t" if table == "t" else "r", DriftKind.REWRITTEN, Remedy.COPY
+        )  # fmt: skip
+
+
+PUBLICATIONS = [f"{of} WITH (publish_via_partition_root = {via})" for of in ("FOR ALL TABLES", "FOR TABLE r, c")
+                for via in ("false", "true")]  # fmt: skip
+OUTSIDE = """
+CREATE FUNCTION columnar(internal) RETURNS table_am_handler LANGUAGE internal AS 'heap_tableam_handler';
+CREATE ACCESS METHOD columnar TYPE TABLE HANDLER columnar;
+CREATE FOREIGN DATA WRAPPER w; CREATE SERVER far FOREIGN DATA WRAPPER w;
+CREATE TABLE c (id int PRIMARY KEY) USING columnar;
+CREATE TABLE r (id int) PARTITION BY LIST (id); ALTER TABLE r REPLICA IDENTITY FULL;
+CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); ALTER TABLE r1 REPLICA IDENTITY FULL
+"""
+
+
+@pytest.mark.parametrize("publication", PUBLICATIONS)
+def test_leaves_outside_of_logical_decoding_are_no_storage(database: Database, publication: str) -> None:
+    """One that comes changes nothing. One that was followed until then is lost, and one that is decoded now is new."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute(OUTSIDE)
+        user.execute(f"CREATE PUBLICATION p {publication}".encode())
+        before = read_tables(conn, ["p"])
+        user.execute("CREATE FOREIGN TABLE r2 PARTITION OF r FOR VALUES IN (2) SERVER far; "
+                     "CREATE UNLOGGED TABLE r3 PARTITION OF r FOR VALUES IN (3); "
+                     "CREATE TABLE r4 PARTITION OF r FOR VALUES IN (4) USING columnar")  # fmt: skip
+        now = read_tables(conn, ["p"])
+        assert changes(before, now) == []
+        itself, root = now
+        assert refusal(itself) == (
+            "it has the table access method columnar, which logical decoding does not cover: its rows are in no stream"
+        )
+        assert refusal(root) is None
+        assert [leaf.name.name for leaf in root.leaves] == ["r1"]
+        assert root.multiset, "a leaf outside has no part in the choice of the key"
+        assert [(one.name.name, one.why) for one in root.outside] == [
+            ("r2", "is a foreign table"), ("r3", "is UNLOGGED"),
+            ("r4", "has the table access method columnar, which logical decoding does not cover"),
+        ]  # fmt: skip
+        look = CatalogLook.now(conn, ["p"], ())
+        user.execute("ALTER TABLE r3 SET LOGGED; ALTER TABLE r3 REPLICA IDENTITY FULL")
+        assert not look.stands(conn)
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.action, change.what) == (Remedy.PARTITIONS, "has a new partition public.r3")
+        with_r3 = read_tables(conn, ["p"])
+        user.execute("ALTER TABLE r3 SET UNLOGGED")
+        (change,) = changes(with_r3, read_tables(conn, ["p"]))
+        assert change.what == "lost partition public.r3, which is UNLOGGED"
+        assert change.action is (Remedy.COPY if root.via_root else Remedy.PARTITIONS)
 
 
 @pytest.mark.since(15, "publications of schemas")

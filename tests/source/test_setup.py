@@ -106,6 +106,8 @@ def test_makes_publications_then_the_slot_and_twice_is_fine(
         "5 tables are published for updates: where one loses its key or replica identity, PostgreSQL refuses its "
         "UPDATE and DELETE"
     ]
+    (parent,) = about(report.findings, "table public.parent")
+    assert parent.startswith("is the parent of public.child by INHERITS: its mirror has the rows of ONLY public.parent")
     assert {finding.thing for finding in report.findings if finding.what.startswith("not replicated")} == {
         "unlogged tables", "materialised views", "sequences",
     }  # fmt: skip

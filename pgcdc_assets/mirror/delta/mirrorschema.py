@@ -35,9 +35,9 @@ def refusal(table: Table) -> str | None:
         other = seen.setdefault(name.lower(), name)
         if other != name:
             return f"columns {other} and {name} differ in case alone, which Delta Lake cannot hold"
-    unlogged = [leaf.name for leaf in table.leaves if leaf.unlogged]
-    if unlogged:
-        return f"partition {unlogged[0]} is UNLOGGED, and what is written to it is in no stream"
+    itself = next((one for one in table.outside if one.oid == table.oid), None)
+    if itself is not None:
+        return f"it {itself.why}: its rows are in no stream"
     if table.unpublished:
         what = f"partition {table.unpublished[0].name} is in no publication, and what is written to it in no stream"
         return f"{what}: give it a REPLICA IDENTITY if it has none, or run `pgcdc setup`"

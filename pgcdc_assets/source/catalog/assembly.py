@@ -50,19 +50,22 @@ class Assembly:
 
     def plain(self, relation: CatalogRelation) -> Table:
         """A table that is published as itself; a partitioned one then stands for its leaves' rows."""
-        rows = [self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations]
+        rows = [leaf for leaf in self._every_leaf(relation) if leaf.outside is None]
         senders = [relation.identity, *(leaf.identity for leaf in rows)]
         return self._table(relation, relation.oid, senders, rows)
 
     def root(self, relation: CatalogRelation, senders: Sequence[CatalogRelation]) -> Table:
         """A partitioned table whose leaves are published as themselves."""
-        identities = [sender.identity for sender in senders]
-        every = (self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations)
-        others = [leaf for leaf in every if leaf.kind == "r" and leaf.oid not in self.published]
-        unlogged = [leaf for leaf in others if leaf.unlogged]
-        lacking = [leaf for leaf in others if not leaf.unlogged] if self._ours(senders) else []
-        table = self._table(relation, senders[0].oid, identities, [*senders, *unlogged])
-        return replace(table, unpublished=self._leaves(lacking, relation, senders[0].oid))
+        stored = [sender for sender in senders if sender.outside is None]
+        first = (stored or senders)[0]
+        identities = [sender.identity for sender in stored] or [relation.identity]
+        others = [leaf for leaf in self._every_leaf(relation) if leaf.oid not in self.published]
+        unpublished = [leaf for leaf in others if leaf.outside is None] if self._ours(senders) else []
+        table = self._table(relation, first.oid, identities, stored)
+        return replace(table, unpublished=self._leaves(unpublished, relation, first.oid))
+
+    def _every_leaf(self, root: CatalogRelation) -> list[CatalogRelation]:
+        return [self.relations[oid] for oid in self.leaves.get(root.oid, ()) if oid in self.relations]
 
     def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
         """Whether a publication that setup made lists one of these. Somebody else's may mean those alone that it
@@ -115,8 +118,9 @@ class Assembly:
             identity_key=relation.attnums(relation.identity.carried),
             relfilenode=relation.relfilenode,
             partitioned=relation.partitioned,
-            via_root=relation.partitioned and sender == relation.oid,
+            via_root=relation.partitioned and sender == relation.oid and entry is not None and entry.via_root,
             leaves=self._leaves(storage, relation, sender),
+            outside=tuple(one.outside for one in (relation, *self._every_leaf(relation)) if one.outside),
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
             key_constraint=self.keys.get(relation.oid, 0),
@@ -144,7 +148,7 @@ class Assembly:
 
     def _leaf(self, leaf: CatalogRelation, root: CatalogRelation, sender: int) -> Leaf:
         return Leaf(
-            leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
+            leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""),
             sender == root.oid or self._traceless(leaf), leaf.numbering_in(root), self._listed(leaf),
         )  # fmt: skip
 
@@ -154,8 +158,10 @@ class Assembly:
         return self.rows.listing(self.published[leaf.oid].publications, leaf.oid)
 
     def _traceless(self, relation: CatalogRelation) -> bool:
+        entry = self.published.get(relation.oid)
         listed = self.rows is not None and relation.oid in self.rows.listed
-        return not relation.partitioned and not relation.toast and not listed
+        unseen = entry is not None and not entry.truncates
+        return not relation.partitioned and (unseen or not (relation.toast or listed))
 
     def _rows(self, relation: CatalogRelation, storage: Sequence[CatalogRelation]) -> tuple[str, str]:
         """The marks ``publication_rows`` and ``schema_rows``."""

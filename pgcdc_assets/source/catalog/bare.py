@@ -45,7 +45,7 @@ COLUMNS: Final = """
 """
 """Names of the columns that publication ``p`` publishes of relation ``c``, beside :data:`OWN_ROW`; ``version`` is the
 server's. All of it is seen by the query's own snapshot."""
-_QUERY: Final = """
+_MEMBERSHIP: Final = """
 WITH RECURSIVE pub AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = ANY(%(names)s)),
 member AS ({members}),
 below (pub, relid) AS (
@@ -56,12 +56,30 @@ below (pub, relid) AS (
     ON i.inhparent = b.relid AND NOT i.inhdetachpending
   JOIN pg_catalog.pg_class c ON c.oid = b.relid AND c.relkind = 'p'
 ),
-shown AS (
+"""
+# A foreign or unlogged leaf is none by which a table could be published.
+_LEAFLESS: Final = """
+  SELECT m.pub, m.relid FROM member m JOIN pub p ON p.oid = m.pub
+  JOIN pg_catalog.pg_class c ON c.oid = m.relid AND c.relkind = 'p' AND NOT c.relispartition
+  WHERE NOT p.pubviaroot AND NOT EXISTS (
+    WITH RECURSIVE tree (oid) AS (
+      SELECT m.relid UNION ALL SELECT i.inhrelid FROM tree
+      JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid AND NOT i.inhdetachpending
+    )
+    SELECT FROM tree JOIN pg_catalog.pg_class leaf ON leaf.oid = tree.oid
+    WHERE leaf.relkind = 'r' AND leaf.relpersistence = 'p'
+  )
+"""
+_SHOWN: Final = (
+    """
   SELECT m.pub, m.relid FROM member m JOIN pub p ON p.oid = m.pub
   WHERE p.pubviaroot AND NOT EXISTS (SELECT FROM below b WHERE b.pub = m.pub AND b.relid = m.relid)
   UNION SELECT f.pub, f.relid FROM (SELECT * FROM member UNION SELECT * FROM below) f JOIN pub p ON p.oid = f.pub
   JOIN pg_catalog.pg_class c ON c.oid = f.relid WHERE NOT p.pubviaroot AND c.relkind = 'r'
+  UNION """  # noqa: S608 (texts of our own)
+    + _LEAFLESS
 )
+_ROWS: Final = """
 SELECT c.oid, p.pubname::text, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, {columns}
 FROM shown JOIN pub p ON p.oid = shown.pub JOIN pg_catalog.pg_class c ON c.oid = shown.relid {own}
 WHERE %(oids)s::oid[] IS NULL OR c.oid = ANY(%(oids)s) ORDER BY c.oid, p.pubname
@@ -84,8 +102,24 @@ def read_beside_locks(
 ) -> list[tuple[Any, ...]]:
     """Rows like those of pg_publication_tables: oid, publication, its four operations, via_root, columns (None before
     15: all), row filter (UNREAD where its table is locked)."""
+    found = _read(conn, _SHOWN, publications, oids)
+    return [(*row, _row_filter(conn, row[0], row[1]) if filtered else None) for *row, filtered in found]
+
+
+def read_leafless(
+    conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
+) -> list[tuple[Any, ...]]:
+    """Rows like those of :func:`read_beside_locks`, of partitioned tables that publications list and that have no leaf
+    by which they could be published. The view leaves them out until one comes."""
+    return [(*row, None) for *row, _ in _read(conn, _LEAFLESS, publications, oids)]
+
+
+def _read(
+    conn: psycopg.Connection[Any], shown: str, publications: Sequence[str], oids: Iterable[int] | None
+) -> list[tuple[Any, ...]]:
+    """The relations that the query ``shown`` selects. The last field of each says whether it has a row filter."""
     lists = conn.info.server_version >= LISTS_SINCE
-    query = _QUERY.format(
+    query = f"{_MEMBERSHIP}shown AS ({shown}){_ROWS}".format(
         members=_MEMBERS + (_SCHEMA_MEMBERS if lists else ""),
         columns=f"{COLUMNS}, own.prqual IS NOT NULL" if lists else "NULL::text[], false",
         own=OWN_ROW if lists else "",
@@ -95,8 +129,7 @@ def read_beside_locks(
         "oids": None if oids is None else sorted(set(oids)),
         "version": conn.info.server_version,
     }
-    found = conn.execute(query.encode(), wanted).fetchall()
-    return [(*row, _row_filter(conn, row[0], row[1]) if filtered else None) for *row, filtered in found]
+    return conn.execute(query.encode(), wanted).fetchall()
 
 
 def _row_filter(conn: psycopg.Connection[Any], oid: int, publication: str) -> str | None:

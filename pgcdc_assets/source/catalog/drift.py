@@ -88,9 +88,11 @@ def _partitions(before: Table, now: Table) -> Iterator[Drift]:
     old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     # The mirror tells rows of a leaf by the name that it had when it came; via the root it does not know them.
     unknown = before.via_root or now.via_root
+    outside = {one.oid: one.why for one in now.outside}
     for oid in sorted(old.keys() - new.keys()):
         remedy = Remedy.COPY if unknown else Remedy.PARTITIONS
-        yield Drift(before.name, DriftKind.PARTITIONS, remedy, f"lost partition {old[oid].name}")
+        what = f"lost partition {old[oid].name}" + (f", which {outside[oid]}" if oid in outside else "")
+        yield Drift(before.name, DriftKind.PARTITIONS, remedy, what)
     names = {old[oid].name for oid in old.keys() & new.keys()}
     left = before.lineage.left if before.lineage is not None else ()
     for oid in sorted(new.keys() - old.keys()):

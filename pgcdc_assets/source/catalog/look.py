@@ -61,6 +61,7 @@ class CatalogLook:
         with at_one_moment(conn):
             tables = read_tables(conn, publications, patterns, before)
             oids = relations_of(tables) | {leaf.oid for table in tables for leaf in table.unpublished}
+            oids |= {leaf.oid for table in tables for leaf in table.outside}
             types = {composite.oid for table in tables for composite in table.composites}
             found = conn.execute(_RELATIONS, {"oids": sorted(oids), "types": sorted(types)}).fetchall()
             relations = tuple(sorted(oid for (oid,) in found))

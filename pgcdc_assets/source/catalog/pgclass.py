@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pgcdc_assets.core.catalog import Column, ReplicaIdentity
+from pgcdc_assets.core.catalog import Column, Outside, ReplicaIdentity
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
@@ -22,8 +22,10 @@ _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
        CASE WHEN c.relispartition THEN nullif(pg_catalog.pg_partition_root(c.oid)::oid, c.oid) END,
-       c.relpersistence = 'u', c.relnatts
+       c.relpersistence = 'u', c.relnatts,
+       CASE WHEN c.relkind = 'r' AND m.amhandler <> 'pg_catalog.heap_tableam_handler'::regproc THEN m.amname::text END
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_catalog.pg_am m ON m.oid = c.relam
 WHERE c.oid = ANY(%s)
 """
 _COLUMNS = """
@@ -55,6 +57,9 @@ WITH RECURSIVE tree (root, oid) AS (
 SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
 
+DECODED: Final = frozenset({"tde_heap"})
+"""Table access methods of extensions that write the heap's own WAL records."""
+
 
 @dataclass(frozen=True)
 class CatalogRelation:
@@ -62,7 +67,7 @@ class CatalogRelation:
 
     oid: int
     name: TableName
-    kind: Literal["r", "p"]
+    kind: Literal["r", "p", "f"]
     replica_identity: ReplicaIdentity
     relfilenode: int
     toast: int
@@ -75,10 +80,34 @@ class CatalogRelation:
     column_rows: str
     attnums_given: int
     """As of :attr:`Table.attnums_given`."""
+    access_method: str | None
+    """The table access method, if it is not PostgreSQL's heap."""
 
     @property
     def partitioned(self) -> bool:
         return self.kind == "p"
+
+    @property
+    def outside(self) -> Outside | None:
+        """The relation as one whose rows logical decoding does not carry; None if it carries them.
+
+        Each table access method writes WAL of its own. PostgreSQL decodes that of the heap; of the others, only those
+        that are known to be decoded count.
+        """
+        if self.kind == "f":
+            return Outside(self.oid, self.name, "is a foreign table", "mirror its rows from the server that has them")
+        if self.unlogged and not self.partitioned:
+            return Outside(self.oid, self.name, "is UNLOGGED", f"ALTER TABLE {self.name} SET LOGGED")
+        if self.access_method is not None and self.access_method not in DECODED:
+            why = f"has the table access method {self.access_method}, which logical decoding does not cover"
+            return Outside(self.oid, self.name, why, f"ALTER TABLE {self.name} SET ACCESS METHOD heap")
+        return None
+
+    @property
+    def refuses_updates(self) -> bool:
+        """Whether PostgreSQL refuses UPDATE and DELETE, if a publication publishes them. It does not consider a
+        publication for foreign and unlogged tables."""
+        return self.kind != "f" and not self.unlogged and not self.identity.publishable
 
     @property
     def types(self) -> set[int]:
@@ -117,9 +146,9 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
         oid: CatalogRelation(
             oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root, unlogged,
             tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
-            given,
+            given, method,
         )
-        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged, given in heads
+        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged, given, method in heads
     }  # fmt: skip
 
 

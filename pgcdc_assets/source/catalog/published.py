@@ -15,7 +15,15 @@ from typing import Any, Final
 import psycopg
 from psycopg.errors import InternalError_, LockNotAvailable
 
-from pgcdc_assets.source.catalog.bare import COLUMNS, LISTS_SINCE, OWN_ROW, UNREAD, read_beside_locks, refuse_unread
+from pgcdc_assets.source.catalog.bare import (
+    COLUMNS,
+    LISTS_SINCE,
+    OWN_ROW,
+    UNREAD,
+    read_beside_locks,
+    read_leafless,
+    refuse_unread,
+)
 
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 GENERATED_SINCE = 180000
@@ -58,7 +66,8 @@ def read_published(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None, *,
     unread: bool = False,
 ) -> dict[int, Published]:  # fmt: skip
-    """The relations of these publications by oid: leaves or roots, as each publication lists them.
+    """The relations of these publications by oid: leaves or roots, as each publication lists them; a root without a
+    leaf stands for itself.
 
     ``oids`` restricts them to these, which is much cheaper among hundreds. With ``unread`` the row filter of a table
     that is locked is UNREAD; without, that raises CopyBlocked.
@@ -72,6 +81,7 @@ def read_published(
         with conn.transaction(force_rollback=True):
             conn.execute(_LOCK_TIMEOUT)
             found = conn.execute(query.encode(), wanted).fetchall()
+        found += read_leafless(conn, publications, oids)
     except (LockNotAvailable, InternalError_):
         # The latter is raised if a table is dropped while the view is read: "could not open relation with OID".
         found = read_beside_locks(conn, publications, oids)

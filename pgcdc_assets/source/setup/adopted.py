@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.catalog import Table, relations_of
 from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import Published, read_published
@@ -33,11 +33,15 @@ def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePa
     for oid, entry in published.items():
         if oid in relations:
             found += _relation_findings(relations[oid], entry, toastable=oid in toastable)
-    found += _partition_findings(conn, relations)
-    tables = read_tables(conn, [name])
-    for table in tables:
+    via_root = {
+        oid: relation for oid, relation in relations.items() if relation.partitioned and published[oid].via_root
+    }
+    found += _partition_findings(conn, via_root)
+    whole = {oid for oid, entry in published.items() if entry.updates and entry.deletes}
+    for table in read_tables(conn, [name]):
         if patterns.match(table.name):
-            found += _table_findings(table, name, conn.info.server_version)
+            sent = not whole.isdisjoint(relations_of([table]))
+            found += _table_findings(table, name, conn.info.server_version, sent=sent)
     return found
 
 
@@ -50,9 +54,9 @@ def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable
         yield Finding("warning", thing, "is published without update or delete: its mirror keeps what they change",
                       "let the publication publish update and delete")  # fmt: skip
     if not entry.truncates:
-        yield Finding("warning", thing, "is published without truncate: a TRUNCATE is not seen",
-                      "let the publication publish truncate")  # fmt: skip
-    if (entry.updates or entry.deletes) and not relation.identity.publishable:
+        yield Finding("warning", thing, "is published without truncate: TRUNCATE, VACUUM FULL and CLUSTER have it "
+                      "copied again", "let the publication publish truncate")  # fmt: skip
+    if (entry.updates or entry.deletes) and relation.refuses_updates:
         yield Finding("warning", thing, "UPDATE and DELETE fail on the source: no usable replica identity",
                       f"give it a primary key, or ALTER TABLE {relation.name} REPLICA IDENTITY FULL")  # fmt: skip
     if entry.row_filter and entry.updates and toastable and relation.replica_identity != "f":
@@ -63,24 +67,25 @@ def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable
         )  # fmt: skip
 
 
-def _partition_findings(conn: psycopg.Connection[Any], relations: Mapping[int, CatalogRelation]) -> Iterator[Finding]:
+def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, CatalogRelation]) -> Iterator[Finding]:
     """If a table is published via its root, the identity letter and key flags come from the root, but the contents from
     the leaf."""
-    roots = [oid for oid, relation in relations.items() if relation.partitioned]
     for root, leaves in read_leaves(conn, roots).items():
-        own = relations[root].identity
-        others = [leaf for leaf in read_relations(conn, leaves).values()
+        own = roots[root].identity
+        stored = [leaf for leaf in read_relations(conn, leaves).values() if not leaf.outside]
+        others = [leaf for leaf in stored
                   if (leaf.replica_identity, leaf.identity.carried) != (own.replica_identity, own.carried)]  # fmt: skip
         for leaf in others:
-            yield Finding("warning", f"table {relations[root].name}",
+            yield Finding("warning", f"table {roots[root].name}",
                           f"partition {leaf.name} has another replica identity than its root",
                           "give both the same one, or publish with publish_via_partition_root = false")  # fmt: skip
-        yield Finding("info", f"table {relations[root].name}", "is published via its root: TRUNCATE, ATTACH, DETACH "
+        yield Finding("info", f"table {roots[root].name}", "is published via its root: TRUNCATE, ATTACH, DETACH "
                       "and DROP of a single partition are not in the stream")  # fmt: skip
 
 
-def _table_findings(table: Table, publication: str, server_version: int) -> Iterator[Finding]:
-    if not table.updates_seen:
+def _table_findings(table: Table, publication: str, server_version: int, *, sent: bool) -> Iterator[Finding]:
+    """``sent``: whether its updates and deletes are published."""
+    if sent and not table.updates_seen:
         yield Finding("warning", f"table {table.name}", "its updates and deletes cannot be mirrored: no usable key "
                       f"among the columns of publication {publication}",
                       "publish its primary key's columns, or give it REPLICA IDENTITY FULL")  # fmt: skip

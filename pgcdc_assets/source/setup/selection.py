@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -25,6 +25,8 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartitio
   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
   AND (%(only)s::oid IS NULL OR c.oid = %(only)s)
 """
+
+NO_PARTITION: Final = "no primary key, and no partition yet"
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,14 @@ def wanted_tables(
 def _kept(relation: CatalogRelation, leaves: Sequence[CatalogRelation], kept: Container[int]) -> Planned | None:
     if relation.oid in kept or all(leaf.oid not in kept for leaf in leaves):
         return None
-    listed = [leaf for leaf in leaves if leaf.kind == "r" and (leaf.oid in kept or leaf.identity.publishable)]
+    listed = [leaf for leaf in leaves if not leaf.outside and (leaf.oid in kept or leaf.identity.publishable)]
     return Planned(relation.oid, relation.name, tuple(listed))
 
 
 def _wanted(relation: CatalogRelation, leaves: Sequence[CatalogRelation], version: int) -> Planned:
     if not relation.partitioned:
         return Planned(relation.oid, relation.name, (relation,), _unfollowed(relation, [relation], version))
-    stored = [leaf for leaf in leaves if leaf.kind == "r"]
+    stored = [leaf for leaf in leaves if not leaf.outside]
     reason = _unfollowed(relation, stored, version)
     if reason:
         return Planned(relation.oid, relation.name, (relation,), reason)
@@ -102,7 +104,7 @@ def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], v
     if not followable(relation.identity, [sender.identity for sender in senders], _published(relation, version)):
         return "no key that all its partitions share" if relation.partitioned else "its key is not published"
     if not senders and not relation.identity.primary:
-        return "no primary key, and no partition yet"
+        return NO_PARTITION
     return None
 
 

@@ -28,6 +28,7 @@ from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.setup.adopted import foreign_findings
 from pgcdc_assets.source.setup.findings import Finding, named, not_replicated, server_findings
+from pgcdc_assets.source.setup.outside import child_findings, outside_findings
 from pgcdc_assets.source.setup.publications import (
     OwnPublication,
     inserts_name,
@@ -37,7 +38,7 @@ from pgcdc_assets.source.setup.publications import (
     write_ours,
 )
 from pgcdc_assets.source.setup.rights import BY_OWNER, Changes, not_owned, rights_findings
-from pgcdc_assets.source.setup.selection import Planned, meant_tables, wanted_tables
+from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, wanted_tables
 from pgcdc_assets.source.setup.traceless import trace_findings
 from pgcdc_assets.source.setup.transport import transport_findings
 from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
@@ -83,6 +84,8 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
         *transport_findings(conn),
         *rights_findings(conn, stored_tables(conn, tables), changes, role=role or _user(conn)),
         *content,
+        *outside_findings(conn, tables),
+        *child_findings(conn, tables),
         *trace_findings(conn, stored_tables(conn, tables), own_publication=own),
         *not_replicated(conn),
     ]
@@ -251,6 +254,9 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
     whole = "a REPLICA IDENTITY FULL to each of its partitions" if reason.startswith("partition ") else (
         f"ALTER TABLE {one} REPLICA IDENTITY FULL"
     )  # fmt: skip
+    if reason == NO_PARTITION:
+        what = f"{reason}: {whose} updates are followed once {each} has a partition that can be published for them"
+        return Finding("info", thing, what)
     return Finding(
         "warning", thing, f"{reason}: {whose} updates and deletes are not seen",
         f"give {each} a primary key, or {whole}; then run `pgcdc setup`",
@@ -294,8 +300,10 @@ def _order_findings(
 
 
 def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int]) -> list[int]:
-    """These tables, and the leaves of the partitioned ones: a copy reads leaf by leaf, and needs the right on each."""
+    """These tables, and those leaves of the partitioned ones that a copy reads. It reads leaf by leaf, and needs the
+    right on each."""
     relations = read_relations(conn, tables)
     roots = [oid for oid, relation in relations.items() if relation.partitioned]
-    leaves = [leaf for group in read_leaves(conn, roots).values() for leaf in group]
-    return sorted({*relations, *leaves})
+    leaves = {leaf for group in read_leaves(conn, roots).values() for leaf in group}
+    relations |= read_relations(conn, leaves - relations.keys())
+    return sorted(oid for oid, relation in relations.items() if relation.root is None or not relation.outside)
