@@ -141,6 +141,10 @@ class SourceNotReady(PgcdcError):
     """The source lacks a setting, a right or a free slot or connection; says which, and what to change."""
 
 
+class RightLacking(SourceNotReady):
+    """Our role may not read one table. The table waits until it may; says which statement grants the right."""
+
+
 class SetupRefused(SourceNotReady):
     """Lists everything that ``setup`` found to be wrong on the source; nothing was made.
 

@@ -1,9 +1,10 @@
-"""Decides whose failure an error is: one table's, which is set aside with the reason, or everybody's, which ends the
-run.
+"""Decides whose failure an error is: one table's, which waits or is set aside with the reason, or everybody's, which
+ends the run.
 
-A failure is one table's if only its files, commits, values or statements can cause it. It is everybody's if the next
-table would meet it as well: a full disk, a dead JVM, a lost source, a damaged change log, a fault of this program.
-Spark's workers import this module, so it imports no Delta.
+A failure is one table's if only its files, commits, values, rights or statements can cause it. It is everybody's if the
+next table would meet it as well: a full disk, a dead JVM, a lost source, a damaged change log, a fault of this program.
+:data:`WHOSE` is the table of our own errors. An error of the source gets its class by its SQLSTATE, in
+:mod:`pgcdc_assets.source.connect.failures`. Spark's workers import this module, so it imports no Delta.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -22,11 +24,14 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import (
     ROOM,
     CommitLost,
+    CopyBlocked,
+    CopyOutdated,
     IdentityMismatch,
     LakeError,
     MachineError,
     PgcdcError,
     ProtocolError,
+    RightLacking,
     SourceFailed,
 )
 
@@ -35,8 +40,31 @@ Result = TypeVar("Result")
 ATTEMPTS: Final = 3
 """Attempts to commit to a mirror that somebody else commits to as well."""
 
-_OF_A_TABLE: Final = (LakeError, ProtocolError, IdentityMismatch, SourceFailed)
-"""SourceFailed: the source refuses a statement about one table (it cannot convert a value of it, for one)."""
+
+class Whose(Enum):
+    """Whom an error concerns, and what becomes of it."""
+
+    WAITS = auto()
+    """One table, which waits: it is tried again by itself."""
+    ASIDE = auto()
+    """One table, which is set aside until a person has mended it."""
+    ALL = auto()
+    """Everybody: the run ends."""
+
+
+WHOSE: Final[dict[type[PgcdcError], Whose]] = {
+    CopyBlocked: Whose.WAITS,
+    CopyOutdated: Whose.WAITS,
+    RightLacking: Whose.WAITS,
+    LakeError: Whose.ASIDE,
+    ProtocolError: Whose.ASIDE,
+    IdentityMismatch: Whose.ASIDE,
+    # The source refuses a statement about one table.
+    SourceFailed: Whose.ASIDE,
+    PgcdcError: Whose.ALL,
+}
+"""By the nearest of the error's classes. These are errors of one table's statements, files and rows: an error of the
+connection, the stream or the change log has no table to be set aside, and ends the run in any case."""
 _OF_THE_MACHINE: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
 })  # fmt: skip
@@ -45,13 +73,18 @@ _BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
 """The system's error number, which delta-rs gives in its text alone."""
 
 
+def whose(error: PgcdcError) -> Whose:
+    """Whose failure an error of ours is."""
+    return next(WHOSE[kind] for kind in type(error).__mro__ if kind in WHOSE)
+
+
 def of_one_table(error: BaseException) -> str | None:
-    """The failure in words, if it concerns one table alone; None if it concerns all tables.
+    """The failure in words, if one table is to be set aside for it; None if not.
 
     Texts of Arrow, Spark and Python are left out: they may quote values.
     """
     if isinstance(error, PgcdcError):
-        return _named(error) if isinstance(error, _OF_A_TABLE) else None
+        return _named(error) if whose(error) is Whose.ASIDE else None
     if isinstance(error, MemoryError):
         return "the memory was not enough for it"
     if isinstance(error, OSError):

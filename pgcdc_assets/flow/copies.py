@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.errors import CopyOutdated, PgcdcError, RightLacking
+from pgcdc_assets.failures import Whose, of_one_table, whose
 from pgcdc_assets.flow.copying import Copied, CopyChannel, copy
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.target import Failures
@@ -75,7 +75,6 @@ class Copies:
         names = [name for name in names if self._worth_a_copy(name)]
         if names:
             self._rounds.update(names)
-            self._say(f"copying {len(names)} tables")
             self._asked = names
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
 
@@ -130,24 +129,26 @@ class Copies:
         return False
 
     def _sorted(self, failures: Failures) -> RoundEnd:
-        """Find the failures that another copy may help: somebody altered or locked those tables.
+        """Find the failures that another copy may help: somebody altered or locked those tables. A right that is
+        lacking does not come by itself: such a table is tried again at the next regular look.
 
         A run that follows tries them again and again, with rests. Any other run fails in the end, as with any other
         failure.
         """
         end = RoundEnd()
         for name, failure in failures.items():
-            if not isinstance(failure, CopyOutdated | CopyBlocked):
+            if whose(failure) is not Whose.WAITS:
                 self._not_copied(name, failure)
                 continue
-            self._work.progress.not_copied(name, failure.what)
-            if self._rounds[name] < COPY_ROUNDS:
+            new = self._work.progress.not_copied(name, failure.what)
+            if self._rounds[name] < COPY_ROUNDS and not isinstance(failure, RightLacking):
                 self._say(f"again, for {failure.thing} {failure.what}")
                 end.again.add(name)
-            elif self._follow:
+            elif not self._follow:
+                if name in self._work.progress:
+                    self._fail(failure)
+            elif new:
                 self._say(f"left for later: {failure.thing} {failure.what}")
-            elif name in self._work.progress:
-                self._fail(failure)
         return end
 
     def _not_copied(self, name: TableName, failure: PgcdcError) -> None:

@@ -7,13 +7,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.catalog import Catalog, Table, relations_of
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import RightLacking
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.target import CopyReport, Failures
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.setup.rights import lacking_rights
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.snapshot.export import exported_snapshot
 from pgcdc_assets.source.snapshot.shown import shown_tables
+
+_GRANTED = "then run again: it copies the table"
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,15 @@ class CopyChannel:
 def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel) -> Failures:
     """Copy the tables under one exported snapshot; returns those that were not copied, and why.
 
-    Runs in a thread of its own while the turns go on. The state ``copying`` is durable before the first row is
+    Tables that our role may not read are left out at once: no snapshot is taken for them. Runs in a thread of its own
+    while the turns go on. The state ``copying`` is durable before the first row is
     committed. After a crash, the mirror's own ``snapshot_lsn`` then shows whether the table's commit was made.
     """
+    lacking = _lacking_rights(work.catalog, conninfo, names)
+    names = [name for name in names if name not in lacking]
+    if not names:
+        return lacking
+    channel.notes.put(f"copying {len(names)} tables")
     with exported_snapshot(conninfo, on_wait=channel.waiting) as snapshot:
         shown, outdated = shown_tables(snapshot, names, work.catalog.publications)
         for leaf in (f"table {table.name}: {leaf}" for table in shown.values() for leaf in table.outside):
@@ -65,4 +76,14 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
             snapshot,
             lambda report: channel.landed.put(Copied(shown[report.table], report)),
         )
-        return {**outdated, **failed}
+        return {**lacking, **outdated, **failed}
+
+
+def _lacking_rights(catalog: Catalog, conninfo: str, names: Sequence[TableName]) -> Failures:
+    """The tables that our role may not read, as the last look at the catalog has their partitions."""
+    wanted = set(names)
+    stored = {table.name: sorted(relations_of([table]) - {table.oid} if table.partitioned else {table.oid})
+              for table in catalog.tables if table.name in wanted}  # fmt: skip
+    with connect(conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
+        found = lacking_rights(conn, stored)
+    return {name: RightLacking(what, thing=f"table {name}", do=_GRANTED) for name, what in found.items()}

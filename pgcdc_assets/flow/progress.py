@@ -132,12 +132,20 @@ class TablesProgress:
         for table in copied:
             self._tables[table.name] = TableProgress(table, TableState.COPYING, consistent_point)
 
-    def not_copied(self, name: TableName, reason: str) -> None:
-        """Note that a copy could not read the table, for this reason: it waits for another copy."""
+    def not_copied(self, name: TableName, reason: str) -> bool:
+        """Note that a copy could not read the table, for this reason: it waits for another copy. Returns whether the
+        reason is a new one."""
         entry = self._tables.get(name)
-        if entry is not None and entry.state is TableState.COPYING:
-            self.states.set(entry.table, TableState.COPYING, entry.replay_lsn, reason)
-            self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False)
+        if entry is None or entry.state not in (TableState.COPYING, TableState.WAITING) or entry.reason == reason:
+            return False
+        lsn = entry.replay_lsn
+        if entry.state is TableState.WAITING:
+            # The copy was not begun. The mirror that the table may have must not pass for it, as in :meth:`must_copy`.
+            row = self.states.all().get(name)
+            lsn = Lsn(max(lsn, row.lsn if row else ZERO) + 1)
+        self.states.set(entry.table, TableState.COPYING, lsn, reason)
+        self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False)
+        return True
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
         """Note that a copy was committed. It is made durable before its state: an older mirror must not pass for it."""

@@ -14,6 +14,7 @@ from psycopg import pq
 from pgcdc_assets.errors import (
     CopyBlocked,
     PgcdcError,
+    RightLacking,
     SettingsError,
     SlotActive,
     SlotLost,
@@ -31,6 +32,8 @@ _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that holds it ends, or end it"),
     "55P03": (CopyBlocked, "end the transaction that holds the lock, then run again"),
     "42501": (SourceNotReady, "grant the right that the message names, then run again"),
+    "53100": (SourceNotReady, "make room on the source, then run again"),
+    "53200": (SourceNotReady, "leave the source more memory, then run again"),
     "53400": (SourceNotReady, "raise max_replication_slots on the source and restart it, or drop a slot"),
     "28000": (SourceNotReady, "let this user connect: see pg_hba.conf and the user's rights"),
     "28P01": (SourceNotReady, "check PGPASSWORD, the service file or the passfile"),
@@ -124,6 +127,11 @@ class ServerError:
         if "wal_level" in self.message:
             return SourceNotReady(self.message, thing=thing, do="set wal_level = logical on the source and restart it")
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)
+
+    def of_table(self, table: object) -> PgcdcError:
+        """As :meth:`typed`, of a statement that concerns one table: a right that it lacks is that table's trouble."""
+        typed = self.typed(f"table {table}")
+        return RightLacking(typed.what, thing=typed.thing, do=typed.do) if self.state == "42501" else typed
 
     def _slot_error(self, slot: str) -> PgcdcError | None:
         thing = f"slot {slot}"

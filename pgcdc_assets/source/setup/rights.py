@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
 import psycopg
 
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.setup.findings import Finding, named
 
 _REPLICATION_ROLES = ["rds_replication", "rds_superuser", "cloudsqlsuperuser", "azure_pg_admin"]
@@ -30,7 +31,7 @@ _RIGHTS: LiteralString = (
     _ROLE
     + """
 SELECT r.super OR r.replication OR EXISTS (SELECT FROM managed), has_database_privilege(r.oid, d.oid, 'CREATE'),
-       has_database_privilege(r.oid, d.oid, 'CONNECT'), r.super, r.bypass, quote_ident(d.datname)
+       has_database_privilege(r.oid, d.oid, 'CONNECT'), r.super, quote_ident(d.datname)
 FROM role r, pg_catalog.pg_database d WHERE d.datname = current_database()
 """
 )
@@ -52,6 +53,9 @@ SELECT p.pubname::text FROM role r, pg_catalog.pg_publication p
 WHERE p.pubname = ANY(%(names)s) AND NOT r.super AND p.pubowner NOT IN (SELECT oid FROM mine) ORDER BY 1
 """
 )
+_OURSELVES = "SELECT r.rolname::text, r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
+_STATEMENTS = 10
+"""Statements that one table's reason shows at most."""
 BY_OWNER = "let their owner run what `pgcdc setup --sql` prints"
 
 
@@ -74,7 +78,7 @@ def rights_findings(
     asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables)}
     row = conn.execute(_RIGHTS, asked).fetchone()
     assert row is not None
-    may_replicate, create, may_connect, superuser, bypass, database = row
+    may_replicate, create, may_connect, superuser, database = row
     thing, name = f"role {role}", quoted_role(conn, role)
     found: list[Finding] = []
     if not may_replicate:
@@ -83,6 +87,34 @@ def rights_findings(
         found.append(Finding("error", thing, f"may not connect to database {database}",
                              sql=(f"GRANT CONNECT ON DATABASE {database} TO {name};",)))  # fmt: skip
     rows = [] if superuser else conn.execute(_TABLE_RIGHTS, asked).fetchall()
+    found += _reading(rows, role, name)
+    if not superuser:
+        foreign = [table for oid, table, _, _, _, owner, *_ in rows if oid in changes.tables and not owner]
+        found += _publishing(conn, changes, foreign, role, None if create else database)
+    return found
+
+
+def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Sequence[int]]) -> dict[TableName, str]:
+    """The tables that our own role may not read, and what grants it. ``tables``: the relations that hold the rows of
+    each, by OID."""
+    ((role, superuser),) = conn.execute(_OURSELVES)
+    every = sorted({oid for oids in tables.values() for oid in oids})
+    if superuser or not every:
+        return {}
+    asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": every}
+    rows = {row[0]: row for row in conn.execute(_TABLE_RIGHTS, asked)}
+    name, lacking = quoted_role(conn, role), dict[TableName, str]()
+    for table, oids in tables.items():
+        findings = _reading([rows[oid] for oid in oids if oid in rows], role, name)
+        statements = [statement for finding in findings for statement in finding.sql]
+        if statements:
+            lacking[table] = f"role {role} may not read all of it: {' '.join(statements[:_STATEMENTS])}"
+    return lacking
+
+
+def _reading(rows: Sequence[tuple[Any, ...]], role: str, name: str) -> list[Finding]:
+    """Findings on the right to read, from rows of _TABLE_RIGHTS. ``name``: the role as SQL."""
+    found: list[Finding] = []
     closed = sorted({schema for _, _, schema, usage, *_ in rows if not usage})
     if closed:
         found.append(Finding("error", f"schemas {named(closed)}", f"may not be entered by role {role}",
@@ -91,13 +123,10 @@ def rights_findings(
     if unread:
         found.append(Finding("error", named(unread), f"may not be read by role {role}",
                              sql=tuple(f"GRANT SELECT ON TABLE {table} TO {name};" for table in unread)))  # fmt: skip
-    hidden = [table for _, table, *_, security in rows if security and not bypass]
+    hidden = [table for _, table, *_, security in rows if security]
     if hidden:
         found.append(Finding("error", named(hidden), f"row-level security hides rows from role {role}",
                              "use the owner, or let a superuser say", (f"ALTER ROLE {name} BYPASSRLS;",)))  # fmt: skip
-    if not superuser:
-        foreign = [table for oid, table, _, _, _, owner, *_ in rows if oid in changes.tables and not owner]
-        found += _publishing(conn, changes, foreign, role, None if create else database)
     return found
 
 

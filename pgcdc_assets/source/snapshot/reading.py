@@ -40,11 +40,12 @@ _POLL_MILLISECONDS: Final = 500
 _LOCK_TIMEOUT: Final = "100ms"
 """lock_timeout for what COPY locks besides the table: its indexes and TOAST table, which REINDEX may have locked."""
 
-_INTERRUPTED: Final = {
+INTERRUPTED: Final = {
     "57014",  # cancelled
     "57P01",  # terminated
     "55P03",  # a lock within COPY
     "40001",  # a standby's replay goes first
+    "40P01",  # a deadlock over what COPY locks besides the table
     "42P01", "3F000", "42703",  # renamed or dropped since its name was read: the next reading finds out how
 }  # fmt: skip
 _STORAGE: Final = """
@@ -99,7 +100,7 @@ def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: in
 
     Runs on any machine that reaches the source, within :func:`read_whole`: raises Interrupted if somebody wants the
     table. Raises CopyOutdated if the table is no longer what the snapshot shows, CopyBlocked if it is locked for long,
-    SourceNotReady if row-level security would have hidden rows.
+    RightLacking if we may not read it, or if row-level security would have hidden rows.
     """
     conn = connect(conninfo, application_name=READING, row_security=False, options={"lock_timeout": _LOCK_TIMEOUT})
     try:
@@ -191,8 +192,8 @@ def _typed(piece: Piece) -> Iterator[None]:
 
 
 def _meaning(error: ServerError, piece: Piece) -> Exception:
-    typed = error.typed(f"table {piece.relation}")
-    if error.state in _INTERRUPTED or isinstance(typed, SourceUnavailable):
+    typed = error.of_table(piece.relation)
+    if error.state in INTERRUPTED or isinstance(typed, SourceUnavailable):
         return Interrupted(typed)
     return typed
 

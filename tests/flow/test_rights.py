@@ -1,0 +1,112 @@
+"""A right that the role lacks on one table is that table's trouble: the table waits for the GRANT, the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.checks.table_facts import read_tables
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import RightLacking
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from tests.end_to_end.command import wait_for
+from tests.fix_postgres import Database
+from tests.flow.rig import Rig, following, rig_of
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def role(database: Database) -> Iterator[str]:
+    """A role with few rights: it may read the tables that were there when it got them, and no others."""
+    name = f"few_{database.name}"
+    yield name
+    with database.connect() as conn:
+        conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def few(
+    database: Database, role: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Rig]:
+    """A project whose role reads the publication of an owner: FOR ALL TABLES, so that what comes is published."""
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(
+        source=f"{database.conninfo} user={role}", slot=f"s_{database.name}", publication="everything",
+        batch_seconds=0.1, range_seconds=0.5,
+    )  # fmt: skip
+    with rig_of(database, spark, settings) as rig:
+        rig.conn.execute("CREATE TABLE parted (id int, v text, PRIMARY KEY (id)) PARTITION BY RANGE (id)")
+        rig.conn.execute("CREATE TABLE first PARTITION OF parted FOR VALUES FROM (0) TO (100)")
+        rig.conn.execute("INSERT INTO parted VALUES (1, 'one')")
+        rig.conn.execute(f"CREATE ROLE {role} LOGIN REPLICATION".encode())
+        rig.conn.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}".encode())
+        rig.conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        rig.setup()
+        rig.sync()
+        yield rig
+
+
+def _waiting(rig: Rig) -> dict[str, str]:
+    catalog = load_catalog(CATALOG_FILE)
+    assert catalog is not None
+    found = read_tables(rig.settings.layout, catalog)
+    return {str(table.name): table.reason or "" for table in found if table.state is TableState.WAITING}
+
+
+def test_new_table_without_a_grant_waits_and_is_copied_once_it_has_it(few: Rig, role: str) -> None:
+    grant = f"GRANT SELECT ON TABLE public.new TO {role};"
+    with following(few):
+        few.conn.execute("CREATE TABLE new (id int PRIMARY KEY)")
+        few.conn.execute("INSERT INTO new VALUES (1)")
+        wait_for(lambda: grant in _waiting(few).get("public.new", ""), what="the GRANT in the status")
+        few.conn.execute("INSERT INTO t VALUES (100, 'goes on', '')")
+        at = few.flush()
+        wait_for(lambda: _published(few) >= at, what="a point of the others")
+        few.conn.execute(grant.encode())
+        wait_for(lambda: _lists(few, "new"), what="a point with the table")
+    few.assert_equal("public.t", "public.new")
+
+
+@pytest.mark.long
+def test_partition_without_a_grant_holds_up_its_root_alone(few: Rig, role: str) -> None:
+    with following(few):
+        few.conn.execute("CREATE TABLE second (id int PRIMARY KEY, v text)")
+        few.conn.execute("INSERT INTO second VALUES (100, 'hundred')")
+        few.conn.execute("ALTER TABLE parted ATTACH PARTITION second FOR VALUES FROM (100) TO (200)")
+        grant = f"GRANT SELECT ON TABLE public.second TO {role};"
+        wait_for(lambda: grant in _waiting(few).get("public.parted", ""), what="the GRANT in the status")
+        few.conn.execute("INSERT INTO t VALUES (100, 'goes on', '')")
+        at = few.flush()
+        wait_for(lambda: _published(few) >= at, what="a point of the others")
+        few.conn.execute(grant.encode())
+        wait_for(lambda: _lists(few, "parted"), what="a point with the table")
+    few.assert_equal("public.t", "public.parted")
+
+
+def test_bounded_run_ends_with_the_grant_after_the_others_are_copied(few: Rig, role: str) -> None:
+    few.conn.execute("CREATE TABLE new (id int PRIMARY KEY)")
+    few.conn.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    few.conn.execute(f"GRANT SELECT ON other TO {role}".encode())
+    few.conn.execute("INSERT INTO t VALUES (100, 'goes on', '')")
+    with pytest.raises(RightLacking, match=f"GRANT SELECT ON TABLE public.new TO {role};"):
+        few.sync()
+    assert _lists(few, "other")
+    few.assert_equal("public.t", "public.u", "public.other")
+
+
+def _published(rig: Rig) -> int:
+    point = ConsistentPoints(rig.settings.layout).newest()
+    return 0 if point is None else point.replay_lsn
+
+
+def _lists(rig: Rig, table: str) -> bool:
+    point = ConsistentPoints(rig.settings.layout).newest()
+    return point is not None and TableName("public", table) in point.tables
