@@ -152,7 +152,7 @@ class _Comparing:
                     if name in outdated:
                         raise outdated[name]
                     report = self._compared(name, tables[name], versions.get(name), snapshot, early.get(name))
-                except CopyOutdated as error:
+                except (CopyOutdated, CopyBlocked) as error:
                     report = TableReport(name, compared=False, reason=error.what)
                     if name in tables:
                         again.append(name)
@@ -163,7 +163,7 @@ class _Comparing:
 
     def _shown(
         self, snapshot: Snapshot, chosen: Sequence[TableName]
-    ) -> tuple[dict[TableName, _Table], dict[TableName, CopyOutdated]]:
+    ) -> tuple[dict[TableName, _Table], dict[TableName, CopyOutdated | CopyBlocked]]:
         """The tables as they are published at the snapshot's LSN; the saved catalog may be older."""
         shown, outdated = shown_tables(snapshot, chosen, self.catalog.publications)
         with snapshot.reading() as conn:
@@ -173,7 +173,8 @@ class _Comparing:
         return {name: _Table(table, copied.get(name), table.oid in via_root) for name, table in shown.items()}, outdated
 
     def _read_early(
-        self, snapshot: Snapshot, tables: Mapping[TableName, _Table], outdated: dict[TableName, CopyOutdated],
+        self, snapshot: Snapshot, tables: Mapping[TableName, _Table],
+        outdated: dict[TableName, CopyOutdated | CopyBlocked],
         stack: ExitStack,
     ) -> dict[TableName, SourceDigests]:  # fmt: skip
         """Read the source of tables that could not be compared under an earlier snapshot, before anything else.

@@ -160,8 +160,9 @@ class CatalogWatch:
         return self._seen is not None and self._stream.stands(self._seen)
 
     def look(self) -> None:
-        """Look at the catalog, compare all tables with it, and save it."""
+        """Look at the catalog, compare all tables with it, and save it. CopyBlocked if a lock prevents it."""
         work = self._work
+        self._looked = time.monotonic()
         self._seen = self._stream.look(work.catalog, work.settings.tables)
         live = self._seen.tables
         watch(work, Look(live, self._mark, self._stream.without_rows), paused=self.paused)
@@ -171,7 +172,6 @@ class CatalogWatch:
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
             save_catalog(work.catalog, CATALOG_FILE)
-        self._looked = time.monotonic()
 
     def _mark(self) -> Lsn:
         self.named = self._stream.mark_now()

@@ -18,6 +18,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.log import OPEN_LOGS
+<<<<<<< HEAD
 from pgcdc_assets.errors import (
     IdentityMismatch,
     LakeError,
@@ -27,6 +28,9 @@ from pgcdc_assets.errors import (
     SlotActive,
     SourceUnavailable,
 )
+=======
+from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LakeError, LockHeld, LogAhead, SetupNeeded
+>>>>>>> 615c0a7 (fix(flow): wait for a lock that hides a row filter)
 from pgcdc_assets.failures import machine_told
 from pgcdc_assets.flow import backfill, sentinel
 from pgcdc_assets.flow.copies import COPY_ROUNDS
@@ -256,9 +260,13 @@ class Engine:
         return saved
 
     def _live_catalog(self, conn: psycopg.Connection[Any], saved: Catalog) -> Catalog:
-        """Tables as the source has them now, with what is new published."""
+        """Tables as the source has them now, with what is new published; as they were saved, where a lock prevents the
+        look: the run's own look waits for it, or says so."""
         publish_new(conn, self._settings, saved, TableStates(self._settings.layout), self._observer)
-        live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables, saved.tables)
+        try:
+            live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables, saved.tables)
+        except CopyBlocked:
+            return saved
         refuse_emptied(saved, live.tables)
         if live != saved:
             save_catalog(live, CATALOG_FILE)

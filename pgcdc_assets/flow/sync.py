@@ -33,7 +33,8 @@ class Sync:
         self._copies = Copies(work, conninfo, follow=bounds.follow)
         self._catalog = CatalogWatch(work, stream)
         self._ranges = RunRanges(work, stream)
-        self._turns = Turns(work, stream, self._catalog, self._copies, self._ranges, self._succeed)
+        self._turns = Turns(work, stream, self._catalog, self._copies, self._ranges, self._succeed,
+                            follow=bounds.follow)  # fmt: skip
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
         self._sentinel = Sentinel()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.commenting import carry_comments
@@ -26,7 +27,7 @@ class Turns:
 
     def __init__(
         self, work: Work, stream: LogStream, catalog: CatalogWatch, copies: Copies, ranges: RunRanges,
-        succeed: Callable[[], None],
+        succeed: Callable[[], None], *, follow: bool,
     ) -> None:  # fmt: skip
         self._work = work
         self._stream = stream
@@ -34,7 +35,13 @@ class Turns:
         self._copies = copies
         self._ranges = ranges
         self._succeed = succeed
+<<<<<<< HEAD
         self.requests = hold.Requests(work.layout)
+=======
+        self._follow = follow
+        self._blocked: str | None = None
+        """Why the last look at the catalog could not be made."""
+>>>>>>> 615c0a7 (fix(flow): wait for a lock that hides a row filter)
         # If an earlier operation copied a table, applied to it, or followed its structure, and ended before a point
         # listed that, this run owes the point in any case.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
@@ -46,15 +53,31 @@ class Turns:
         level = all(entry.replay_lsn >= complete for entry in self._work.progress.followed())
         return level and not self.point.at(complete)
 
-    def look(self) -> None:
+    def look(self) -> bool:
         """Publish what is new, look at the catalog, and carry the comments that it shows. A table that is listed only
-        from there on again, or whose mirror got comments, is owed a point."""
+        from there on again, or whose mirror got comments, is owed a point.
+
+        Returns False if somebody has a table locked without which the catalog cannot be read. A run that follows goes
+        on without points until the lock is gone; any other run ends with CopyBlocked.
+        """
         self._stream.publish_new(self._work)
         before = self._catalog.named
-        self._catalog.look()
+        try:
+            self._catalog.look()
+        except CopyBlocked as blocked:
+            if not self._follow:
+                raise
+            if str(blocked) != self._blocked:
+                self._blocked = str(blocked)
+                self._work.observer.progress("watch", f"waits for a lock: {blocked}")
+            return False
+        if self._blocked is not None:
+            self._blocked = None
+            self.point.owe()
         carried = not self._catalog.paused and carry_comments(self._work)
         if carried or self._catalog.named != before:
             self.point.owe()
+        return True
 
     def begin_copies(self) -> None:
         """Begin those that wait. Once the receiver has ended, a new copy could not catch up: the next run begins with
@@ -143,13 +166,14 @@ class Turns:
 
     def publish(self, upto: Lsn) -> bool:
         """Publish a point of the tables that are right at ``upto``, as far as the catalog shows; returns whether it
-        lists every followed table.
+        lists every followed table. No point is published while the catalog cannot be read.
 
         The log was complete to ``upto`` before this look at the catalog. So DDL that made a mirror wrong there has been
         committed, and is seen: its table is set aside or waits for a copy before the point is made.
         """
         if not self._catalog.stands:
-            self.look()
+            if not self.look():
+                return False
             self.begin_copies()
         whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
         self.tell_changed()

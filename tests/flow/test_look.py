@@ -14,6 +14,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.flow import thinning
 from pgcdc_assets.flow.copying import Copied
 from pgcdc_assets.flow.decide import Bounds
@@ -200,3 +201,23 @@ def test_a_table_that_is_copied_is_not_thinned(run: Run, monkeypatch: pytest.Mon
     progress.moved(T, at, 3)
     assert due._is_due(T)
     assert not due._is_due(T)
+
+
+@pytest.mark.since(15, "row filters")
+def test_following_run_waits_without_points_for_a_lock_that_hides_a_row_filter(run: Run, database: Database) -> None:
+    assert run.listed() == {QUIET, T}
+    turns, points = run.sync._turns, run.work.progress.points
+    before = len(list(points.all()))
+    publication = run.work.settings.publication
+    run.user.execute(f"ALTER PUBLICATION {publication} SET TABLE quiet WHERE (id < 5), t".encode())
+    with database.connect() as other:
+        other.execute("BEGIN; LOCK TABLE quiet IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(CopyBlocked, match=r"public\.quiet"):
+            turns.look()
+        turns._follow = True
+        assert not turns.publish(run.work.log.position())
+        assert len(list(points.all())) == before
+        other.execute("COMMIT")
+    turns.point.published(run.work.log.position(), whole=True)
+    assert run.listed() == {T}
+    assert turns.point.due, "what was held back is owed"

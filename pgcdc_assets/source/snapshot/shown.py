@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import CopyOutdated
+from pgcdc_assets.errors import CopyBlocked, CopyOutdated
 from pgcdc_assets.source.catalog.drift import Remedy, table_changes
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
@@ -15,20 +15,24 @@ from pgcdc_assets.source.snapshot.export import Snapshot
 
 def shown_tables(
     snapshot: Snapshot, names: Sequence[TableName], publications: Sequence[str]
-) -> tuple[dict[TableName, Table], dict[TableName, CopyOutdated]]:
-    """Those of ``names`` that the snapshot shows published, and why some cannot be read under it.
+) -> tuple[dict[TableName, Table], dict[TableName, CopyOutdated | CopyBlocked]]:
+    """Those of ``names`` that the snapshot shows published, and why some cannot be read under it: altered since then,
+    or locked, so that the row filter cannot be read.
 
     No lock keeps the tables as they are, and some functions of the catalog answer as of now under any snapshot. So the
     catalog is read twice: what is the same in the snapshot and a moment later was the same in between.
     """
+    blocked: dict[TableName, CopyBlocked] = {}
     with snapshot.reading() as conn:
-        then = {table.name: table for table in read_tables(conn, publications)}
+        then = {table.name: table for table in read_tables(conn, publications, blocked=blocked)}
     with connect(snapshot.conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
-        now = {table.name: table for table in read_tables(conn, publications)}
-    outdated: dict[TableName, CopyOutdated] = {}
+        now = {table.name: table for table in read_tables(conn, publications, blocked=blocked)}
+    outdated: dict[TableName, CopyOutdated | CopyBlocked] = {}
     for name in names:
         table = then.get(name)
-        if table is None:
+        if name in blocked:
+            outdated[name] = blocked[name]
+        elif table is None:
             outdated[name] = CopyOutdated("is not published any more, or was dropped", thing=f"table {name}")
         elif any(change.action is not Remedy.FOLLOW for change in table_changes(table, now.get(name))):
             outdated[name] = CopyOutdated("was altered right after the snapshot", thing=f"table {name}",
