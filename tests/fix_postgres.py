@@ -77,11 +77,13 @@ def database(server: EmbeddedServer) -> Iterator[Database]:
 
 
 @contextmanager
-def fresh_database(server: EmbeddedServer) -> Iterator[Database]:
+def fresh_database(server: EmbeddedServer, encoding: str = "UTF8") -> Iterator[Database]:
     """A database of its own; at the end its slots are dropped with it, whoever still holds them."""
     name = f"t_{secrets.token_hex(5)}"
     with psycopg.connect(server.conninfo_of("postgres"), autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        made = "CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C'"
+        made = "CREATE DATABASE {}" if encoding == "UTF8" else made
+        admin.execute(sql.SQL(made).format(sql.Identifier(name), sql.Literal(encoding)))
     try:
         yield Database(server, name)
     finally:

@@ -16,12 +16,15 @@ from pyarrow import csv
 
 from pgcdc_assets.checks.rendering import Rendering, quoted, rendering, with_raw
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError, ProtocolError
+from pgcdc_assets.feed.events import not_text
 from pgcdc_assets.feed.schema import LEAF, RAW
 from pgcdc_assets.lake import READ_EXACTLY
 from pgcdc_assets.mirror.delta.liverows import live_rows
+from pgcdc_assets.protocol.text.encoded import NotText, decoded
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks
@@ -134,16 +137,26 @@ class SourceSide:
         if len(expressions) + len(places) > _MOST_ENTRIES:
             places = []
         expressions += [renderings[place].shown for place in places]
+        names = [column.name for column in renderings] + [renderings[place].name for place in places] or [""]
         # A table may have no columns; its rows still count.
         chosen = replace(piece, columns=", ".join(expressions) or "''")
         for block in copy_blocks(self.conninfo, self.snapshot, chosen, _BLOCK_BYTES):
-            columns = _parsed(block, max(1, len(expressions)), self.comparison.table.name)
+            fields = _parsed(block, len(names), self.comparison.table.name)
+            columns = [self._text(field, name, Encoding.of(piece.encoding))
+                       for field, name in zip(fields, names, strict=True)]  # fmt: skip
             texts = columns[: len(renderings)]
             values = dict(zip(places, columns[len(renderings) :], strict=False))
             if self.comparison.leaves:
                 leaf = str(self.comparison.called.get(piece.leaf, piece.leaf) if piece.leaf else None)
                 texts.append(pa.repeat(pa.scalar(leaf, pa.large_string()), len(columns[0])))
             yield Batch(len(columns[0]), texts, values)
+
+    def _text(self, field: pa.BinaryArray, name: str, encoding: Encoding) -> pa.LargeStringArray:
+        try:
+            return decoded(field, encoding).cast(pa.large_string())
+        except NotText:
+            thing = f"table {self.comparison.table.name}"
+            raise ProtocolError(not_text(name, encoding, {}), thing=thing) from None
 
 
 @dataclass(frozen=True)
@@ -203,7 +216,7 @@ class MirrorSide:
         return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, size * _UNPACKED // rows)))
 
 
-def _parsed(block: bytes, columns: int, table: TableName) -> list[pa.Array]:
+def _parsed(block: bytes, columns: int, table: TableName) -> list[pa.BinaryArray]:
     names = [f"c{place}" for place in range(columns)]
     try:
         parsed = csv.read_csv(
@@ -212,11 +225,11 @@ def _parsed(block: bytes, columns: int, table: TableName) -> list[pa.Array]:
             # Keep empty lines: a row of one NULL is one.
             parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
             convert_options=csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.large_string()),
+                column_types=dict.fromkeys(names, pa.binary()),
                 null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False,
             ),
         )  # fmt: skip
     except pa.ArrowInvalid:
         # Arrow's message quotes the row.
-        raise ProtocolError("sent rows that are no CSV in UTF-8", thing=f"table {table}") from None
+        raise ProtocolError("sent rows that are no CSV", thing=f"table {table}") from None
     return [parsed.column(name).combine_chunks() for name in names]

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
+from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 
@@ -232,13 +233,22 @@ class Table:
 
     @property
     def comment(self) -> str | None:
-        """The table's own comment."""
-        return dict(self.comments).get(0)
+        """The table's own comment; None if it cannot be read."""
+        return self._read_comments.get(0)
+
+    @property
+    def _read_comments(self) -> dict[int, str]:
+        return {attnum: comment for attnum, comment in self.comments if not marked(comment)}
+
+    @property
+    def comments_read(self) -> bool:
+        """Whether all comments are text in the source's encoding."""
+        return len(self._read_comments) == len(self.comments)
 
     @property
     def column_comments(self) -> dict[str, str | None]:
         """By name, for each column."""
-        found = dict(self.comments)
+        found = self._read_comments
         return {column.name: found.get(column.attnum) for column in self.columns}
 
     @property
@@ -337,6 +347,8 @@ class Catalog:
     """Mirrored tables: roots and plain tables, not leaves."""
     publications: tuple[str, ...] = ()
     """All publication names to pass as publication_names (the insert-only one is separate)."""
+    encoding: str = "UTF8"
+    """The encoding in which the source's texts are received."""
 
     def table(self, name: TableName) -> Table | None:
         return next((table for table in self.tables if table.name == name), None)

@@ -5,7 +5,7 @@ One group is all rows of one kind under one shape. Every step here works on a wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.catalog import Column, Table
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.feed.alignment import Alignment
 from pgcdc_assets.feed.schema import DELETE, INSERT, POSTIMAGE, PREIMAGE
-from pgcdc_assets.protocol.columns import Images, images
+from pgcdc_assets.protocol.columns import Images, UndecodedValue, images
 from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.shape import Shape
 
@@ -79,7 +80,11 @@ class Unfollowable:
 
 def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
     """Decode a group. Raises ProtocolError for malformed payloads; ``lsns`` lets it name the place."""
-    found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns)}
+    encoding = Encoding.of(route.shape.encoding)
+    try:
+        found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns, encoding=encoding)}
+    except UndecodedValue as error:
+        raise _told(error, kind, payload, route, encoding) from None
     old = found.get("O") or found.get("K")
     if "O" in found and "K" in found:
         raise ProtocolError("old tuples of both sorts came under one Relation message", thing=str(route.shape.table))
@@ -93,6 +98,22 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
         yield from _checked(_deletes(old, route), route)
     elif kind == "U":
         yield from _updates(found["N"], old, route)
+
+
+def _told(error: UndecodedValue, kind: RowKind, payload: pa.Array, route: Route, encoding: Encoding) -> ProtocolError:
+    """The error with the names of the column and, where there is a key, of the row: only they tell what is to be
+    corrected on the source."""
+    row = images(payload.slice(error.row, 1), kind, len(route.shape.columns), encoding=encoding, shown=True)
+    texts = {column.attnum: row[-1].text[at][0].as_py() for at, column in route.places}
+    key = {column.name: texts.get(column.attnum) for column in route.table.key_columns}
+    name = route.shape.columns[error.column].name
+    return ProtocolError(not_text(name, encoding, key), thing=f"table {route.shape.table}", lsn=error.lsn)
+
+
+def not_text(column: str, encoding: Encoding, key: Mapping[str, str | None]) -> str:
+    """The reason of a table with a value that cannot be read."""
+    where = f", in the row with {', '.join(f'{name} = {text}' for name, text in key.items())}" if key else ""
+    return f"column {column!r} has a value that is not text in {encoding.title}{where}"
 
 
 def _inserts(new: Images, route: Route) -> Iterator[RowChanges | Unfollowable]:

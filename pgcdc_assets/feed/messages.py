@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from deltalake import Schema
 
 from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
@@ -38,6 +39,7 @@ from pgcdc_assets.feed.table import FEED_PROPERTIES, FEWEST_MERGED, MERGED_BYTES
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import read_slices
 from pgcdc_assets.log.summary import BatchSummary
+from pgcdc_assets.protocol.text.encoded import reread
 
 ORDER_LSN: Final = "order_lsn"
 SCHEMA: Final = pa.schema(
@@ -76,8 +78,10 @@ class MessagesTaken:
 class MessageFeed:
     """The feed of one lake. Opened at construction; not there before :meth:`begin`."""
 
-    def __init__(self, layout: Layout, identity: Identity) -> None:
+    def __init__(self, layout: Layout, identity: Identity, encoding: Encoding = UTF8) -> None:
+        """``encoding``: of the source's texts, for what is derived."""
         self.path = layout.messages
+        self._encoding = encoding
         self._root = layout.root
         self._start_id, self._end_id = identity.app_id("messages_since"), identity.app_id("messages")
         self._log = DeltaLog(self.path)
@@ -131,7 +135,7 @@ class MessageFeed:
         """Add the messages of the log up to ``upto``, a boundary to which it is complete; durable when this returns."""
         if upto <= self.complete_to:
             return MessagesTaken()
-        files, taken = derived(self.path, log, LsnRange(self.complete_to, upto))
+        files, taken = derived(self.path, log, LsnRange(self.complete_to, upto), self._encoding)
         if files:
             self._write([], files, LsnRange(self.covered.start, upto))
             self.settle()
@@ -145,7 +149,7 @@ class MessageFeed:
         if span.start >= span.end:
             return MessagesTaken()
         wider, gone = self._replaced(span)
-        files, taken = derived(self.path, log, wider)
+        files, taken = derived(self.path, log, wider, self._encoding)
         if files or gone:
             self._write(gone, files, covered)
             self.settle()
@@ -225,7 +229,9 @@ class MessageFeed:
         return any(before.positions.get(app) != now.positions.get(app) for app in (self._start_id, self._end_id))
 
 
-def derived(folder: Location, log: ChangeLog, span: LsnRange) -> tuple[list[FileReport], MessagesTaken]:
+def derived(
+    folder: Location, log: ChangeLog, span: LsnRange, encoding: Encoding = UTF8
+) -> tuple[list[FileReport], MessagesTaken]:  # fmt: skip
     """Write files of the messages that the log holds in a span; no commit names them yet.
 
     Their number is compared with what the receiver counted. LakeError if one is missing.
@@ -237,7 +243,7 @@ def derived(folder: Location, log: ChangeLog, span: LsnRange) -> tuple[list[File
 
     def counted() -> Iterator[pa.Table]:
         nonlocal count, size
-        for rows in _messages(log, batches, span):
+        for rows in _messages(log, batches, span, encoding):
             count += rows.num_rows
             size += pc.sum(pc.binary_length(rows["content"])).as_py() or 0
             yield rows
@@ -260,16 +266,18 @@ def _told(batches: Sequence[BatchSummary], span: LsnRange) -> int | None:
     return total
 
 
-def _messages(log: ChangeLog, batches: Sequence[BatchSummary], span: LsnRange) -> Iterator[pa.Table]:
+def _messages(
+    log: ChangeLog, batches: Sequence[BatchSummary], span: LsnRange, encoding: Encoding
+) -> Iterator[pa.Table]:  # fmt: skip
     """The messages of the span, in pieces of bounded size."""
     for segment in log.segments_of([batch for batch in batches if batch.others.get("M")]):
         for rows in read_slices(segment.file, _COLUMNS, SLICE_BYTES):
             messages = rows.filter(pc.equal(rows["kind"], "M"))
             if messages.num_rows:
-                yield _within(_decoded(messages), span)
+                yield _within(_decoded(messages, encoding), span)
 
 
-def _decoded(rows: pa.Table) -> pa.Table:
+def _decoded(rows: pa.Table, encoding: Encoding) -> pa.Table:
     """Rows of the log as rows of the feed."""
     flags, lsns, prefixes, contents = [], [], [], []
     for payload in rows["payload"].to_pylist():
@@ -277,7 +285,7 @@ def _decoded(rows: pa.Table) -> pa.Table:
         end = payload.index(b"\0", _HEAD.size)
         flags.append(bool(flag & 1))
         lsns.append(lsn)
-        prefixes.append(payload[_HEAD.size : end].decode())
+        prefixes.append(encoding.shown(payload[_HEAD.size : end]))
         contents.append(payload[end + 1 + _LENGTH :])
     lsn = pa.array(lsns, pa.int64())
     data: dict[str, Any] = {
@@ -287,7 +295,8 @@ def _decoded(rows: pa.Table) -> pa.Table:
         "content": pa.array(contents, pa.binary()),
         "lsn": lsn,
         "transactional": pa.array(flags, pa.bool_()),
-        **{name: rows[name] for name in ("xid", "commit_lsn", "commit_ts", "origin")},
+        **{name: rows[name] for name in ("xid", "commit_lsn", "commit_ts")},
+        "origin": reread(rows["origin"], encoding),
     }
     return pa.table([data[name] for name in SCHEMA.names], schema=SCHEMA)
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
@@ -47,6 +48,7 @@ from pgcdc_assets.feed.schema import (
 )
 from pgcdc_assets.log.segment import SegmentFile, read_slices
 from pgcdc_assets.protocol.layouts import RowKind
+from pgcdc_assets.protocol.text.encoded import reread
 from pgcdc_assets.protocol.text.typed import row_hash, typed
 
 SLICE_BYTES = 8 << 20
@@ -278,6 +280,7 @@ def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
     table, count = route.table, len(change.rows)
     at = pa.array(change.rows)
     head = {name: group[name].take(at) for name in ("commit_lsn", "tx_ordinal", "commit_ts", "xid", "origin")}
+    head["origin"] = reread(head["origin"], Encoding.of(route.shape.encoding))
     ordinal = pc.add(pc.multiply(head["tx_ordinal"].cast(pa.int64()), 2), change.half)
     columns = [column for column in table.columns if column.attnum in change.text]
     texts = [change.text[column.attnum] for column in columns]

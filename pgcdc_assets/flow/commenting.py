@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.flow.work import Work
 
@@ -20,6 +21,8 @@ def carry_comments(work: Work) -> bool:
     carried = False
     for table in list(_commented(work)):
         version = None
+        if not table.comments_read:
+            work.observer.progress("watch", unread_comments(table.name))
         try:
             version = work.target.comment(table)
             carried = True
@@ -29,6 +32,10 @@ def carry_comments(work: Work) -> bool:
             work.observer.progress("watch", f"the mirror of {table.name} lacks the comments of its table: {failure}")
         work.progress.commented(table.name, table.comments, version)
     return carried
+
+
+def unread_comments(name: TableName) -> str:
+    return f"the mirror of {name} lacks a comment of its table: it is not text in the source's encoding"
 
 
 def _commented(work: Work) -> Iterator[Table]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.catalog import Catalog, Table, relations_of
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import RightLacking
+from pgcdc_assets.flow.commenting import unread_comments
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
@@ -68,6 +69,8 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
         for leaf in (f"table {table.name}: {leaf}" for table in shown.values() for leaf in table.outside):
             channel.notes.put(leaf)
         work.progress.copying(shown.values(), snapshot.consistent_point)
+        for name in sorted(name for name, table in shown.items() if not table.comments_read):
+            channel.notes.put(unread_comments(name))
         # Spark takes seconds to start, and the run may end meanwhile.
         work.session()
         channel.go_on()

@@ -18,8 +18,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.log import OPEN_LOGS
-<<<<<<< HEAD
 from pgcdc_assets.errors import (
+    CopyBlocked,
     IdentityMismatch,
     LakeError,
     LockHeld,
@@ -28,9 +28,6 @@ from pgcdc_assets.errors import (
     SlotActive,
     SourceUnavailable,
 )
-=======
-from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LakeError, LockHeld, LogAhead, SetupNeeded
->>>>>>> 615c0a7 (fix(flow): wait for a lock that hides a row filter)
 from pgcdc_assets.failures import machine_told
 from pgcdc_assets.flow import backfill, sentinel
 from pgcdc_assets.flow.copies import COPY_ROUNDS

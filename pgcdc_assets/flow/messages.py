@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import UsageError
@@ -100,7 +101,7 @@ def merge_messages(work: Work) -> None:
 
 
 def _opened(work: Work) -> MessageFeed:
-    feed = MessageFeed(work.layout, work.identity)
+    feed = MessageFeed(work.layout, work.identity, Encoding.of(work.catalog.encoding))
     newest = work.progress.points.newest()
     if newest is not None and newest.messages is not None:
         # A feed without new messages has no commits, so its own position may be older.

@@ -35,13 +35,10 @@ class Turns:
         self._copies = copies
         self._ranges = ranges
         self._succeed = succeed
-<<<<<<< HEAD
         self.requests = hold.Requests(work.layout)
-=======
         self._follow = follow
         self._blocked: str | None = None
         """Why the last look at the catalog could not be made."""
->>>>>>> 615c0a7 (fix(flow): wait for a lock that hides a row filter)
         # If an earlier operation copied a table, applied to it, or followed its structure, and ended before a point
         # listed that, this run owes the point in any case.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)

@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.decode import decode
@@ -121,10 +122,11 @@ class Relations(_Versions):
         """A version that rows refer to, without its being in force for those to come."""
         schema_id = fingerprint(payload, facts)
         oids = {column.type_oid for column in relation.columns}
+        encoding = Encoding.of(facts.encoding)
         record = RelationRecord(
             schema_id=schema_id,
             relation_id=relation.relation_id,
-            name=TableName(relation.schema, relation.name),
+            name=TableName(encoding.reread(relation.schema), encoding.reread(relation.name)),
             payload=payload,
             facts=facts,
             types=tuple(self._types[oid] for oid in sorted(oids) if oid in self._types),

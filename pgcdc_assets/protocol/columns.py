@@ -15,14 +15,25 @@ import numpy as np
 import pyarrow as pa
 
 from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.layouts import BINARY, CHANGE, NULL, TEXT, UNCHANGED, Image, RowKind
+from pgcdc_assets.protocol.text.encoded import NotText, decoded
 from pgcdc_assets.protocol.text.slices import gathered
 
 PIECE_BYTES: Final = 1 << 30
 """Bytes of payload decoded at once, because Arrow's string offsets have 31 bits. A message of PostgreSQL's is below 1
 GiB."""
+
+
+class UndecodedValue(ProtocolError):
+    """A value that is no text in the source's encoding: in this row of the payload, in this place of its tuple."""
+
+    def __init__(self, what: str, *, lsn: Lsn | None = None, row: int = 0, column: int = 0) -> None:
+        super().__init__(what, lsn=lsn)
+        self.row = row
+        self.column = column
 
 
 @dataclass(frozen=True)
@@ -46,8 +57,12 @@ def images(
     lsns: pa.Array | pa.ChunkedArray | None = None,
     *,
     piece_bytes: int = PIECE_BYTES,
+    encoding: Encoding = UTF8,
+    shown: bool = False,
 ) -> list[Images]:
     """Decode ``payload`` (binary or large_binary, all of one kind and relation with this many columns).
+
+    ``encoding``: of the texts. With ``shown``, bytes that are no text are written as :meth:`Encoding.shown` does.
 
     An update with an old tuple gives an image of each. Images of one sort come as one item per ``piece_bytes`` of
     payload and chunk, items of one chunk together. Raises ProtocolError for the first row that the scalar decoder
@@ -57,7 +72,7 @@ def images(
     first = 0
     for piece in _pieces(payload, piece_bytes):
         if len(piece):
-            found += _Walk(piece, kind, columns, first, lsns).images()
+            found += _Walk(piece, kind, columns, first, lsns, encoding, shown=shown).images()
         first += len(piece)
     return found
 
@@ -87,13 +102,15 @@ class _Walk:
     """The cursors over one piece of payload, of fewer bytes than 31 bits can count."""
 
     def __init__(
-        self, payload: pa.Array, kind: RowKind, columns: int, first: int, lsns: pa.Array | pa.ChunkedArray | None
-    ) -> None:
+        self, payload: pa.Array, kind: RowKind, columns: int, first: int, lsns: pa.Array | pa.ChunkedArray | None,
+        encoding: Encoding, *, shown: bool,
+    ) -> None:  # fmt: skip
         offsets = _offsets(payload)
         start, stop = int(offsets[0]), int(offsets[-1])
         if stop - start >= 1 << 31:
             raise ProtocolError("a message of 2 GiB or more, which no server sends")
         self.kind, self.columns, self.first, self.lsns = kind, columns, first, lsns
+        self.encoding, self.shown = encoding, shown
         # Eight bytes follow the end, so that a word can be read at any cursor.
         self.data = np.zeros(stop - start + 8, np.uint8)
         if stop > start:
@@ -132,14 +149,14 @@ class _Walk:
         self._require(head >> 40 & 0xFFFF == self.columns, rows, f"with other than {self.columns} columns")
         text: list[pa.StringArray] = []
         unchanged: list[Bools | None] = []
-        for _ in range(self.columns):
-            values, marks = self._column(rows)
+        for column in range(self.columns):
+            values, marks = self._column(rows, column)
             text.append(values)
             unchanged.append(marks)
         where = np.arange(len(self.at)) if rows is None else rows
         return [Images(image, where + self.first, text, unchanged)]
 
-    def _column(self, rows: Ints | None) -> tuple[pa.StringArray, Bools | None]:
+    def _column(self, rows: Ints | None, column: int) -> tuple[pa.StringArray, Bools | None]:
         """Read one value of each row and move past it: returns the texts, and which values are marked unchanged."""
         at = self._cursor(rows)
         word = self._read(rows)
@@ -150,24 +167,26 @@ class _Walk:
             starts = at + 5
             ends = starts + length
             self._move(rows, ends, "truncated")
-            return self._strings(rows, starts, ends, None), None
+            return self._strings(rows, column, starts, ends, None), None
         starts = at + np.where(present, 5, 1)
         ends = starts + np.where(present, length, 0)
         self._move(rows, ends, "truncated")
         unchanged = letter == UNCHANGED
         self._require(letter != BINARY, rows, "with a value in binary form, which was not asked for")
         self._require(present | unchanged | (letter == NULL), rows, "with a value of unknown form")
-        return self._strings(rows, starts, ends, present), unchanged if unchanged.any() else None
+        return self._strings(rows, column, starts, ends, present), unchanged if unchanged.any() else None
 
-    def _strings(self, rows: Ints | None, starts: Ints, ends: Ints, present: Bools | None) -> pa.StringArray:
+    def _strings(
+        self, rows: Ints | None, column: int, starts: Ints, ends: Ints, present: Bools | None
+    ) -> pa.StringArray:  # fmt: skip
         if present is not None and not present.any():
             return pa.nulls(len(starts), pa.string())
-        found = gathered(self.data, starts, ends, present)
         try:
-            return found.cast(pa.string())
-        except pa.ArrowInvalid:
-            self._require(np.array([_is_utf8(value) for value in found.to_pylist()]), rows, "with a text not in UTF-8")
-            raise
+            return decoded(gathered(self.data, starts, ends, present), self.encoding, shown=self.shown)
+        except NotText as error:
+            row = error.row if rows is None else int(rows[error.row])
+            what = f"message of kind {self.kind!r}: with a text not in {self.encoding.title}"
+            raise UndecodedValue(what, lsn=self._lsn(row), row=row + self.first, column=column) from None
 
     def _cursor(self, rows: Ints | None) -> Ints:
         return self.at if rows is None else self.at[rows]
@@ -191,12 +210,8 @@ class _Walk:
         self._fail(bad if rows is None else int(rows[bad]), what)
 
     def _fail(self, row: int, what: str) -> NoReturn:
+        raise ProtocolError(f"message of kind {self.kind!r}: {what}", lsn=self._lsn(row))
+
+    def _lsn(self, row: int) -> Lsn | None:
         lsn = None if self.lsns is None else self.lsns[row + self.first].as_py()
-        raise ProtocolError(f"message of kind {self.kind!r}: {what}", lsn=None if lsn is None else Lsn(lsn))
-
-
-def _is_utf8(value: bytes | None) -> bool:
-    try:
-        return value is None or value.decode() is not None
-    except UnicodeDecodeError:
-        return False
+        return None if lsn is None else Lsn(lsn)

@@ -11,6 +11,7 @@ from struct import Struct, unpack
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from pgcdc_assets.core.catalog import ReplicaIdentity
+from pgcdc_assets.core.encoding import UTF8
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import layouts
@@ -108,7 +109,8 @@ class MessageReader:
             self.fail("a string does not end")
         piece = self.payload[self.at : end]
         self.at = end + 1
-        return self.text(piece)
+        # A name, in the server's encoding; see Relation.reread.
+        return UTF8.shown(piece)
 
     def letter(self, allowed: str) -> str:
         letter = chr(self.number(_U8))

@@ -1,16 +1,18 @@
 """The messages of pgoutput: those of protocol version 1, then what versions 2 to 4 add.
 
 Names and fields are those of PostgreSQL's "Logical Replication Message Formats"; LSNs are
-:class:`Lsn`, times are microseconds since 1970-01-01 UTC, texts are decoded from UTF-8.
+:class:`Lsn`, times are microseconds since 1970-01-01 UTC, texts are decoded from UTF-8. In a name, bytes that are
+none stand as :meth:`Encoding.shown` has them: the server's encoding may be another.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Literal
 
 from pgcdc_assets.core.catalog import ReplicaIdentity
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.lsn import Lsn
 
 
@@ -73,6 +75,12 @@ class Relation:
     name: str
     replica_identity: ReplicaIdentity
     columns: tuple[RelationColumn, ...]
+
+    def reread(self, encoding: Encoding) -> Relation:
+        """With the names as they are in the server's encoding."""
+        columns = tuple(replace(column, name=encoding.reread(column.name)) for column in self.columns)
+        schema, name = encoding.reread(self.schema), encoding.reread(self.name)
+        return replace(self, schema=schema, name=name, columns=columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any, Self
 
 from pgcdc_assets.core.catalog import Column, PgType, ReplicaIdentity, Table
+from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
@@ -31,18 +32,22 @@ class RelationFacts:
     table: Table | None
     types: dict[int, PgType] = field(default_factory=dict)
     """The types of the message's columns by OID, resolved (domains, arrays), with typmod -1."""
+    encoding: str = UTF8.name
+    """The encoding of all texts of the stream: the server's own, where we can read it."""
 
     def to_json(self) -> dict[str, Any]:
         """The form stored in the log; the OIDs are texts there."""
         return {
             "table": self.table.to_json() if self.table else None,
             "types": {str(oid): asdict(self.types[oid]) for oid in sorted(self.types)},
+            **({} if self.encoding == UTF8.name else {"encoding": self.encoding}),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         table = Table.from_json(data["table"]) if data["table"] else None
-        return cls(table, {int(oid): PgType.from_json(item) for oid, item in data["types"].items()})
+        types = {int(oid): PgType.from_json(item) for oid, item in data["types"].items()}
+        return cls(table, types, data.get("encoding", UTF8.name))
 
     def without_volatile(self) -> Self:
         """The facts without storage numbers and estimates, which change while the decoding does not."""
@@ -83,6 +88,8 @@ class Shape:
     """The same, also of columns that are not published; empty if nothing tells."""
     key_attnums: tuple[int, ...] = ()
     """attnums of the mirror's key columns."""
+    encoding: str = UTF8.name
+    """As of :attr:`RelationFacts.encoding`."""
 
     @classmethod
     def resolve(cls, relation_payload: bytes, facts: RelationFacts, lsn: Lsn = ZERO) -> Self:
@@ -90,6 +97,7 @@ class Shape:
         relation = decode(relation_payload, lsn)
         if not isinstance(relation, Relation):
             raise ProtocolError(f"message of kind {relation_payload[:1]!r} where a Relation belongs", lsn=lsn)
+        relation = relation.reread(Encoding.of(facts.encoding))
         name = TableName(relation.schema or "pg_catalog", relation.name)
         known = facts.table
         return cls(
@@ -105,6 +113,7 @@ class Shape:
             attnums=frozenset(column.attnum for column in known.columns) if known else frozenset(),
             live=frozenset(known.live) if known else frozenset(),
             key_attnums=known.key if known else (),
+            encoding=facts.encoding,
         )
 
     @property

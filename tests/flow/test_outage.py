@@ -19,10 +19,10 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.settings import Settings
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
 from tests.flow.rig import Rig, following, newest, rig_of
 from tests.servers import new_server
+from tests.waiting import wait_for
 
 TERMINATED = SourceUnavailable("terminating connection due to administrator command", thing="db/shop")
 STARTING = SourceUnavailable("the database system is starting up", thing="db/shop")
@@ -126,7 +126,7 @@ def test_follow_goes_on_after_its_sessions_were_terminated(rig: Rig) -> None:
             wait_for(rig.streaming, what="the stream")
             assert rig.conn.execute(f"SELECT pg_terminate_backend(pid) {ours}".encode()).fetchall()
             goal = rig.commit(f"UPDATE u SET v = {number}")
-            wait_for(lambda goal=goal: newest(rig).replay_lsn >= goal, what="the update")  # type: ignore[misc]
+            wait_for(lambda goal=goal: newest(rig).replay_lsn >= goal, what="the update")
     rig.assert_equal()
 
 

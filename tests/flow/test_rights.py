@@ -16,9 +16,9 @@ from pgcdc_assets.errors import RightLacking
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig, following, rig_of
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 

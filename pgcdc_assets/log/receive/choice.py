@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, FrameRun
@@ -30,6 +31,8 @@ class Choice:
     messages: Sequence[str] = ()
     origins: bool = True
     """Whether transactions are taken that the source itself got by replication."""
+    encoding: Encoding = UTF8
+    """Of the stream's texts."""
     _chosen: dict[bytes, bool] = field(default_factory=dict)
     """By prefix. Applications have few; a thousand are remembered."""
 
@@ -62,7 +65,7 @@ class Choice:
         prefix = self._prefix(run, index)
         found = self._chosen.get(prefix)
         if found is None:
-            found = self._patterns.match(prefix.decode(errors="replace"))
+            found = self._patterns.match(self.encoding.shown(prefix))
             if len(self._chosen) < 1000:
                 self._chosen[prefix] = found
         return found

@@ -77,7 +77,7 @@ class Receiving:
             closing(Announcer(layout)) as announcer,
         ):
             source = check_identity(stream, identity, timeline, position, settings.highest)
-            choice = Choice(settings.messages, origins=settings.origin == Origins.ANY)
+            choice = Choice(settings.messages, origins=settings.origin == Origins.ANY, encoding=stream.encoding)
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             overlap = Overlap.of(log, confirmed, origins=choice.origins)
             if overlap is not None:

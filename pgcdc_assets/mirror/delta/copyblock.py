@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import csv
 
+from pgcdc_assets.core.arrays import whole
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.feed.events import not_text
 from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, ROW
+from pgcdc_assets.protocol.text.encoded import NotText, decoded
 from pgcdc_assets.protocol.text.typed import row_hash, row_identities, typed
 
 
@@ -24,10 +29,13 @@ class BlockReader:
     """Names of our columns, in the mirror's order."""
     commit_lsn: int
 
-    def columns(self, block: bytes, leaf: TableName | None) -> list[pa.Array | pa.ChunkedArray]:
-        """The rows of a block in the mirror's order of columns."""
+    def columns(
+        self, block: bytes, leaf: TableName | None, encoding: Encoding = UTF8
+    ) -> list[pa.Array | pa.ChunkedArray]:  # fmt: skip
+        """The rows of a block in the mirror's order of columns. ProtocolError for a value that is no text."""
         names = [column.name for column in self.table.columns]
-        text, rows = self._text(block)
+        fields, rows = self._fields(block)
+        text = [self._text(fields, place, encoding) for place in range(len(fields))]
         done = typed(text, self.table.columns, rows)
         ours: dict[str, Any] = {
             COMMIT_LSN: lambda: pa.repeat(pa.scalar(self.commit_lsn, pa.int64()), rows),
@@ -39,8 +47,18 @@ class BlockReader:
         }
         return [*done.values, *(ours[name]() for name in self.own)]
 
-    def _text(self, block: bytes) -> tuple[list[pa.ChunkedArray], int]:
-        """The CSV as columns of text: an empty unquoted field is NULL, any quoted field is not."""
+    def _text(self, fields: Sequence[pa.BinaryArray], place: int, encoding: Encoding) -> pa.StringArray:
+        try:
+            return decoded(fields[place], encoding)
+        except NotText as error:
+            columns = self.table.columns
+            row = [decoded(field.slice(error.row, 1), encoding, shown=True)[0].as_py() for field in fields]
+            key = {column.name: row[at] for at, column in enumerate(columns) if column.attnum in self.table.key}
+            raise ProtocolError(not_text(columns[place].name, encoding, key),
+                                thing=f"copy of {self.table.name}") from None  # fmt: skip
+
+    def _fields(self, block: bytes) -> tuple[list[pa.BinaryArray], int]:
+        """The CSV as columns of bytes: an empty unquoted field is NULL, any quoted field is not."""
         places = [str(place) for place in range(len(self.table.columns))]
         if not places:
             # The rows of a table without columns are empty lines.
@@ -51,7 +69,7 @@ class BlockReader:
                 csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=places),
                 csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
                 csv.ConvertOptions(
-                    column_types=dict.fromkeys(places, pa.string()),
+                    column_types=dict.fromkeys(places, pa.binary()),
                     null_values=[""],
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
@@ -59,5 +77,5 @@ class BlockReader:
             )
         except pa.ArrowInvalid:
             # Arrow's message quotes the row.
-            raise ProtocolError("sent rows that are no CSV in UTF-8", thing=f"copy of {self.table.name}") from None
-        return table.columns, table.num_rows
+            raise ProtocolError("sent rows that are no CSV", thing=f"copy of {self.table.name}") from None
+        return [whole(column) for column in table.columns], table.num_rows

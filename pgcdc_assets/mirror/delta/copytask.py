@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
@@ -111,8 +112,9 @@ def _file(reading: _Reading, target: CopyTarget, cut: Sequence[Piece]) -> FileRe
     with DataFile(target.folder, target.schema) as file:
         try:
             for piece in cut:
+                encoding = Encoding.of(piece.encoding)
                 for block in copy_blocks(reading.conninfo, reading.snapshot, piece, BLOCK_BYTES):
-                    file.write(reader.columns(block, piece.leaf))
+                    file.write(reader.columns(block, piece.leaf, encoding))
         except Interrupted:
             file.discard()
             raise

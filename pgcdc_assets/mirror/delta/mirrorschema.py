@@ -9,6 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.mapping import Columns
 from pgcdc_assets.errors import LakeError
@@ -26,6 +27,8 @@ def needs_column_mapping(names: Sequence[str]) -> bool:
 
 def refusal(table: Table) -> str | None:
     """Why a table cannot be mirrored at all, in words; None where it can."""
+    if (unread := _unread(table)) is not None:
+        return f"{unread} is not text in the source's encoding"
     names = [column.name for column in table.columns]
     reserved = [name for name in names if name.lower() in OWN_COLUMNS]
     if reserved:
@@ -42,6 +45,21 @@ def refusal(table: Table) -> str | None:
         what = f"partition {table.unpublished[0].name} is in no publication, and what is written to it in no stream"
         return f"{what}: give it a REPLICA IDENTITY if it has none, or run `pgcdc setup`"
     return None
+
+
+def _unread(table: Table) -> str | None:
+    """What of the catalog could not be read, and would be written or asked for in other words."""
+    if marked(str(table.name)):
+        return "its name"
+    for column in table.columns:
+        if marked(column.name):
+            return f"the name of column {column.name}"
+        if marked(column.missing or ""):
+            return f"the value that older rows have in column {column.name}"
+    for leaf in (*table.leaves, *table.unpublished):
+        if marked(str(leaf.name)):
+            return f"the name of partition {leaf.name}"
+    return "its row filter" if marked(table.row_filter or "") else None
 
 
 def way_back(name: TableName, *, refused: bool) -> str:

@@ -11,22 +11,17 @@ import psycopg
 Comments = tuple[tuple[int, str], ...]
 """As :attr:`Table.comments`: attnum (0: the table) and text, in attnum order."""
 
-# A query of its own: comments are asked for at looks at the catalog, not for the facts of the log. As bytes, because a
-# database that checks no text may have others than UTF-8 in them, which the server would refuse to send as text.
+# A query of its own: comments are asked for at looks at the catalog, not for the facts of the log.
 _COMMENTS = """
-SELECT objoid, objsubid, convert_to(
-  description, CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END)
+SELECT objoid, objsubid, description
 FROM pg_catalog.pg_description
 WHERE classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND objoid = ANY(%s) ORDER BY objoid, objsubid
 """
 
 
 def read_comments(conn: psycopg.Connection[Any], relations: Iterable[int]) -> dict[int, Comments]:
-    """The comments of these relations, by their OIDs; those without any are left out.
-
-    Bytes that are no UTF-8 are replaced by U+FFFD: no row depends on them.
-    """
+    """The comments of these relations, by their OIDs; those without any are left out."""
     found: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for oid, attnum, comment in conn.execute(_COMMENTS, [sorted(set(relations))]):
-        found[oid].append((attnum, bytes(comment).decode(errors="replace")))
+        found[oid].append((attnum, comment))
     return {oid: tuple(comments) for oid, comments in found.items()}

@@ -11,6 +11,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from pgcdc_assets.core.catalog import Catalog, Identity, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog.assembly import Assembly
 from pgcdc_assets.source.catalog.bare import UNREAD, refuse_unread
@@ -20,6 +22,7 @@ from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import PublicationRows, read_places, read_published
 from pgcdc_assets.source.catalog.typeparts import TypeParts
+from pgcdc_assets.source.connect.connection import encoding_of
 
 # Upwards from each leaf, because a branch with partitions of its own may be detached and attached too.
 _ATTACHED = """
@@ -37,12 +40,13 @@ _KEYS = "SELECT conrelid, oid FROM pg_catalog.pg_constraint WHERE conrelid = ANY
 
 def read_tables(
     conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = (),
-    before: Sequence[Table] = (),
+    before: Sequence[Table] = (), blocked: dict[TableName, CopyBlocked] | None = None,
 ) -> tuple[Table, ...]:  # fmt: skip
     """The mirrored tables of these publications, by name: roots and plain tables. Roots hold their leaves.
 
     ``before``: as they were read earlier. The row filter of a locked table, which cannot be read, is the one that it
-    had then, if no row of the catalog that publishes it has changed since. Otherwise CopyBlocked is raised.
+    had then, if no row of the catalog that publishes it has changed since. Otherwise CopyBlocked is raised; with
+    ``blocked`` the table is left out, and the error noted there.
     """
     with at_one_moment(conn):
         published = read_published(conn, publications, unread=True)
@@ -64,8 +68,16 @@ def read_tables(
     )
     wanted = TablePatterns.parse(patterns)
     known = {table.oid: table for table in before}
-    tables = (table for table in assembly.tables() if wanted.match(table.name))
-    return tuple(_filtered(table, known.get(table.oid)) for table in tables)
+    made: list[Table] = []
+    for table in assembly.tables():
+        if wanted.match(table.name):
+            try:
+                made.append(_filtered(table, known.get(table.oid)))
+            except CopyBlocked as error:
+                if blocked is None:
+                    raise
+                blocked[table.name] = error
+    return tuple(made)
 
 
 def _filtered(table: Table, before: Table | None) -> Table:
@@ -94,7 +106,8 @@ def read_catalog(
 ) -> Catalog:  # fmt: skip
     """The catalog to save. The first publication is the main one. ``before``: see :func:`read_tables`."""
     tables = read_tables(conn, publications, patterns, before)
-    return Catalog(identity, publications[0], conn.info.server_version, tables, tuple(publications))
+    encoding = encoding_of(conn).name
+    return Catalog(identity, publications[0], conn.info.server_version, tables, tuple(publications), encoding)
 
 
 def relation_facts(
@@ -124,5 +137,5 @@ def relation_facts(
         known = {type_oid: types.get(type_oid) for type_oid in type_oids if type_oid in types}
         relation = found.get(oid)
         table = None if relation is None else assembly.leaf(relation) if oid in roots else assembly.plain(relation)
-        facts[oid] = RelationFacts(table, known)
+        facts[oid] = RelationFacts(table, known, encoding_of(conn).name)
     return facts

@@ -8,10 +8,13 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
 import psycopg
-from psycopg import ProgrammingError, waiting
-from psycopg.abc import Params, PQGen
+from psycopg import ProgrammingError, sql, waiting
+from psycopg.abc import Buffer, Params, PQGen
+from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.string import StrDumperUnknown
 
+from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.errors import SettingsError, SourceUnavailable
 from pgcdc_assets.projectfile import NO_SOURCE, SOURCE_FORM, is_secret
 from pgcdc_assets.source.connect.failures import of_exception, of_refusal
@@ -64,11 +67,6 @@ _CANCEL_SECONDS = 1.0
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
-UNCHECKED = "SQL_ASCII"
-"""The server encoding under which texts are whatever bytes a client sent. If such a server is asked for UTF8, it ends
-the whole stream at the first text that is not UTF8; so changes and copies come as they are, and a bad text affects its
-table alone."""
-
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection that raises SourceUnavailable wherever its loss is noticed; silence counts as loss.
@@ -83,13 +81,42 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     """The session on the server; None until the server has named it."""
     on_wait: Callable[[str], None] | None = None
     """Called with what a long wait is for; if None, that is logged."""
+    encoding: Encoding = UTF8
+    """The encoding of all texts: the server's own. A server that is asked for UTF8 ends a stream, a copy or a query at
+    the first text that has none; in its own encoding, a bad text affects its table alone."""
 
     def execute(
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
     ) -> psycopg.Cursor[tuple[Any, ...]]:
         if self.closed:
             raise SourceUnavailable("the connection was lost", thing=self.endpoint)
+        if self.encoding.name != UTF8.name:
+            query = self._encoded(query)
         return super().execute(query, params, prepare=prepare, binary=binary)
+
+    def speak(self) -> None:
+        """Use the server's encoding, in which :func:`session_settings` has the session answer. psycopg would refuse a
+        text with a byte that is none."""
+        self.encoding = encoding = Encoding.of(self.info.parameter_status("server_encoding"))
+        if encoding.name == UTF8.name:
+            return
+
+        class Texts(Loader):
+            def load(self, data: Buffer) -> str:
+                return encoding.shown(bytes(data))
+
+        class Strings(StrDumperUnknown):
+            def dump(self, obj: str) -> bytes:
+                return encoding.encode(obj)
+
+        for name in ("text", "name", "varchar", "bpchar", 0):
+            self.adapters.register_loader(name, Texts)
+        self.adapters.register_dumper(str, Strings)
+
+    def _encoded(self, query: Any) -> Any:
+        if isinstance(query, sql.Composable):
+            query = query.as_string(None)
+        return self.encoding.encode(query.decode() if isinstance(query, bytes) else query)
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         try:
@@ -175,7 +202,7 @@ def connect(
         extra["row_security"] = "off"
     full = source_conninfo(conninfo, application_name=application_name, options=extra)
     conn = opened(conninfo, full, **{"autocommit": True, **kwargs})
-    row = conn.execute(session_settings(conn.info.server_version, extra).encode()).fetchone()
+    row = conn.execute(session_settings(conn, extra).encode()).fetchone()
     assert row is not None
     conn.session = Session(full, row[0], application_name)
     return conn
@@ -191,16 +218,24 @@ def opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
     except ProgrammingError as error:
         raise SettingsError(without_secret(str(error), conninfo), thing="setting `source`") from None
     conn.endpoint = redacted(conninfo)
+    conn.speak()
     return conn
 
 
-def session_settings(server_version: int, more: Mapping[str, str]) -> str:
+def session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
     """A statement that makes all session settings again, because a pooler may drop the start-up option string. Its
     first column is the session's pid, which a pooler does not know either."""
+    late = {"client_encoding": conn.encoding.name}
     # Servers before 17 do not know transaction_timeout, and would refuse a connection that names it at start-up.
-    late = {"transaction_timeout": "0"} if server_version >= _TRANSACTION_TIMEOUT_SINCE else {}
+    if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+        late["transaction_timeout"] = "0"
     calls = [f"set_config('{name}', {literal(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]
     return f"SELECT pg_backend_pid(), {', '.join(calls)}"
+
+
+def encoding_of(conn: psycopg.Connection[Any]) -> Encoding:
+    """The encoding in which a connection gets its texts."""
+    return Encoding.of(conn.info.parameter_status("client_encoding"))
 
 
 def parsed(conninfo: str) -> dict[str, Any]:

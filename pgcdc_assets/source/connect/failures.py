@@ -6,11 +6,13 @@ Only a message's primary line is kept: DETAIL and CONTEXT may hold row values.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
 from psycopg import pq
 
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.errors import (
     CopyBlocked,
     PgcdcError,
@@ -153,6 +155,11 @@ class Unusable(ServerError):
 
 def of_exception(error: psycopg.Error) -> ServerError:
     """Made from psycopg's exception: its primary line alone."""
+    primary = error.pgresult.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) if error.pgresult else None
+    with suppress(UnicodeDecodeError):
+        # psycopg takes a text of SQL_ASCII for ASCII.
+        if primary:
+            return ServerError(error.sqlstate, first_line(primary.decode()))
     return ServerError(error.sqlstate, first_line(error.diag.message_primary or str(error)))
 
 
@@ -160,7 +167,9 @@ def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
     """Made from libpq's result of status FATAL_ERROR."""
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
     primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
-    text = primary.decode("utf-8", "replace") if primary else pgconn.get_error_message()
+    encoding = pgconn.parameter_status(b"client_encoding")
+    shown = Encoding.of(encoding.decode() if encoding else None).shown
+    text = shown(primary) if primary else pgconn.get_error_message()
     return ServerError(state.decode() if state else None, first_line(text))
 
 

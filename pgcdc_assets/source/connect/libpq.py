@@ -11,10 +11,10 @@ from typing import ClassVar, Self
 
 from psycopg import OperationalError, pq
 
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.source.connect.connection import (
     APPLICATION,
-    UNCHECKED,
     SourceConnection,
     opened,
     session_settings,
@@ -60,10 +60,8 @@ class LibpqConnection:
         source = opened(conninfo, full)
         connection = cls(source)
         try:
-            ((pid, *_),) = connection.execute(session_settings(connection.pgconn.server_version, settings))
+            ((pid, *_),) = connection.execute(session_settings(source, settings))
             source.session = Session(full, int(pid or 0), application_name)
-            if connection.pgconn.parameter_status(b"server_encoding") == UNCHECKED.encode():
-                connection.execute(f"SET client_encoding = '{UNCHECKED}'")
         except BaseException:
             connection.close()
             raise
@@ -78,7 +76,7 @@ class LibpqConnection:
         """
         result = self._result(command, waiting)
         columns = range(result.nfields)
-        return [tuple(_text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
+        return [tuple(self._text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
 
     def cancel(self) -> None:
         """Ask the server to give up the command under way."""
@@ -100,8 +98,13 @@ class LibpqConnection:
     def socket(self) -> SocketReader | None:
         """The reader of the socket itself; None where it does not carry the protocol (TLS, GSSAPI encryption)."""
         if self._socket is None and not self.pgconn.ssl_in_use and self.execute(GSS_ENCRYPTED)[0][0] != "t":
-            self._socket = SocketReader(self.fileno(), self.endpoint)
+            self._socket = SocketReader(self.fileno(), self.endpoint, self.encoding)
         return self._socket
+
+    @property
+    def encoding(self) -> Encoding:
+        """As of :attr:`SourceConnection.encoding`."""
+        return self._connection.encoding
 
     def fileno(self) -> int:
         return self.pgconn.socket
@@ -130,7 +133,7 @@ class LibpqConnection:
         last: pq.abc.PGresult | None = None
         failed: ServerError | None = None
         try:
-            self.pgconn.send_query(command.encode())
+            self.pgconn.send_query(self.encoding.encode(command))
             while True:
                 self._until_ready(waiting)
                 result = self.pgconn.get_result()
@@ -165,6 +168,5 @@ class LibpqConnection:
             if waiting is not None:
                 waiting()
 
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("utf-8", "replace")
+    def _text(self, value: bytes | None) -> str | None:
+        return None if value is None else self.encoding.shown(value)

@@ -15,6 +15,7 @@ from struct import Struct
 
 import numpy as np
 
+from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.errors import PgcdcError, ProtocolError, SourceUnavailable
 from pgcdc_assets.protocol.copydata import HEADER, data_messages
 from pgcdc_assets.protocol.frames import FrameBlock
@@ -34,10 +35,11 @@ class SocketReader(FrameReader):
 
     held = 0
 
-    def __init__(self, descriptor: int, endpoint: str) -> None:
+    def __init__(self, descriptor: int, endpoint: str, encoding: Encoding = UTF8) -> None:
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._socket.setblocking(False)
         self._endpoint = endpoint
+        self._encoding = encoding
         self._buffer = bytearray(_ROOM)
         self._unsent = bytearray()
         self._closed = self._finished = False
@@ -45,7 +47,7 @@ class SocketReader(FrameReader):
     def command(self, text: str) -> None:
         """Send START_REPLICATION, for which :meth:`begun` says whether the stream has begun, or COPY TO STDOUT. The
         answer to the previous COPY must have been taken to its end."""
-        self._write(b"Q", text.encode() + b"\0")
+        self._write(b"Q", self._encoding.encode(text) + b"\0")
 
     def begun(self) -> bool:
         """Whether the stream has begun; raises the server's refusal."""
@@ -143,7 +145,7 @@ class SocketReader(FrameReader):
             body = bytes(self._buffer[HEADER:end])
             self._drop(end)
             if kind == b"E":
-                raise _server_error(body).typed(self._endpoint)
+                raise _server_error(body, self._encoding).typed(self._endpoint)
             if kind not in _ASIDE:
                 return kind
         return None
@@ -179,7 +181,7 @@ class SocketReader(FrameReader):
         return SourceUnavailable("the server closed the connection", thing=self._endpoint)
 
 
-def _server_error(body: bytes) -> ServerError:
+def _server_error(body: bytes, encoding: Encoding) -> ServerError:
     """ErrorResponse: fields of one letter and a text, each ended by a zero byte."""
-    fields = {field[:1]: field[1:].decode("utf-8", "replace") for field in body.split(b"\0") if field}
+    fields = {field[:1]: encoding.shown(field[1:]) for field in body.split(b"\0") if field}
     return ServerError(fields.get(b"C"), first_line(fields.get(b"M", "")))

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import psycopg
 
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.errors import SourceNotReady
-from pgcdc_assets.source.connect.connection import APPLICATION, UNCHECKED
+from pgcdc_assets.source.connect.connection import APPLICATION
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 
 Severity = Literal["error", "warning", "info"]
@@ -108,10 +109,15 @@ def _two_phase(number: int) -> Iterator[Finding]:
 
 
 def _encoding(name: str | None) -> Iterator[Finding]:
-    if name == UNCHECKED:
+    if name == "SQL_ASCII":
         yield Finding(
             "warning", "source", f"has server_encoding = {name}: it takes any bytes for text, and a table with a text "
             "that is not UTF-8 is set aside", "find such texts before the first copy, and correct them",
+        )  # fmt: skip
+    elif name and Encoding.of(name).name != name:
+        yield Finding(
+            "warning", "source", f"has server_encoding = {name}, which only the server can convert: a text that has no "
+            "UTF-8 stops all tables", "find such texts before the first copy, and correct them",
         )  # fmt: skip
 
 

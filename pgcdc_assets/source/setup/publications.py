@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE, MARK
@@ -126,8 +127,8 @@ def publish_new(
     table that is listed by its leaves gets the new ones of these, if their updates can be published.
 
     ``known``: relations that were listed before, by OID; whoever took one of them out has had a reason. It is asked if
-    any is not listed. Nothing is done to a publication that somebody else made, nor where the role may not, nor on a
-    standby. A table that is locked is left for the next call.
+    any is not listed. Nothing is done to a publication that somebody else made, nor where the server refuses it: the
+    role may not, or it is a standby. A table that is locked is left for the next call.
     """
     publication = read_publication(conn, name)
     if publication is None or not made_by_us(publication, slot):
@@ -137,7 +138,8 @@ def publish_new(
     before = known() if unlisted else ()
     done: list[TableName] = []
     for relation in unlisted:
-        with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
+        # A table that cannot be listed is that table's trouble; `status` names it.
+        with suppress(psycopg.Error):
             if relation.oid not in before and _settle(conn, pair, relation, _BRIEF_SECONDS):
                 done.append(relation.name)
     return done
@@ -207,7 +209,7 @@ class _Pair:
         }  # fmt: skip
         every = [_Listing(oid, table, name, listed[oid], places) for oid, (table, name, places) in wanted.items()]
         every += [_Listing(oid, oid, names[oid], places, frozenset()) for oid, places in listed.items()
-                  if places and oid not in wanted and only in (None, oid)]  # fmt: skip
+                  if places and oid not in wanted and only in (None, oid) and not marked(str(names[oid]))]  # fmt: skip
         return sorted((one for one in every if one.listed != one.wanted), key=lambda one: one.name)
 
 

@@ -60,7 +60,7 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
         return
     with_slot = publication.with_slot if publication else slot_status(conn, settings.slot) is None
     for statement in script(conn, settings.publication, settings.slot, settings.tables, with_slot=with_slot):
-        yield statement.as_string(conn) + ";"
+        yield statement.as_string(None) + ";"
 
 
 def _mended(finding: Finding) -> Iterator[str]:

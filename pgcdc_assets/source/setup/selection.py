@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import psycopg
 
+from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.mirrorkey import followable, mirror_key
 from pgcdc_assets.source.catalog.patterns import TablePatterns
@@ -46,11 +47,21 @@ class Planned:
 def meant_tables(
     conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None
 ) -> dict[TableName, int]:
-    """Oids of the tables that exist and that the patterns mean, whether they are published or not."""
+    """Oids of the tables that exist and that the patterns mean, whether they are published or not. A table whose name
+    is not text cannot be meant."""
     chosen = TablePatterns.parse(patterns)
-    found = conn.execute(_USER_TABLES, {"only": only})
-    names = [(oid, TableName(schema, name), owned) for oid, schema, name, owned in found]
+    names = [(oid, name, owned) for oid, name, owned in _user_tables(conn, only) if not marked(str(name))]
     return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}
+
+
+def unread_tables(conn: psycopg.Connection[Any]) -> list[str]:
+    """Tables whose names are not text in the source's encoding."""
+    return [str(name) for _, name, _ in _user_tables(conn, None) if marked(str(name))]
+
+
+def _user_tables(conn: psycopg.Connection[Any], only: int | None) -> list[tuple[int, TableName, bool]]:
+    found = conn.execute(_USER_TABLES, {"only": only})
+    return [(oid, TableName(schema, name), owned) for oid, schema, name, owned in found]
 
 
 def wanted_tables(
@@ -66,7 +77,8 @@ def wanted_tables(
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])
     storage = read_relations(conn, [leaf for group in leaves.values() for leaf in group])
     version = conn.info.server_version
-    groups = {oid: [storage[leaf] for leaf in leaves.get(oid, ()) if leaf in storage] for oid in relations}
+    named = {oid: leaf for oid, leaf in storage.items() if not marked(str(leaf.name))}
+    groups = {oid: [named[leaf] for leaf in leaves.get(oid, ()) if leaf in named] for oid in relations}
     made = [_kept(relation, groups[oid], kept) or _wanted(relation, groups[oid], version)
             for oid, relation in relations.items()]  # fmt: skip
     return sorted(made, key=lambda wanted: wanted.table)

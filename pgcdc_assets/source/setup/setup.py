@@ -38,7 +38,7 @@ from pgcdc_assets.source.setup.publications import (
     write_ours,
 )
 from pgcdc_assets.source.setup.rights import BY_OWNER, Changes, not_owned, rights_findings
-from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, wanted_tables
+from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, unread_tables, wanted_tables
 from pgcdc_assets.source.setup.traceless import trace_findings
 from pgcdc_assets.source.setup.transport import transport_findings
 from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
@@ -88,6 +88,7 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
         *child_findings(conn, tables),
         *trace_findings(conn, stored_tables(conn, tables), own_publication=own),
         *not_replicated(conn),
+        *_unread_findings(conn),
     ]
     found += _pattern_findings(conn, settings, needed=own and not wanted)
     order = ("error", "warning", "info")
@@ -234,6 +235,12 @@ def _pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, need
         do = "the setting `tables` leaves none of them" if there else "create one"
         found.append(Finding("error", "source", "has no table to mirror", do))
     return found
+
+
+def _unread_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
+    names = unread_tables(conn)
+    return [Finding("warning", named(names), "is not mirrored: the name is not text in the source's encoding",
+                    "give it another name")] if names else []  # fmt: skip
 
 
 def _identity_findings(wanted: Sequence[Planned]) -> list[Finding]:

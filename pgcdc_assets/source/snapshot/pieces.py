@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -12,8 +12,10 @@ from psycopg import sql
 from psycopg.errors import LockNotAvailable
 
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.encoding import UTF8
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated
+from pgcdc_assets.source.connect.connection import encoding_of
 
 # Only a heap can be read by ranges of ctid.
 _STORAGE = """
@@ -46,16 +48,18 @@ class Piece:
     condition: str = field(repr=False)
     """The range of pages as SQL; empty for all rows."""
     bytes_estimate: int = 0
+    encoding: str = UTF8.name
+    """Of the CSV, and of what it is asked for with: the server's own."""
 
     @property
     def relation(self) -> TableName:
         return self.leaf or self.table.name
 
-    def statement(self, relation: str, encoding: str = "UTF8") -> str:
+    def statement(self, relation: str) -> str:
         """COPY of ONLY the relation, named as SQL: an inheritance parent has children."""
         where = f" WHERE {self.condition}" if self.condition else ""
         query = f"SELECT {self.columns} FROM ONLY {relation}{where}"  # noqa: S608  (identifiers are quoted)
-        return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, ENCODING '{encoding}')"
+        return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, ENCODING '{self.encoding}')"
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,9 @@ def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> li
     storages = _storages(conn, list(relations))
     if missing := relations.keys() - storages.keys():
         raise CopyOutdated(f"{len(missing)} of its relations are gone", thing=f"table {table.name}", do="run again")
-    return [
-        piece for oid, leaf in relations.items() for piece in _cut(table, leaf, oid, storages[oid], target_bytes)
-    ]  # fmt: skip
+    encoding = encoding_of(conn).name
+    cut = (_cut(table, leaf, oid, storages[oid], target_bytes) for oid, leaf in relations.items())
+    return [replace(piece, encoding=encoding) for found in cut for piece in found]
 
 
 def _storages(conn: psycopg.Connection[Any], oids: list[int]) -> dict[int, _Storage]:

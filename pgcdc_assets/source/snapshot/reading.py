@@ -22,7 +22,7 @@ import psycopg
 from psycopg import OperationalError, pq, sql
 
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError, SourceUnavailable
-from pgcdc_assets.source.connect.connection import APPLICATION, UNCHECKED, SourceConnection, connect
+from pgcdc_assets.source.connect.connection import APPLICATION, SourceConnection, connect
 from pgcdc_assets.source.connect.failures import ServerError, first_line, of_exception, result_error
 from pgcdc_assets.source.slot.blockers import lockers
 from pgcdc_assets.source.snapshot.pieces import Piece
@@ -96,7 +96,8 @@ def read_whole(read: Callable[[], T]) -> T:
 
 
 def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: int) -> Iterator[bytes]:
-    """The piece's CSV under the snapshot, in blocks of whole rows of at least ``block_bytes`` (the last less).
+    """The piece's CSV under the snapshot, in the piece's encoding, in blocks of whole rows of at least ``block_bytes``
+    (the last less).
 
     Runs on any machine that reaches the source, within :func:`read_whole`: raises Interrupted if somebody wants the
     table. Raises CopyOutdated if the table is no longer what the snapshot shows, CopyBlocked if it is locked for long,
@@ -106,9 +107,7 @@ def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: in
     try:
         with _typed(piece):
             name, then = _begin(conn, snapshot_name, piece)
-            unchecked = conn.info.parameter_status("server_encoding") == UNCHECKED
-            statement = piece.statement(name, UNCHECKED if unchecked else "UTF8")
-            last = yield from _blocks(conn, statement, block_bytes)
+            last = yield from _blocks(conn, piece.statement(name), block_bytes)
             conn.execute("COMMIT")
             now = _storage(conn, piece)
             if now is None or not now.still_holds(then):
@@ -223,7 +222,7 @@ def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generat
             silence.listened()
 
     try:
-        pgconn.send_query(statement.encode())
+        pgconn.send_query(conn.encoding.encode(statement))
         while pgconn.is_busy():
             more()
         _expect(pgconn, pq.ExecStatus.COPY_OUT)

@@ -1,0 +1,143 @@
+"""Sources in other encodings: texts are exact, and a byte that is no text is one table's trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.checks.verdict import Verdict
+from pgcdc_assets.checks.verify import verify
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.store.local import path_of
+from tests.checks.lakes import Point
+from tests.fix_postgres import fresh_database
+from tests.flow.rig import Rig, version
+
+pytestmark = pytest.mark.spark
+
+T, NAMED = TableName("public", "t"), TableName("public", "named")
+TEXTS = {
+    "WIN1252": ["café", "€ 5", "naïve “quoted”, ß", "plain"],
+    "EUC_JP": ["日本語", "①～￢", "ｶﾅ", "plain"],
+    "KOI8U": ["Київ", "ґ", "plain"],
+}
+"""EUC_JP: with characters for which Python has others, or none."""
+LABEL = {"WIN1252": "é", "EUC_JP": "語", "KOI8U": "ї"}
+
+
+@contextmanager
+def _project(
+    server: EmbeddedServer, encoding: str, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Rig]:
+    monkeypatch.chdir(folder)
+    with fresh_database(server, encoding) as database, database.connect(client_encoding="UTF8") as conn:
+        yield Rig(Settings(source=database.conninfo, slot=f"s_{database.name}"), conn, lambda: spark, Silent())
+
+
+def _texts(rig: Rig, name: TableName, column: str = "v") -> dict[int, str]:
+    rows = DeltaTable(path_of(rig.settings.layout.mirror(name))).to_pyarrow_table()
+    return dict(zip(rows["id"].to_pylist(), rows[column].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("encoding", [
+    "WIN1252", pytest.param("EUC_JP", marks=pytest.mark.long), pytest.param("KOI8U", marks=pytest.mark.long),
+])  # fmt: skip
+def test_texts_are_those_of_the_source_in_copies_changes_names_and_labels(
+    server: EmbeddedServer, encoding: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, label = TEXTS[encoding], LABEL[encoding]
+    name = TableName("public", label)
+    with _project(server, encoding, spark, tmp_path, monkeypatch) as rig:
+        rig.conn.execute(f"CREATE TYPE mood AS ENUM ('{label}')".encode())
+        made = f'CREATE TABLE "{label}" (id int PRIMARY KEY, v text, "{label}" mood, a text[], n int)'
+        rig.conn.execute(made.encode())
+        rig.conn.execute(f"COMMENT ON TABLE \"{label}\" IS '{label}'".encode())
+        insert = f"INSERT INTO \"{label}\" VALUES (%s, %s, '{label}', ARRAY[%s, 'x,y'])".encode()
+        for place, text in enumerate(texts):
+            rig.conn.execute(insert, [place, text, text])
+        rig.setup()
+        rig.sync()
+        for place, text in enumerate(texts):
+            rig.conn.execute(insert, [place + 100, text, text])
+        rig.conn.execute(f'UPDATE "{label}" SET n = 1'.encode())
+        rig.sync()
+        expected = {**dict(enumerate(texts)), **{place + 100: text for place, text in enumerate(texts)}}
+        assert _texts(rig, name) == expected
+        assert set(_texts(rig, name, label).values()) == {label}
+        assert DeltaTable(path_of(rig.settings.layout.mirror(name))).metadata().description == label
+        catalog = load_catalog(CATALOG_FILE)
+        assert catalog is not None
+        assert catalog.encoding == encoding
+
+        _assert_verified(rig, name)
+
+
+def _assert_verified(rig: Rig, *names: TableName) -> None:
+    catalog = load_catalog(CATALOG_FILE)
+    assert catalog is not None
+    report = verify(rig.settings, catalog, names, lambda lsn: Point(lsn, {name: version(rig, name) for name in names}))
+    assert [(table.table, table.verdict) for table in report.tables] == [(name, Verdict.EQUAL) for name in names]
+
+
+def test_byte_that_is_no_text_sets_its_table_aside_and_frees_the_slot(
+    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _project(server, "WIN1252", spark, tmp_path, monkeypatch) as rig:
+        for name in ("t", "u", "unkeyed", "named"):
+            rig.conn.execute(f"CREATE TABLE {name} (n int, v text, id int PRIMARY KEY)".encode())
+        rig.conn.execute("ALTER TABLE unkeyed DROP CONSTRAINT unkeyed_pkey")
+        rig.conn.execute("ALTER TABLE unkeyed REPLICA IDENTITY FULL")
+        rig.conn.execute("INSERT INTO t VALUES (0, 'café', 1)")
+        rig.setup()
+        rig.sync()
+        rig.conn.execute("SET client_encoding = WIN1252")
+        rig.conn.execute("INSERT INTO t SELECT g, 'x' || g, g FROM generate_series(2, 20) g")
+        before = rig.flush()
+        _bad(rig, "INSERT INTO t VALUES (0, E'b\\x81', 30)")
+        after = rig.flush()
+        _bad(rig, "INSERT INTO unkeyed VALUES (0, E'b\\x81', 30)")
+        rig.conn.execute("INSERT INTO u VALUES (1, 'goes on', 1)")
+        for what in ("TABLE u", "COLUMN u.v"):
+            _bad(rig, f"COMMENT ON {what} IS E'b\\x81'")
+        _bad(rig, 'ALTER TABLE named RENAME v TO "b\x81"')
+        _bad(rig, 'CREATE TABLE "b\x81" (id int PRIMARY KEY)')
+        reasons = dict(rig.sync().set_aside)
+        assert reasons[T].endswith("column 'v' has a value that is not text in WIN1252, in the row with id = 30")
+        assert reasons[TableName("public", "unkeyed")].endswith("column 'v' has a value that is not text in WIN1252")
+        assert "the name of column b\ufffd81 is not text" in reasons[NAMED]
+        assert before <= TableStates(rig.settings.layout).all()[T].lsn < after
+        assert _texts(rig, TableName("public", "u")) == {1: "goes on"}
+        _assert_verified(rig, TableName("public", "u"))
+        goal = rig.flush()
+        rig.sync()
+        assert rig.conn.execute(
+            "SELECT confirmed_flush_lsn >= %s FROM pg_replication_slots WHERE slot_name = %s",
+            [str(goal), rig.settings.slot],
+        ).fetchone() == (True,)
+
+        # A copy finds it as well; mended, the table is copied.
+        reasons = dict(rig.engine().sync(Bounds(), copy_anew=[T]).set_aside)
+        assert "column 'v' has a value that is not text in WIN1252, in the row with id = 30" in reasons[T]
+        rig.conn.execute("UPDATE t SET v = 'mended' WHERE id = 30")
+        assert T not in dict(rig.engine().sync(Bounds(), copy_anew=[T]).set_aside)
+        assert _texts(rig, T)[30] == "mended"
+        assert _texts(rig, T)[1] == "café"
+        warned = [one.thing for one in setup(rig.settings, str(rig.settings.source)).findings if "name" in one.what]
+        assert 'public."b\ufffd81"' in warned
+
+
+def _bad(rig: Rig, statement: str) -> None:
+    """Send a statement with a byte that is no character of WIN1252, but that a server of this encoding takes."""
+    rig.conn.execute(statement.encode("latin-1"))

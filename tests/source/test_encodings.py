@@ -1,0 +1,54 @@
+"""Our decoding of every server encoding, against the server's own conversion to UTF8."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from pgcdc_assets.core.encoding import _BY_NAME, Encoding
+from tests.fix_postgres import Database
+
+_HIGH = range(0xA1, 0xFF)
+_TRIED = """
+CREATE FUNCTION converted(raw bytea, encoding text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN RETURN convert_from(raw, encoding); EXCEPTION WHEN untranslatable_character OR character_not_in_repertoire
+THEN RETURN NULL; END $$
+"""
+_VALID = """
+CREATE FUNCTION valid(raw bytea, encoding text) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN PERFORM length(raw, encoding); RETURN true; EXCEPTION WHEN character_not_in_repertoire THEN RETURN false; END $$
+"""
+
+
+def _sequences(name: str) -> list[bytes]:
+    """Every character that the encoding may have, and some that it may not."""
+    single = [bytes([one]) for one in range(0x80, 0x100)]
+    if not name.startswith("EUC"):
+        return single
+    double = [bytes(pair) for pair in product(_HIGH, _HIGH)]
+    half = [bytes([0x8E, one]) for one in range(0xA0, 0x100)]
+    return single + double + half + [b"\x8f" + pair for pair in double]
+
+
+@pytest.mark.parametrize("name", sorted(_BY_NAME.keys() - {"UTF8", "SQL_ASCII"}))
+def test_every_character_is_read_as_the_server_converts_it(database: Database, name: str) -> None:
+    encoding, raw = Encoding.of(name), _sequences(name)
+    assert encoding.name == name
+    with database.connect() as conn:
+        conn.execute(_TRIED)
+        conn.execute(_VALID)
+        found = conn.execute(
+            "SELECT raw, converted(raw, %(name)s) FROM unnest(%(raw)s::bytea[]) AS raw WHERE valid(raw, %(name)s)",
+            {"name": name, "raw": raw},
+        ).fetchall()
+    assert len(found) >= 0x60
+    for of_server, text in found:
+        try:
+            ours = encoding.decode(bytes(of_server))
+        except UnicodeDecodeError:
+            ours = None
+        # Python knows characters of older Japanese sets that the server has no UTF8 for.
+        assert ours == text or (text is None and name in ("EUC_JP", "EUC_JIS_2004")), bytes(of_server)
+        if text is not None:
+            assert encoding.decode(encoding.encode(text)) == text
