@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, Final
 
 import psycopg
@@ -35,6 +34,7 @@ FILTER: Final = r"""
 CREATE TABLE public.filtered (id int PRIMARY KEY, v text);
 CREATE PUBLICATION filtered FOR TABLE public.filtered WHERE (id > 1 AND 'a\b' > E'\\');
 """
+LISTS_SINCE: Final = 15
 FILTERED: Final = "SELECT rowfilter FROM pg_publication_tables WHERE pubname = 'filtered'"
 TIME: Final = "2024-02-29 13:14:15.123456+00"
 VALUES: Final[Mapping[str, str]] = {
@@ -100,33 +100,38 @@ def hostile(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def made(hostile: EmbeddedServer) -> Iterator[Database]:
+    """Its table ``sample`` has one row, with a column for each value that the server can read."""
     with fresh_database(hostile) as database:
-        with database.connect() as conn:
+        with connect(database.conninfo) as conn:
             conn.execute(MAKE)
-            if hostile.version >= 15:
+            conn.execute("CREATE TABLE public.sample (id int)")
+            conn.execute("INSERT INTO public.sample VALUES (1)")
+            for name, text in VALUES.items():
+                kind = '"char"' if name == "char" else name
+                try:
+                    with conn.transaction():
+                        conn.execute(f'ALTER TABLE public.sample ADD "{name}" {kind}'.encode())
+                        conn.execute(f'UPDATE public.sample SET "{name}" = %s::{kind}'.encode(), [text])
+                except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedObject):
+                    continue  # Built without libxml; a type of newer versions.
+            if hostile.version >= LISTS_SINCE:
                 conn.execute(FILTER)
         yield database
 
 
-@cache
-def _query(conninfo: str, version: int) -> str:
-    """The text of a value of each type that the server can read one of, and that of a row filter."""
-    found = []
-    with psycopg.connect(conninfo, autocommit=True) as conn:
-        for name, text in VALUES.items():
-            kind = f'"{name}"' if name == "char" else name
-            value = sql.SQL("format('%s', {}::" + kind + ")").format(sql.Literal(text)).as_string(conn)
-            try:
-                conn.execute(f"SELECT {value}".encode())
-            except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedObject):
-                continue  # Built without libxml; a type of newer versions.
-            found.append(value)
-    filtered = [f"({FILTERED})"] if version >= 15 else []
-    return f"SELECT ARRAY[{', '.join([*found, *filtered])}]"
+def _query(database: Database) -> str:
+    """The texts of all values, and of a row filter."""
+    with database.connect() as conn:
+        columns = conn.execute(
+            "SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = 'public.sample'::regclass AND attnum > 0"
+        ).fetchall()
+    texts = [f"format('%s', {column})" for (column,) in columns]
+    texts += [f"({FILTERED})"] if database.server.version >= LISTS_SINCE else []
+    return f"SELECT ARRAY[{', '.join(texts)}] FROM public.sample"
 
 
-def _texts(conn: psycopg.Connection[Any], database: Database) -> list[str]:
-    row = conn.execute(_query(database.conninfo, database.server.version).encode()).fetchone()
+def _texts(conn: psycopg.Connection[Any], query: str) -> list[str]:
+    row = conn.execute(query.encode()).fetchone()
     assert row is not None
     return list(row[0])
 
@@ -146,17 +151,17 @@ def _candidates(conn: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
                 yield name, value
 
 
-@cache
-def _changing(database: Database) -> list[tuple[str, str]]:
+@pytest.fixture(scope="module")
+def changing(made: Database) -> list[tuple[str, str]]:
     """The settings, with values, under which some text is another one."""
-    found = []
-    with connect(database.conninfo) as conn:
-        usual = _texts(conn, database)
+    found, query = [], _query(made)
+    with connect(made.conninfo) as conn:
+        usual = _texts(conn, query)
         for name, value in _candidates(conn):
             try:
                 with conn.transaction(force_rollback=True):
                     conn.execute("SELECT set_config(%s, %s, true)", [name, value])
-                    if _texts(conn, database) != usual:
+                    if _texts(conn, query) != usual:
                         found.append((name, value))
             except psycopg.Error:
                 assert not conn.closed, name
@@ -172,42 +177,39 @@ def test_each_type_has_a_value_here(made: Database) -> None:
     assert {name for (name,) in types} - VALUES.keys() - WITHOUT_INPUT == set()
 
 
-def test_each_setting_that_changes_a_text_is_pinned(made: Database) -> None:
-    found = {name for name, _ in _changing(made)}
-    if made.server.version < 15:
-        found |= {"standard_conforming_strings"}
-    assert found == KNOWN
+def test_each_setting_that_changes_a_text_is_pinned(made: Database, changing: list[tuple[str, str]]) -> None:
+    found = {name for name, _ in changing}
+    assert found == KNOWN - (set() if made.server.version >= LISTS_SINCE else {"standard_conforming_strings"})
     with connect(made.conninfo) as conn:
         pinned = conn.execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
     assert found <= {name for (name,) in pinned}
 
 
-def test_no_default_changes_a_text(made: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_default_changes_a_text(
+    made: Database, changing: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of database, role, role in database, and of the client's environment, with which libpq makes settings too."""
+    query, last = _query(made), dict(changing)
     with connect(made.conninfo) as conn:
-        usual = _texts(conn, made)
+        usual = _texts(conn, query)
     assert "-$1,234,567.89" in usual
-    places = (f"DATABASE {made.name}", "ROLE postgres", f"ROLE postgres IN DATABASE {made.name}")
-    last = dict(_changing(made))
     with made.connect() as admin:
-        for (name, value), place in ((one, place) for one in last.items() for place in places):
-            statement = f"ALTER {place} SET {name} = {{}}"
-            admin.execute(sql.SQL(statement).format(sql.SQL(value) if name == "search_path" else sql.Literal(value)))
+        for place in (f"DATABASE {made.name}", "ROLE postgres", f"ROLE postgres IN DATABASE {made.name}"):
+            for name, value in last.items():
+                given = sql.SQL(value) if name == "search_path" else sql.Literal(value)
+                admin.execute(sql.SQL(f"ALTER {place} SET {name} = {{}}").format(given))
         monkeypatch.setenv("PGOPTIONS", " ".join(f"-c {n}={v.replace(' ', '')}" for n, v in last.items()))
         monkeypatch.setenv("PGTZ", "Asia/Tokyo")
         monkeypatch.setenv("PGDATESTYLE", "German")
-        monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
         try:
             with made.connect() as conn:
-                assert conn.execute("SELECT 1.5::money::text").fetchone() == ("1,50 €",), "the source is not hostile"
+                assert "-1.234.567,89 €" in _texts(conn, query), "the defaults are not hostile"
+            monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
             for row_security in (True, False):
                 with connect(made.conninfo, row_security=row_security) as conn:
-                    assert _texts(conn, made) == usual
+                    assert _texts(conn, query) == usual
             with ReplicationConnection.open(made.conninfo) as walsender:
-                query = _query(made.conninfo, made.server.version).replace("SELECT ARRAY", "SELECT to_jsonb(ARRAY")
-                shown = walsender.execute(f"{query})::text")
-            with connect(made.conninfo) as conn:
-                assert shown == [tuple(conn.execute("SELECT to_jsonb(%s::text[])::text", [usual]).fetchall()[0])]
+                assert walsender.execute(f"SELECT unnest FROM unnest(({query}))") == [(text,) for text in usual]
         finally:
             admin.execute("ALTER ROLE postgres RESET ALL")
 

@@ -58,7 +58,7 @@ def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
         lineage, number=lineage.number + 1, since=max(int(since), lineage.since), left=(*lineage.left, *left)
     )
     return replace(
-        before, leaves=_as_known(before, now), lineage=follows, pages=now.pages, rows=now.rows,
+        before, leaves=_as_known(before, now), outside=now.outside, lineage=follows, pages=now.pages, rows=now.rows,
         publication_rows=now.publication_rows, schema_rows=now.schema_rows,
     )  # fmt: skip
 
