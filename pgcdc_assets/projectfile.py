@@ -11,6 +11,7 @@ import yaml
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.store.durable import write_whole
 
@@ -42,6 +43,9 @@ def content() -> dict[str, Any]:
         raise SettingsError(_told(error), thing=str(SETTINGS_FILE), do=_form()) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot be read: {error}", thing=str(SETTINGS_FILE)) from None
+    except MALFORMED:
+        # As a date that no calendar has. The parser's own words may quote a password.
+        raise SettingsError("holds a value that YAML cannot read", thing=str(SETTINGS_FILE), do=_form()) from None
     if found is None:
         raise SettingsError("does not hold `name: value` lines", thing=str(SETTINGS_FILE), do=_form())
     _refuse_secret(found.get("source"))
@@ -98,7 +102,7 @@ def _refuse_secret(source: object) -> None:
         return
     try:
         given = conninfo_to_dict(source)
-    except ProgrammingError:
+    except (ProgrammingError, UnicodeError):
         raise SettingsError(NO_SOURCE, thing="setting `source`", do=SOURCE_FORM) from None
     if any(is_secret(name) for name in given):
         raise SettingsError(

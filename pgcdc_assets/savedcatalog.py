@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from pgcdc_assets.core.catalog import Catalog
-from pgcdc_assets.core.formats import FORMAT, check_format
+from pgcdc_assets.core.formats import FORMAT, check_format, reading
+from pgcdc_assets.errors import SetupNeeded
 from pgcdc_assets.store.durable import sync_folder, write_whole
 from pgcdc_assets.store.private import private_folder
 
@@ -23,13 +24,16 @@ def save_catalog(catalog: Catalog, path: Path) -> None:
 
 
 def load_catalog(path: Path) -> Catalog | None:
-    """The saved catalog; None if there is none yet. UnknownFormat if it has another format."""
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    check_format(content.pop(_FORMAT, None), f"saved catalog {path}")
-    return Catalog.from_json(content)
+    """The saved catalog; None if there is none yet. UnknownFormat if it has another format, SetupNeeded if it cannot be
+    read."""
+    thing = f"saved catalog {path}"
+    with reading(thing, SetupNeeded, "delete it, then run `pgcdc setup`"):
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        check_format(content.pop(_FORMAT, None), thing)
+        return Catalog.from_json(content)
 
 
 class SavedCatalog:

@@ -16,6 +16,7 @@ import psycopg
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import PgcdcError, WrongSource
 from pgcdc_assets.log.reader import ChangeLog
@@ -40,7 +41,7 @@ class Saved:
 
     def __str__(self) -> str:
         named = _named(self.identity)
-        with suppress(OSError, ValueError):
+        with suppress(OSError, *MALFORMED):
             found = json.loads(ORIGIN_FILE.read_text())
             if found["system_identifier"] == self.identity.system_identifier:
                 return f"{found['source']} ({named})"

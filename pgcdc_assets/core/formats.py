@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from pgcdc_assets.errors import UnknownFormat
+from pgcdc_assets.errors import LakeError, PgcdcError, UnknownFormat
 
 FORMAT: Final = "1"
 """The only format that this version reads and writes."""
 FORMAT_PROPERTY: Final = "pgcdc.format"
 """The property of a Delta table that states its format."""
+
+
+MALFORMED: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What Python raises for a text or a value of another form than its reader expects."""
+
+
+@contextmanager
+def reading(thing: object, kind: type[PgcdcError] = LakeError, do: str | None = None) -> Iterator[None]:
+    """Raise one error of ours if the block, which reads what is stored, finds another form than the one that we write:
+    the file is damaged, or somebody else wrote it."""
+    try:
+        yield
+    except MALFORMED as error:
+        raise kind(f"is damaged, and cannot be read: {type(error).__name__}", thing=str(thing), do=do) from error
 
 
 def check_format(found: object, thing: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
+from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.lsn import ZERO, Lsn
 
 FOREIGN_WAL_BYTES = 16 << 20
@@ -76,7 +77,7 @@ class Cursor:
             data = json.loads(text or "{}")
             lsns = Lsn(int(data["position"])), Lsn(int(data["empty_to"]))
             return cls(lsns[0], float(data["since"]), lsns[1], float(data["told"]), str(data["health"]))
-        except (ValueError, KeyError, TypeError):
+        except MALFORMED:
             return cls()
 
     def __str__(self) -> str:

@@ -8,18 +8,20 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import Lock
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import Schema
 
+from pgcdc_assets.core.formats import MALFORMED, reading
 from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.datafile import opened_parquet
@@ -42,6 +44,8 @@ _FIELDS: Final = (
 )  # fmt: skip
 """The fields of an add action. Checkpoints may hold more, derived from these: those of Spark hold statistics by column.
 """
+_OUTSIDE: Final = re.compile(r"^/|:/|(^|/)\.\.(/|$)|[\x00\ud800-\udfff]")
+"""In the path of a file: it leads out of the table's folder, or nowhere."""
 _AHEAD: Final = 16
 """Commits that are read at a time."""
 
@@ -68,8 +72,8 @@ class Added:
     def of(cls, add: Action) -> Self:
         """From an add action. LakeError for a file outside of the table's folder."""
         path = unquote(add["path"])
-        if path.startswith("/") or ":/" in path:
-            raise LakeError("names a file outside of its folder", thing=f"Delta table with {path}")
+        if _OUTSIDE.search(path):
+            raise LakeError("names a file outside of its folder", thing=f"Delta table with {path!r}")
         vector, stats = add.get("deletionVector"), add.get("stats")
         rows = json.loads(stats).get("numRecords") if stats else None
         if vector is None:
@@ -100,7 +104,8 @@ class DeltaVersion:
 
     @cached_property
     def schema(self) -> Schema:
-        return Schema.from_json(self.metadata["schemaString"])
+        with reading(f"schema of Delta table {self.folder}"):
+            return Schema.from_json(self.metadata["schemaString"])
 
 
 @dataclass
@@ -125,10 +130,17 @@ class Replay:
             added = self.files[file_key(add)] = Added.of(add)
             return added
         elif transaction := action.get("txn"):
-            self.positions[transaction["appId"]] = int(transaction["version"])
+            self.positions[transaction["appId"]] = _position(transaction["version"])
         self.metadata = action.get("metaData", self.metadata)
         self.protocol = action.get("protocol", self.protocol)
         return None
+
+
+def _position(version: Any) -> int:
+    """A transaction's version, which for ours is an LSN."""
+    if (number := int(version)) < 0:
+        raise ValueError(f"{number} is no version")
+    return number
 
 
 class DeltaLog:
@@ -145,7 +157,7 @@ class DeltaLog:
 
     def newest(self) -> DeltaVersion | None:
         """The newest version; None where there is no table yet. LakeError where the log does not say."""
-        with self._lock:
+        with self._lock, reading(f"log of Delta table {self.folder}"):
             try:
                 if self._number < 0 or self._lost():
                     self._begin()
@@ -157,7 +169,7 @@ class DeltaLog:
 
     def at(self, version: int) -> DeltaVersion:
         """LakeError where the log does not hold that version (any more)."""
-        with self._lock:
+        with self._lock, reading(f"log of Delta table {self.folder}"):
             try:
                 self._seek(version)
             except LakeError:
@@ -237,7 +249,7 @@ class DeltaLog:
     def _told(self) -> DeltaVersion | None:
         if self._version is None and self._number >= 0:
             replay = self._replay
-            if not replay.metadata:
+            if not isinstance(replay.metadata.get("configuration") or {}, dict) or not replay.metadata:
                 raise LakeError("has a log that does not tell its columns", thing=f"Delta table {self.folder}")
             self._version = DeltaVersion(self.folder, self._number, replay.protocol, replay.metadata,
                                          dict(replay.positions), tuple(replay.files.values()))  # fmt: skip
@@ -334,7 +346,7 @@ def hinted(log: Location) -> int:
     """The version of the last checkpoint, according to the hint file beside it; -1 if the hint says nothing."""
     try:
         return int(json.loads(storage.read(log / LAST_CHECKPOINT))["version"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, *MALFORMED):
         # The hint may be half written: it is a hint, no more.
         return -1
 

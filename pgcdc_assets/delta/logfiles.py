@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import LAST_CHECKPOINT, commit_name
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LakeError, TornLog
@@ -65,7 +66,7 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     # A commit that was cut at a line's end would look whole. A writer that is not known may end its last line or not.
     if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
         raise torn(path, "its last line does not end as its writer ends lines")
-    if ACTIONS in info and int(info[ACTIONS]) != len(actions):
+    if ACTIONS in info and str(info[ACTIONS]) != str(len(actions)):
         raise torn(path, f"it has {len(actions)} actions of {info[ACTIONS]}")
     return actions
 
@@ -150,7 +151,7 @@ def _believable(hint: Location, aside: set[str]) -> bool:
     """Whether a checkpoint that stays is the one that the hint names."""
     try:
         number = int(json.loads(storage.read(hint))["version"])
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         return False
     there = {path.name for path in checkpoint_files(hint.parent, number).get(number, ())}
     return bool(there - aside)
@@ -159,7 +160,7 @@ def _believable(hint: Location, aside: set[str]) -> bool:
 def _action(line: bytes, path: Location) -> Action:
     try:
         action = json.loads(line)
-    except ValueError:
+    except MALFORMED:
         raise torn(path, "a line is no JSON") from None
     if not isinstance(action, dict) or len(action) != 1:
         raise torn(path, "a line is no action")

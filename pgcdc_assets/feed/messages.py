@@ -24,6 +24,7 @@ from deltalake import Schema
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -339,5 +340,6 @@ def read_messages(layout: Layout, span: LsnRange, stood: Lsn) -> pa.Table:
 
 
 def _bounds_of(file: Added) -> tuple[int, int]:
-    stats = json.loads(file.action["stats"])
-    return int(stats["minValues"][ORDER_LSN]), int(stats["maxValues"][ORDER_LSN])
+    with reading(f"statistics of {file.path}"):
+        stats = json.loads(file.action["stats"])
+        return int(stats["minValues"][ORDER_LSN]), int(stats["maxValues"][ORDER_LSN])

@@ -18,6 +18,7 @@ from deltalake import Schema
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -226,5 +227,6 @@ def remove_feed(layout: Layout, name: TableName) -> tuple[int, int]:
 
 
 def _bounds_of(file: Added) -> tuple[int, int]:
-    stats = json.loads(file.action["stats"])
-    return int(stats["minValues"][COMMIT_LSN]), int(stats["maxValues"][COMMIT_LSN])
+    with reading(f"statistics of {file.path}"):
+        stats = json.loads(file.action["stats"])
+        return int(stats["minValues"][COMMIT_LSN]), int(stats["maxValues"][COMMIT_LSN])

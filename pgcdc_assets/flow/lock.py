@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
+from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LockHeld, MachineError
@@ -155,7 +156,7 @@ def holder(layout: Layout) -> LockHolder | None:
         content = json.loads(text)
         process = ProcessName.parse(content["process"])
         return LockHolder(int(content["pid"]), str(content["command"]), bool(content["gives_way"]), process)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MALFORMED:
         return LockHolder(0, "unknown")
 
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import LakeError, PgcdcError, RangeGap, StoreFailed, UnknownTable, UsageError
 from pgcdc_assets.flow import lock
@@ -217,7 +218,7 @@ def _load(layout: Layout) -> dict[str, Outcome]:
         return {str(kind): Outcome.from_json(data) for kind, data in json.loads(storage.read(path)).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(path), do="the next sync writes it anew") \
             from None  # fmt: skip
 

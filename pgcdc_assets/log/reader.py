@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Self
+from datetime import UTC, datetime, timedelta
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.formats import MALFORMED, reading
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
@@ -106,12 +107,15 @@ class ChangeLog:
     @property
     def identity(self) -> Identity:
         properties = self.version().configuration
-        return Identity(*(properties[f"pgcdc.{name}"] for name in ("system_identifier", "database", "slot")))
+        with reading(f"change log {self.path}", LogCorrupt):
+            return Identity(*(properties[f"pgcdc.{name}"] for name in ("system_identifier", "database", "slot")))
 
     @property
     def began(self) -> Lsn:
         """Where the log of this slot began."""
-        return Lsn.parse(self.version().configuration["pgcdc.start_lsn"])
+        properties = self.version().configuration
+        with reading(f"change log {self.path}", LogCorrupt):
+            return Lsn.parse(properties["pgcdc.start_lsn"])
 
     @property
     def start(self) -> Lsn:
@@ -161,7 +165,8 @@ class ChangeLog:
         number, known = self._known
         if number != version.number:
             files = ((file, known.get(file.path)) for file in version.files)
-            known = {file.path: segment or _segment(self.path, file) for file, segment in files}
+            with reading(f"commit of change log {self.path}", LogCorrupt):
+                known = {file.path: segment or _segment(self.path, file) for file, segment in files}
             self._known = version.number, known
         return list(known.values())
 
@@ -211,9 +216,12 @@ class ChangeLog:
             payloads = _notes_in(segment.file, [SUMMARY])["payload"].to_pylist()
             try:
                 self._summaries[name] = tuple(BatchSummary.from_json(json.loads(payload)) for payload in payloads)
-            except (ValueError, KeyError, TypeError):
+            except MALFORMED:
                 raise LogCorrupt("holds no summary that can be read", thing=str(segment.path)) from None
         return self._summaries[name]
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _segment(folder: Location, file: Added) -> Segment:
@@ -233,7 +241,7 @@ def _segment(folder: Location, file: Added) -> Segment:
         # SUMMARY sorts before the letters of all messages.
         notes=low.get("kind") == SUMMARY,
         unrelated=(stats.get("nullCount") or {}).get("relation_id") != 0,
-        written=datetime.fromtimestamp(file.action["modificationTime"] / 1000, UTC),
+        written=_EPOCH + timedelta(milliseconds=file.action["modificationTime"]),
         late=_late(path, tags, needed=SUBXID in (stats.get("nullCount") or {})),
     )
 

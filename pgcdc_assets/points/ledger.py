@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import Schema
 
-from pgcdc_assets.core.formats import FORMAT, FORMAT_PROPERTY, check_format
+from pgcdc_assets.core.formats import FORMAT, FORMAT_PROPERTY, MALFORMED, check_format, reading
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.commit import commit_compaction, commit_files, replace_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport, opened_parquet
@@ -69,10 +69,9 @@ class LedgerFile:
         path = self._folder / self.added.path
         try:
             with opened_parquet(path) as file:
-                found = file.read(columns=wanted.names)
-        except (OSError, pa.ArrowInvalid) as error:
+                return file.read(columns=wanted.names).cast(wanted)
+        except (OSError, *MALFORMED) as error:
             raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
-        return found.cast(wanted)
 
     @property
     def count(self) -> int:
@@ -80,7 +79,8 @@ class LedgerFile:
 
     def lowest(self, name: str) -> int:
         """The lowest value of an integer column, from the statistics of the file."""
-        return int(json.loads(self.added.action["stats"])["minValues"][name])
+        with reading(f"statistics of {self._folder / self.added.path}"):
+            return int(json.loads(self.added.action["stats"])["minValues"][name])
 
 
 class Ledger:
@@ -101,7 +101,8 @@ class Ledger:
     def files(self) -> list[LedgerFile]:
         """The live files, the one with the newest rows first."""
         table = self._newest()
-        live = sorted(table.files, key=_last, reverse=True) if table is not None else []
+        with reading(f"statistics of ledger {self.path}"):
+            live = sorted(table.files, key=_last, reverse=True) if table is not None else []
         names = {file.path for file in live}
         self._read = {name: rows for name, rows in self._read.items() if name in names}
         return [LedgerFile(file, self.path, self._schema) for file in live]

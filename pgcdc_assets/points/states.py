@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -100,5 +101,6 @@ def _stored(table: Table, state: TableState, lsn: Lsn, reason: str | None) -> di
 
 
 def _row(name: TableName, row: dict[str, Any]) -> StateRow:
-    table = Table.from_json(json.loads(row["shape"])) if row["shape"] else None
-    return StateRow(name, TableState(row["state"]), Lsn(row["lsn"]), row["reason"], table, row["at"])
+    with reading(f"state of table {name}"):
+        table = Table.from_json(json.loads(row["shape"])) if row["shape"] else None
+        return StateRow(name, TableState(row["state"]), Lsn(row["lsn"]), row["reason"], table, row["at"])

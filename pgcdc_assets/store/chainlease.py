@@ -29,8 +29,9 @@ from typing import Final
 
 import psutil
 
+from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.errors import LeaseLost, StoreFailed
+from pgcdc_assets.errors import LeaseLost, MachineError, StoreFailed
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Guard, Lease
 
@@ -47,6 +48,7 @@ _KEPT: Final = 10
 _FRESH_SECONDS: Final = 20.0
 """For how long after a look the next number is surely still there."""
 _WATCH_SECONDS: Final = 1.0
+_DELETE: Final = "if no process of pgcdc works on this lake, delete this file"
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """It goes on while the machine sleeps, where the system has one that does."""
 
@@ -117,7 +119,8 @@ class Chain:
         return storage.exists(self._named(number - 1))
 
     def _numbers(self) -> list[int]:
-        return [int(entry.name) for entry in storage.list_after(self.place)]
+        # Whatever else lies there is none of ours.
+        return [int(entry.name) for entry in storage.list_after(self.place) if entry.name.isdecimal()]
 
     def _forget(self, newest: int) -> None:
         """Delete numbers up to this one. What cannot be deleted now goes with the next."""
@@ -144,9 +147,16 @@ class Chain:
 
     def _read(self, number: int) -> Link | None:
         try:
-            return Link(**json.loads(storage.read(self._named(number))))
+            content = storage.read(self._named(number))
         except FileNotFoundError:
             return None
+        with reading(self._named(number), MachineError, _DELETE):
+            link = Link(**json.loads(content))
+            if link.number != number or not isinstance(link.text, str):
+                raise ValueError("not of this number")
+            # It reads the others.
+            _ = link.of_the_dead
+            return link
 
     def _named(self, number: int) -> Location:
         return self.place / f"{number:020}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
+from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LeaseLost, StoreFailed
@@ -67,7 +68,7 @@ class Announcement:
             given: dict[str, Any] = json.loads(line)
             lsn, since = Lsn(given.pop("lsn")), datetime.fromisoformat(given.pop("since"))
             return cls(lsn=lsn, since=since, **given)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except MALFORMED:
             return None
 
 

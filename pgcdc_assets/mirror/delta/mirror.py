@@ -13,6 +13,7 @@ import pyarrow as pa
 from deltalake import Schema as DeltaSchema
 
 from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.layout import DELTA_LOG, Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
@@ -189,8 +190,9 @@ class Mirror:
         told = None if self.delta is None else self.delta.configuration.get(STRUCTURE)
         if told is None:
             return None
-        found = json.loads(told)
-        return Table.from_json(found["table"]) if found["copy"] == self.snapshot_lsn else None
+        with reading(f"property {STRUCTURE} of mirror {self.path}"):
+            found = json.loads(told)
+            return Table.from_json(found["table"]) if found["copy"] == self.snapshot_lsn else None
 
     @property
     def oid(self) -> int | None:

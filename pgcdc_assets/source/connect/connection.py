@@ -242,7 +242,7 @@ def parsed(conninfo: str) -> dict[str, Any]:
     """The conninfo's fields. Raises our own error, because libpq's would quote the text, password and all."""
     try:
         return dict(conninfo_to_dict(conninfo))
-    except ProgrammingError:
+    except (ProgrammingError, UnicodeError):
         raise SettingsError(NO_SOURCE, thing="setting `source`", do=SOURCE_FORM) from None
 
 

@@ -1,0 +1,156 @@
+"""Bytes and texts from outside: each parser gives a value, or refuses in one error of ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from struct import pack
+
+import pyarrow as pa
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.prefixes import PrefixPatterns
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.defs.demand import Cursor
+from pgcdc_assets.errors import PgcdcError, ProtocolError, SettingsError
+from pgcdc_assets.feed.messages import _decoded
+from pgcdc_assets.log.receive.announce import Announcement
+from pgcdc_assets.log.segment import LOG_SCHEMA
+from pgcdc_assets.protocol.decode import decode
+from pgcdc_assets.protocol.frames import keepalive, keepalive_frame
+from pgcdc_assets.protocol.streamed import decode_any
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.store.processname import ProcessName
+from tests.property.damage import damaged, damaged_json, otherwise
+from tests.protocol.examples import EXAMPLES
+
+FEW = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+MANY = settings(FEW, max_examples=1000)
+
+MESSAGES = [payload for payload, _ in EXAMPLES]
+LETTERS = st.sampled_from([bytes([letter]) for letter in range(256)])
+TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
+    "LSN": (Lsn.parse, "16/B374D848"),
+    "range": (LsnRange.parse, "0/10..0/20"),
+    "partition key": (LsnRange.parse, "000000000010-000000000020"),
+    "table": (TableName.parse, 'public."odd ""name"'),
+    "prefix pattern": (lambda text: PrefixPatterns.parse([text]), 'outbox.*'),
+    "table pattern": (lambda text: TablePatterns.parse([text]), '-public."a*"'),
+    "process": (ProcessName.parse, str(ProcessName.own())),
+    "cursor": (Cursor.parse, str(Cursor())),
+    "announcement": (Announcement.from_line, '{"count": 1, "bytes": 2, "xid": 3, "lsn": 4, "since": "2026-01-01"}\n'),
+}  # fmt: skip
+USAGE = (PgcdcError, ValueError)
+"""What a parser of one text raises; who calls it says which setting, option or file has the text."""
+SETTINGS = b"""\
+# A project.
+source: host=db.example.org dbname=shop user=replicator
+lake: s3://bucket/shop
+tables: ["public.*", "-public.audit_*"]
+messages: [outbox.*]
+spark: {master: "local[4]", spark.driver.memory: 4g}
+retention: 7 days
+range_bytes: 256MiB
+two_phase: false
+"""
+
+
+def messages(data: st.DataObject) -> bytes:
+    if data.draw(st.booleans()):
+        return data.draw(damaged(data.draw(st.sampled_from(MESSAGES))))
+    return data.draw(LETTERS) + data.draw(st.binary(max_size=40))
+
+
+@FEW
+@given(prefix=st.binary(max_size=12).filter(lambda text: b"\0" not in text), content=st.binary(max_size=12))
+def test_a_logical_message_of_any_bytes_is_a_row_of_the_feed(prefix: bytes, content: bytes) -> None:
+    """Any role that can connect emits messages, and a source with SQL_ASCII checks no text."""
+    payload = b"M\1" + pack("!Q", 16) + prefix + b"\0" + pack("!I", len(content)) + content
+    rows = {"payload": payload, "commit_lsn": 5, "tx_ordinal": 0, "xid": 7, "commit_ts": None, "origin": None}
+    types = {field.name: field.type for field in LOG_SCHEMA}
+    given_ = pa.table({name: pa.array([value], types[name]) for name, value in rows.items()})
+    (found,) = _decoded(given_).to_pylist()
+    assert (found["prefix"], found["content"]) == (prefix.decode(errors="replace"), content)
+
+
+def refusal(kind: type[Exception] | tuple[type[Exception], ...], read: Callable[[], object]) -> Exception | None:
+    """The error of this kind that refuses; None for a value."""
+    try:
+        read()
+    except kind as error:
+        return error
+    return None
+
+
+def check_message(data: st.DataObject) -> None:
+    payload, parallel = messages(data), data.draw(st.booleans())
+    for read in (decode, partial(decode_any, parallel=parallel)):
+        error = refusal(ProtocolError, lambda read=read: read(payload, Lsn(77)))  # type: ignore[misc]
+        assert error is None or (isinstance(error, ProtocolError) and error.lsn == 77)
+
+
+@FEW
+@given(data=st.data())
+def test_a_message_is_decoded_or_refused_at_its_lsn(data: st.DataObject) -> None:
+    check_message(data)
+
+
+@FEW
+@given(frame=damaged(keepalive_frame(0x16B374D848)))
+def test_a_keepalive_is_read_or_refused(frame: bytes) -> None:
+    refusal(ProtocolError, lambda: keepalive(frame))
+
+
+@FEW
+@given(data=st.data())
+def test_a_text_is_parsed_or_refused(data: st.DataObject) -> None:
+    check_text(data.draw(st.sampled_from(sorted(TEXTS))), data)
+
+
+def check_text(name: str, data: st.DataObject) -> None:
+    parse, text = TEXTS[name]
+    given_ = data.draw(damaged_json(text.encode()) if text.startswith("{") else damaged(text.encode()))
+    refusal(USAGE, lambda: parse(given_.decode("utf-8", "surrogateescape")))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The project directory that settings are read from."""
+    folder = tmp_path_factory.mktemp("settings")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in [name for name in os.environ if name.startswith("PGCDC_")]:
+            patch.delenv(name)
+        yield folder / "pgcdc.yaml"
+
+
+def check_settings(project: Path, data: st.DataObject) -> None:
+    content = data.draw(damaged(SETTINGS))
+    if data.draw(st.booleans()):
+        content = yaml.safe_dump(data.draw(otherwise(yaml.safe_load(SETTINGS)))).encode()
+    project.write_bytes(content)
+    error = refusal(SettingsError, Settings.load)
+    assert error is None or "\n" not in str(error)
+
+
+@FEW
+@given(data=st.data())
+def test_a_settings_file_is_read_or_refused_in_one_line(project: Path, data: st.DataObject) -> None:
+    check_settings(project, data)
+
+
+@pytest.mark.long
+@MANY
+@given(data=st.data())
+def test_many_bytes_and_texts_are_read_or_refused(project: Path, data: st.DataObject) -> None:
+    check_message(data)
+    check_settings(project, data)
+    check_text(data.draw(st.sampled_from(sorted(TEXTS))), data)
