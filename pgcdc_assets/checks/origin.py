@@ -108,6 +108,12 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
     _compare(settings, _saved(settings), found)
 
 
+def known_identity(settings: Settings, found: Identity) -> Identity:
+    """The identity under which log and catalog know the stream ``found``: a database that was renamed keeps there the
+    name that it had."""
+    return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
+
+
 def remember(settings: Settings, conninfo: str, found: Identity) -> None:
     """Save where setup found the source, for messages."""
     where = EMBEDDED if is_embedded(settings) else redacted(conninfo)
@@ -130,20 +136,18 @@ def _saved(settings: Settings) -> list[Saved]:
 def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None) -> None:
     """``found`` is None if the embedded server is meant and does not exist."""
     for one in saved:
-        if found is not None and _stream(found) == _stream(one.identity):
+        if found is not None and found.is_of_same_database(one.identity):
             continue
         embedded = is_embedded(settings)
         is_ = f"is {_named(found)}" if found else "has not been made yet"
+        if found and _named(found) == _named(one.identity):
+            is_ = f"is another {_named(found)}, with the same name"
         raise WrongSource(
             f"{is_}, but {one.thing} was set up for {one}",
             thing="embedded PostgreSQL" if embedded else f"source {redacted(source_of(settings))}",
             do=f"set PGCDC_SOURCE, or `source` in {SETTINGS_FILE}, to that one, or take a new folder for the other; "
             "where that one is gone for good: `pgcdc teardown --forget`",
         )  # fmt: skip
-
-
-def _stream(found: Identity) -> tuple[str, str]:
-    return found.system_identifier, found.database
 
 
 def _named(found: Identity) -> str:

@@ -153,7 +153,7 @@ def _positions(facts: Facts) -> Iterator[Problem]:
             "change log", f"ends at {log.transform_lsn}, but the slot was confirmed up to {confirmed}: "
             "changes between the two are gone", COPY_ANEW,
         )  # fmt: skip
-    if source and source.identity != log.identity:
+    if source and not source.identity.is_same(log.identity):
         yield error(
             "change log", f"belongs to {_stream(log.identity)}, but the source is {_stream(source.identity)}",
             "set `source`, `slot` or `lake` back, or use a lake of its own",

@@ -324,11 +324,25 @@ class Table:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of the stream that a log holds. Two are the same stream only if all three fields agree."""
+    """The identity of the stream that a log holds. It keeps the name that the database had when the log was made."""
 
     system_identifier: str
     database: str
     slot: str
+    database_oid: int = field(default=0, compare=False)
+    """A renamed database keeps its OID, and a clone has another one. 0 where it is not known."""
+
+    def is_same(self, other: Identity) -> bool:
+        """Whether both are the same stream."""
+        return self.slot == other.slot and self.is_of_same_database(other)
+
+    def is_of_same_database(self, other: Identity) -> bool:
+        """Whether both are of the same database, whatever its name was."""
+        if self.system_identifier != other.system_identifier:
+            return False
+        if self.database_oid and other.database_oid:
+            return self.database_oid == other.database_oid
+        return self.database == other.database
 
     def app_id(self, *parts: str) -> str:
         """An application id for Delta's ``txn`` action: ``pgcdc/<system>/<database>/<slot>[/...]``."""

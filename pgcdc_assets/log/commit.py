@@ -58,6 +58,7 @@ def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) ->
         **_PROPERTIES,
         "pgcdc.system_identifier": identity.system_identifier,
         "pgcdc.database": identity.database,
+        "pgcdc.database_oid": str(identity.database_oid),
         "pgcdc.slot": identity.slot,
         "pgcdc.start_lsn": str(start),
         FORMAT_PROPERTY: FORMAT,

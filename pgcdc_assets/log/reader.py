@@ -105,10 +105,17 @@ class ChangeLog:
         return newest_of(self._table)
 
     @property
+    def id(self) -> str:
+        """The id of the table: no two logs have the same, and a copy of the log has it too."""
+        return str(self.version().metadata["id"])
+
+    @property
     def identity(self) -> Identity:
         properties = self.version().configuration
+        names = ("system_identifier", "database", "slot", "database_oid")
         with reading(f"change log {self.path}", LogCorrupt):
-            return Identity(*(properties[f"pgcdc.{name}"] for name in ("system_identifier", "database", "slot")))
+            system, database, slot, oid = (properties[f"pgcdc.{name}"] for name in names)
+            return Identity(system, database, slot, int(oid))
 
     @property
     def began(self) -> Lsn:

@@ -47,12 +47,13 @@ def test_log_ahead_of_the_source(source: Source) -> None:
     assert source.confirmed(log) == log.position()
 
 
-@pytest.mark.parametrize("field", ["system_identifier", "database"])
-def test_another_identity(source: Source, field: str) -> None:
+@pytest.mark.parametrize(("field", "value"), [("system_identifier", "7007"), ("database_oid", 7007)])
+def test_another_identity(source: Source, field: str, value: object) -> None:
+    """A database of another name is the same if it has the same OID: it was renamed."""
     own = source.log().identity
-    other = Identity(**{**own.__dict__, field: "elsewhere"})
+    other = Identity(**{**own.__dict__, "database": "before", field: value})
     error = _refused(source, _log_at(source, "other", other, source.lsn()), IdentityMismatch)
-    assert "elsewhere" in str(error)
+    assert "7007" in str(error)
 
 
 def test_a_lower_timeline(source: Source) -> None:

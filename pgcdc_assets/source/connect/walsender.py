@@ -42,6 +42,7 @@ class SystemIdentity:
     timeline: int
     flush_lsn: Lsn
     database: str
+    database_oid: int
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,12 @@ class ReplicationConnection(LibpqConnection):
         """Whether the stream that has been started is parallel; see :class:`PluginOptions`."""
 
     def identify(self) -> SystemIdentity:
-        """IDENTIFY_SYSTEM."""
+        """IDENTIFY_SYSTEM, and the OID of the database."""
         system, timeline, flushed, database = self.execute("IDENTIFY_SYSTEM")[0]
         if system is None or timeline is None or flushed is None or database is None:
             raise ProtocolError("IDENTIFY_SYSTEM left a field empty", thing=self.endpoint)
-        return SystemIdentity(system, int(timeline), Lsn.parse(flushed), database)
+        oid = self.execute("SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()")[0][0]
+        return SystemIdentity(system, int(timeline), Lsn.parse(flushed), database, int(oid or 0))
 
     def timeline_history(self, timeline: int) -> tuple[TimelineSwitch, ...]:
         """The switches that led to ``timeline``, oldest first; none for the first timeline."""

@@ -24,6 +24,10 @@ SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin), 
        (SELECT to_jsonb(d) FROM pg_catalog.pg_stat_replication_slots d WHERE d.slot_name::text = s.slot_name::text)
 FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
 """  # noqa: S608  (put together of our own constants)
+_IDENTITY = """
+SELECT s.system_identifier::text, d.datname::text, d.oid::int8
+FROM pg_control_system() s, pg_catalog.pg_database d WHERE d.datname = current_database()
+"""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ def _lsn(text: str | None) -> Lsn | None:
 def require_slot(conn: psycopg.Connection[Any], slot: str) -> SlotStatus:
     status = slot_status(conn, slot)
     if status is None:
-        raise SlotMissing("does not exist", thing=f"slot {slot}", do="run `pgcdc setup`")
+        raise SlotMissing("does not exist", thing=f"slot {slot}", do=COPY_ANEW)
     return status
 
 
@@ -200,6 +204,6 @@ def _check_kind(status: SlotStatus, two_phase: bool) -> None:
 
 def identity(conn: psycopg.Connection[Any], slot: str) -> Identity:
     """The identity of what the slot sends: system identifier, database, slot."""
-    row = conn.execute("SELECT system_identifier::text, current_database()::text FROM pg_control_system()").fetchone()
+    row = conn.execute(_IDENTITY).fetchone()
     assert row is not None
-    return Identity(row[0], row[1], slot)
+    return Identity(row[0], row[1], slot, row[2])

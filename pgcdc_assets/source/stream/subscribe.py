@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -37,9 +37,10 @@ def check_identity(
             f"belongs to system {log.system_identifier}, but the source is system {source.system_identifier}",
             thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
         )  # fmt: skip
-    if source.database != log.database:
+    if not log.is_of_same_database(replace(log, database=source.database, database_oid=source.database_oid)):
         raise IdentityMismatch(
-            f"belongs to database {log.database}, but the source is database {source.database}",
+            f"belongs to database {log.database} (OID {log.database_oid}), but the source is database "
+            f"{source.database} (OID {source.database_oid})",
             thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
         )  # fmt: skip
     stands = Stands(transform_lsn, highest)
