@@ -5,12 +5,15 @@ Imports no Dagster, so that ``pgcdc status`` starts fast.
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from pathlib import Path
 
 from pgcdc_assets.core.master import on_this_host
 from pgcdc_assets.errors import SettingsError
-from pgcdc_assets.settings import STATE_FOLDER, Settings
+from pgcdc_assets.projectfile import SETTINGS_FILE
+from pgcdc_assets.settings import CATALOG_FILE, STATE_FOLDER, Settings
 from pgcdc_assets.store.private import private_folder
 
 LOCATION = "pgcdc_assets"
@@ -59,6 +62,23 @@ load_from:
       module_name: pgcdc_assets.definitions
       location_name: {LOCATION}
 """
+
+
+def enter_project() -> None:
+    """Make the ``working_directory`` of a code location the working directory, if it is a project's folder.
+
+    Dagster puts that folder first on ``sys.path`` while it imports the definitions, for a run too, and does not change
+    to it. A location without a project has no assets, which this logs as a warning.
+    """
+    named = Path(sys.path[0] if sys.path else "").absolute()
+    if (named / CATALOG_FILE).is_file() or (named / SETTINGS_FILE).is_file():
+        os.chdir(named)
+    if not CATALOG_FILE.is_file():
+        logging.getLogger(__name__).warning(
+            "there is no saved catalog %s, so this code location has no assets: run `pgcdc setup` in the project's "
+            "folder; if that is another folder, set it as `working_directory` of the code location",
+            CATALOG_FILE.absolute(),
+        )
 
 
 def started_source(settings: Settings, *, survive: bool = True) -> str:

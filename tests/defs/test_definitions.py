@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.pipeline import pipeline
-from pgcdc_assets.project import INSTANCE_YAML, WORKSPACE_YAML
+from pgcdc_assets.project import INSTANCE_YAML, WORKSPACE_YAML, enter_project
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import ODD, catalog_of
@@ -122,6 +123,36 @@ def test_loading_in_a_project_directory_touches_nothing_else(tmp_path: Path, cat
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_location_finds_its_project_in_its_working_directory(tmp_path: Path) -> None:
+    """Also where the process started in the folder of another project."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    save_catalog(catalog_of(("public", "orders")), own / CATALOG_FILE)
+    save_catalog(catalog_of(("public", "others")), other / CATALOG_FILE)
+    command = [sys.executable, "-m", "dagster", "asset", "list", "-m", "pgcdc_assets.definitions", "-d", str(own)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PGCDC_")}
+    environment |= {"PYTHONPATH": str(ROOT), "DAGSTER_HOME": str(tmp_path)}
+    found = subprocess.run(command, cwd=other, env=environment, check=True, timeout=120, capture_output=True, text=True)
+    assert "public/orders" in found.stdout.split()
+    assert "public/others" not in found.stdout
+
+
+def test_a_location_without_a_project_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "nowhere"), *sys.path])
+    enter_project()
+    (warned,) = caplog.records
+    assert str(tmp_path / CATALOG_FILE) in warned.getMessage()
+    assert "run `pgcdc setup`" in warned.getMessage()
+    assert "`working_directory`" in warned.getMessage()
+    caplog.clear()
+    save_catalog(catalog_of(("public", "orders")), tmp_path / "nowhere" / CATALOG_FILE)
+    enter_project()
+    assert not caplog.records
+    assert Path.cwd() == tmp_path / "nowhere"
 
 
 def test_the_files_of_the_checkout_are_those_that_commands_write() -> None:
