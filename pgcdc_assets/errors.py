@@ -70,6 +70,10 @@ class WrongInstance(SettingsError):
     )
 
 
+class WrongLake(SettingsError):
+    """The lake is not the one that the project follows its source in; nothing was started or written."""
+
+
 class BadRange(UsageError):
     """A text or key that is not an LSN range."""
 
@@ -197,7 +201,7 @@ class LogAhead(PgcdcError):
 
 
 class EmptyPublication(PgcdcError):
-    """The publication lists no table."""
+    """The publication lists no table, or does not exist."""
 
 
 class CopyBlocked(PgcdcError):

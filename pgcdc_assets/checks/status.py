@@ -28,10 +28,19 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
-from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, SourceUnavailable, StoreFailed, WrongSource
+from pgcdc_assets.errors import (
+    LakeError,
+    PgcdcError,
+    SettingsError,
+    SourceUnavailable,
+    StoreFailed,
+    WrongLake,
+    WrongSource,
+)
 from pgcdc_assets.flow import hold, lock, outcomes
 from pgcdc_assets.flow.hold import Hold
 from pgcdc_assets.flow.outcomes import Outcome
+from pgcdc_assets.flow.ownlake import refuse_other_lake
 from pgcdc_assets.log.prepared import PreparedTransaction
 from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
@@ -106,14 +115,15 @@ class Status:
 
 
 def status(settings: Settings, conninfo: str | None = None) -> Status:
-    """Look at source, log and lake; starts nothing. Raises WrongSource if another source is meant than the saved one,
-    and StoreFailed if the lake is out of reach.
+    """Look at source, log and lake; starts nothing. Raises WrongSource or WrongLake if another source or lake is meant
+    than the project's own, and StoreFailed if the lake is out of reach.
 
     ``conninfo`` None: the settings' source, or the embedded server's.
     """
     facts = Facts(now=datetime.now(UTC), slot_name=settings.slot, two_phase=settings.two_phase)
     # Once for all that is read of the lake: each look at a store that does not answer takes its time.
     storage.head(settings.layout.outcomes)
+    refuse_other_lake(settings.layout)
     unread: list[Problem] = []
     try:
         facts = replace(facts, catalog=load_catalog(CATALOG_FILE))
@@ -142,8 +152,8 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
 
 
 def refused(error: SettingsError | StoreFailed) -> Status:
-    """A status that says only that the source is not the project's, or that the lake is out of reach."""
-    thing = "lake" if isinstance(error, StoreFailed) else "source"
+    """A status that says only that source or lake is not the project's, or that the lake is out of reach."""
+    thing = "lake" if isinstance(error, StoreFailed | WrongLake) else "source"
     return Status(None, None, None, None, (), (_problem(error, thing),))
 
 

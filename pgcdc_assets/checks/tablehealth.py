@@ -12,6 +12,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.mirror.delta.mirrorschema import way_back
+from pgcdc_assets.source.connect.failures import COPY_ANEW
 
 LAG_BYTES = GIB
 FEED_OF_MESSAGES = "feed of messages"
@@ -24,11 +25,13 @@ def _publications(facts: Facts) -> Iterator[Problem]:
     present = [publication for publication in source.publications.values() if publication]
     for name, publication in source.publications.items():
         if publication is None:
-            yield error(f"publication {name}", "does not exist: changes are lost meanwhile", "run `pgcdc setup`")
+            do = COPY_ANEW if facts.slot or facts.log else "run `pgcdc setup`"
+            yield error(f"publication {name}", "does not exist: changes are lost meanwhile", do)
     published = frozenset(chain.from_iterable(publication.tables for publication in present))
     if present and not published and catalog.tables:
         names = ", ".join(publication.name for publication in present)
-        yield error(f"publication {names}", "lists no table: changes are lost meanwhile", "run `pgcdc setup`")
+        do = "run `pgcdc setup`" if source.ours else "add the tables back, then run `pgcdc sync`"
+        yield error(f"publication {names}", "lists no table: changes are lost meanwhile", do)
     elif present:
         # _unpublished reports tables that are not published at all, if the settings mean them.
         told = source.meant - source.mirrored

@@ -31,11 +31,14 @@ _NO_COMPUTE_LOGS = {
 
 
 def project_settings() -> Settings:
-    """The settings. Wrong settings, or another source than the project's, raise an error before a run is started."""
+    """The settings. Wrong settings, and another source or lake than the project's, raise an error before a run is
+    started."""
     from pgcdc_assets.checks.origin import refuse_other_source
+    from pgcdc_assets.flow.ownlake import refuse_other_lake
 
     settings = Settings.load()
     refuse_other_source(settings)
+    refuse_other_lake(settings.layout)
     dagster_home()
     return settings
 

@@ -74,10 +74,12 @@ def _pause(*, paused: bool) -> int:
 def _set_up() -> Settings:
     """The settings of a project that has been set up."""
     from pgcdc_assets.errors import SetupNeeded
+    from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.savedcatalog import load_catalog
     from pgcdc_assets.settings import CATALOG_FILE, Settings
 
     settings = Settings.load()
+    refuse_other_lake(settings.layout)
     if load_catalog(CATALOG_FILE) is None:
         raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
     return settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import click
 
 from pgcdc_assets.cli.arguments import as_json
 from pgcdc_assets.cli.lines import say
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.savedcatalog import save_catalog
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 @click.option("--role", help="With --sql: who is to follow the source, if not the role that connects.")
 def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     """Check the source, make publication and slot, save the catalog; twice is fine."""
+    from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
+    refuse_other_lake(settings.layout)
     if as_sql:
         return _print_script(settings, role)
     if role:
@@ -49,28 +52,50 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--lake", "lake_too", is_flag=True, help="Remove the lake as well.")
 @click.option("--forget", is_flag=True, help="Ask nothing of the source: it is gone, or another one now.")
-def teardown(yes: bool, lake_too: bool, forget: bool) -> int:
-    """Remove what setup made: slot, publication, saved catalog. The lake stays unless --lake."""
-    from pgcdc_assets.checks.origin import require_same_source
+@click.option("--shared", is_flag=True, help="Remove a publication that another project reads, too.")
+def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
+    """Remove what setup made: slot, publication, saved catalog. The lake stays unless --lake.
+
+    Ends with 1 if something stays on the source that setup made.
+    """
+    from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
-    what = f"slot {settings.slot} and publication {settings.publication}"
-    if forget:
-        what = "the saved catalog"
-    else:
-        require_same_source(settings)
+    refuse_other_lake(settings.layout, may_be_gone=True)
+    things = [] if forget else _to_remove(settings, shared)
+    things = things or ["what this project has saved"]
     if lake_too:
-        what += f", and the lake {settings.layout.root}"
+        things.append(f"the lake {settings.layout.root}")
+    what = " and ".join([", ".join(things[:-1]), things[-1]] if things[:-1] else things)
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("there is no terminal to ask at: say --yes to remove " + what)
         click.confirm(f"Remove {what}?", abort=True, err=True)
-    for line in _removed(settings, lake_too, forget=forget):
-        say(line)
-    if forget:
-        say(f"pgcdc: where slot {settings.slot} still stands on a source, drop it: it holds WAL there", err=True)
-    return 0
+    return _removed(settings, lake_too, forget=forget)
+
+
+def _to_remove(settings: Settings, shared: bool) -> list[str]:
+    """What teardown will remove from the source. Raises UsageError for a publication that another project reads."""
+    from pgcdc_assets.checks.origin import is_embedded, require_same_source, source_of
+    from pgcdc_assets.errors import UsageError
+    from pgcdc_assets.projectnote import load_note
+    from pgcdc_assets.source.setup.setup import traces
+
+    require_same_source(settings)
+    if is_embedded(settings):
+        # It is this project's alone, and is not started for a question.
+        return [f"slot {settings.slot}", f"publication {settings.publication}"]
+    found = traces(settings, source_of(settings), load_note().made)
+    if shared:
+        return found.ours
+    for publication, slots in found.read_by_others.items():
+        raise UsageError(
+            f"is read for slot {slots[0]} of another project, which would lose changes",
+            thing=f"publication {publication}",
+            do="tear that project down first, or say `pgcdc teardown --shared`",
+        )  # fmt: skip
+    return found.ours
 
 
 def _print_script(settings: Settings, role: str | None) -> int:
@@ -84,17 +109,49 @@ def _print_script(settings: Settings, role: str | None) -> int:
 
 def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     """Make publication, slot and saved catalog if they are missing."""
-    from pgcdc_assets.checks.origin import remember
+    from pgcdc_assets.checks.origin import known_identity, remember
+    from pgcdc_assets.flow.ownlake import note_lake
+    from pgcdc_assets.log.reader import ChangeLog
+    from pgcdc_assets.projectnote import load_note, note_made
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.setup.setup import setup
     from pgcdc_assets.spark.maven import java_command
 
     # Check Java first: without it nothing could read the slot, which would hold the source's WAL.
     java_command()
-    report = setup(settings, conninfo, on_wait=_tell_waiting)
+    _check_slot(settings, conninfo)
+    report = setup(settings, conninfo, on_wait=_tell_waiting, made=load_note().made, making=note_made)
+    report = replace(
+        report, catalog=replace(report.catalog, identity=known_identity(settings, report.catalog.identity))
+    )
     save_catalog(report.catalog, CATALOG_FILE)
     remember(settings, conninfo, report.catalog.identity)
+    note_made([thing for thing in report.created if thing.startswith("publication ")])
+    with suppress(PgcdcError, OSError):
+        if (log := ChangeLog(settings.layout)).exists:
+            note_lake(log)
     return replace(report, findings=[*_refused(report.catalog), *report.findings, *_saved_source(settings)])
+
+
+def _check_slot(settings: Settings, conninfo: str) -> None:
+    """Raise WrongLake if the slot has been read for another lake, and SlotMissing if this lake has lost its slot."""
+    from pgcdc_assets.errors import SlotMissing
+    from pgcdc_assets.flow.ownlake import log_id, refuse_taken_slot
+    from pgcdc_assets.source.connect.connection import APPLICATION, connect
+    from pgcdc_assets.source.connect.failures import COPY_ANEW
+    from pgcdc_assets.source.slot.slotstatus import slot_status
+
+    try:
+        log = log_id(settings.layout)
+    except (PgcdcError, OSError, ValueError):
+        return
+    with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
+        slot = slot_status(conn, settings.slot)
+    if log is None and slot is not None and slot.database == slot.connected_to:
+        refuse_taken_slot(slot, settings.layout)
+    if log is not None and slot is None:
+        what = f"is gone, and the lake {settings.layout.root} has a change log of it: changes after it are lost"
+        raise SlotMissing(what, thing=f"slot {settings.slot}", do=COPY_ANEW)
 
 
 def _saved_source(settings: Settings) -> list[Finding]:
@@ -131,12 +188,13 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
     say(f"PostgreSQL waits for {who}", err=True)
 
 
-def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> list[str]:
-    """Clear away under the lake's lock, so that nobody writes meanwhile."""
+def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> int:
+    """Clear away under the lake's lock, so that nobody writes meanwhile; returns the exit code."""
     from pgcdc_assets.checks.origin import ORIGIN_FILE
     from pgcdc_assets.cli.jobs import release_instance
     from pgcdc_assets.errors import MachineError
     from pgcdc_assets.flow.lock import lake_lock, unwritable
+    from pgcdc_assets.projectnote import NOTE_FILE, change_note
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.store import storage
 
@@ -146,50 +204,63 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> list[str]:
     except OSError as error:
         raise unwritable(settings.layout, error) from None
     with lake_lock(settings.layout, "teardown") if there else nullcontext():
-        gone = _retired_log(settings) if forget else _removed_from_source(settings)
+        left = _forgotten(settings) if forget else _removed_from_source(settings)
         release_instance()
         CATALOG_FILE.unlink(missing_ok=True)
         ORIGIN_FILE.unlink(missing_ok=True)
+        if left:
+            # A later teardown, as another role, can remove it.
+            change_note(lake=None, log=None, made=tuple(left))
+        else:
+            NOTE_FILE.unlink(missing_ok=True)
         if lake_too:
             storage.delete_folder(settings.layout.root)
             if any(True for _ in storage.walk(settings.layout.root, hidden=True)):
                 raise MachineError("could not be removed whole", thing=f"lake {settings.layout.root}",
                                    do="remove the rest of the folder as its owner")  # fmt: skip
-            gone.append(f"removed lake {settings.layout.root}")
-    return gone
+            say(f"removed lake {settings.layout.root}")
+    return 1 if left else 0
+
+
+def _forgotten(settings: Settings) -> list[str]:
+    """Retire the log without the source; returns nothing, because nothing is known of what stays there."""
+    _retire_log(settings)
+    say(f"pgcdc: where slot {settings.slot} still stands on a source, drop it: it holds WAL there", err=True)
+    return []
 
 
 def _removed_from_source(settings: Settings) -> list[str]:
+    """Remove what setup made, and say what stays; returns what setup made and stays."""
     from pgcdc_assets.checks.origin import is_embedded
     from pgcdc_assets.demo import shop
     from pgcdc_assets.project import started_source
-    from pgcdc_assets.source.connect.connection import connect
-    from pgcdc_assets.source.setup.setup import left_to_owners, teardown
-    from pgcdc_assets.source.slot.slotstatus import slot_status
+    from pgcdc_assets.projectnote import load_note
+    from pgcdc_assets.source.setup.setup import teardown, traces
 
-    conninfo = started_source(settings)
-    gone = [f"removed {thing}" for thing in teardown(settings, conninfo)]
-    for thing in left_to_owners(settings, conninfo):
-        say(f"pgcdc: {thing} stays: its owner can drop it", err=True)
-    with connect(conninfo) as conn:
-        if slot_status(conn, settings.slot) is None:
-            gone += _retired_log(settings)
+    conninfo, made = started_source(settings), load_note().made
+    for thing in teardown(settings, conninfo, made):
+        say(f"removed {thing}")
+    left = traces(settings, conninfo, made).left
+    for thing, why in left.items():
+        say(f"pgcdc: {thing} stays: {why}", err=True)
+    if f"slot {settings.slot}" not in left:
+        _retire_log(settings)
     if is_embedded(settings):
         shop.server().stop()
-    return gone
+    return [thing for thing in left if thing in made]
 
 
-def _retired_log(settings: Settings) -> list[str]:
+def _retire_log(settings: Settings) -> None:
     """Move the log aside, and keep it: without its slot it can never go on, and the next slot needs a new log."""
     from pgcdc_assets.log.reader import ChangeLog
     from pgcdc_assets.store import storage
 
     log = ChangeLog(settings.layout)
     if not log.exists:
-        return []
+        return
     place = log.path.with_name(f"{log.path.name}-{log.position():012X}")
     storage.move_folder(log.path, place)
-    return [f"kept the change log as {place}"]
+    say(f"kept the change log as {place}")
 
 
 def setup_json(report: SetupReport) -> dict[str, object]:

@@ -51,10 +51,12 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     """
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import refuse_unknown, run_sync
+    from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
+    refuse_other_lake(settings.layout)
     refuse_unknown(tables)
     conninfo = started_source(settings)
     progress = ConsoleProgress()

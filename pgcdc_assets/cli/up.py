@@ -51,10 +51,12 @@ def up(port: int | None, host: str) -> int:
     """Open Dagster's UI, with the sensor on."""
     from pgcdc_assets.checks.origin import is_embedded
     from pgcdc_assets.cli.source import make_ready
+    from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.source.connect.connection import connect
     from pgcdc_assets.source.slot.slotstatus import identity
 
     settings = Settings.load()
+    refuse_other_lake(settings.layout)
     if port is not None and not _is_free(host, port):
         raise MachineError(f"{port} is in use", thing="port", do="name another one in --port, or leave it out")
     stop = threading.Event()

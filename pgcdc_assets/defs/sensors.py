@@ -74,6 +74,9 @@ def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source
 def _decided(
     context: dg.SensorEvaluationContext, settings: Settings, source: Source, catalog: Catalog, cursor: Cursor
 ) -> tuple[Decision, Cursor]:
+    from pgcdc_assets.flow.ownlake import refuse_other_lake
+
+    refuse_other_lake(settings.layout)
     for run_id in report_dead_runs(context.instance, settings.layout):
         context.log.warning(f"run {run_id[:8]} died: reported as failed")
     reason = busy(_runs(context.instance, settings), time.time())

@@ -25,6 +25,7 @@ forgetting  deletes mirrors of tables that are gone
 recovering  repairs what a power cut left       outcomes    how the last operations ended
 sentinel    what an operator tells the runs     outage      pauses while the source is away
 boundary    brings the mirrors to the LSN of a snapshot, for verify
+ownlake     refuses another lake than the project's
 lock, hold                                                  work with other processes
 observer, reports                                           what a run reports
 """

@@ -41,6 +41,7 @@ from pgcdc_assets.flow.newtables import publish_new
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outage import Outage
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
+from pgcdc_assets.flow.ownlake import note_lake, refuse_other_lake, refuse_taken_slot
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.recovering import put_aside, recover_log_and_feeds
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
@@ -218,6 +219,7 @@ class Engine:
         """Run a block as the lake's one writer, and record its end for ``status``. A refusal because of another writer
         is not a failure."""
         layout, command = self._settings.layout, self._command
+        refuse_other_lake(layout)
         say = partial(self._observer.progress, "outcome")
         with (
             machine_told(layout.root), lake,
@@ -248,7 +250,7 @@ class Engine:
         if saved is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
         found = slotstatus.identity(conn, saved.identity.slot)
-        if found != saved.identity:
+        if not found.is_same(saved.identity):
             raise IdentityMismatch(
                 f"is database {found.database} of system {found.system_identifier}, but this project was set up for "
                 f"database {saved.identity.database} of system {saved.identity.system_identifier}", thing="source",
@@ -278,6 +280,7 @@ class Engine:
         log = ChangeLog(self._settings.layout)
         if not log.exists:
             slot = slotstatus.usable_slot(conn, identity.slot, two_phase=self._settings.two_phase)
+            refuse_taken_slot(slot, self._settings.layout)
             start = slot.confirmed_flush_lsn
             if start is None:
                 raise SetupNeeded("has no confirmed position", thing=slot.thing)
@@ -289,6 +292,8 @@ class Engine:
                 f"belongs to {log.identity.app_id()}, but this project was set up for {identity.app_id()}",
                 thing=f"change log {log.path}", do="set `lake` or `source` to the matching one",
             )  # fmt: skip
+        # Before anything is confirmed to the slot.
+        note_lake(log)
         return log
 
     def _check_level(self, work: Work, source: Lsn) -> None:

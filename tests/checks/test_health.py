@@ -176,7 +176,11 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "publication gone": (
         _source(publications={"pgcdc": None}), "error", "publication pgcdc", "does not exist", "pgcdc setup",
     ),
-    "publication emptied": (_published(), "error", "publication pgcdc", "lists no table", "pgcdc setup"),
+    "publication emptied": (_published(), "error", "publication pgcdc", "lists no table", "add the tables back"),
+    "publication of ours emptied": (
+        _source(publications=_published()["source"].publications, ours=True), "error", "publication pgcdc",
+        "lists no table", "run `pgcdc setup`",
+    ),
     "table not published": (
         _published(LEAF_A, LEAF_B), "error", "table public.orders", "not published any more", "pgcdc setup",
     ),

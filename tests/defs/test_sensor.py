@@ -23,6 +23,7 @@ from pgcdc_assets.defs.sync import sync_job
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.outcomes import OperationKind, recorded
+from pgcdc_assets.flow.ownlake import note_lake
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
@@ -93,6 +94,19 @@ def test_source_out_of_reach(instance: dg.DagsterInstance, settings: Settings) -
     said = why(look(instance, elsewhere))
     assert "/nowhere" in said
     assert "geheim" not in said
+
+
+@pytest.mark.usefixtures("level")
+def test_another_lake_is_red_and_gets_no_run(
+    instance: dg.DagsterInstance, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_lake(ChangeLog(settings.layout))
+    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "elsewhere"))
+    found = look(instance, Settings.load())
+    assert "has no change log, and the lake of this project is" in why(found)
+    (check,) = [event for event in found.asset_events or () if isinstance(event, dg.AssetCheckEvaluation)]
+    assert not check.passed
+    assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.usefixtures("catalog")

@@ -164,3 +164,12 @@ def password_goes_into_the_file(_original: Original) -> Any:
 )
 def another_source_is_taken(_original: Original) -> Any:
     return lambda settings, saved, found: None
+
+
+@override(
+    "pgcdc_assets.flow.ownlake:refuse_other_lake",
+    rule="a project writes to its own lake alone",
+    test="tests/cli/test_own_lake.py::test_a_sync_in_another_lake_leaves_the_slot_to_the_own_one",
+)
+def another_lake_is_taken(_original: Original) -> Any:
+    return lambda layout, *, may_be_gone=False: None

@@ -28,6 +28,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.recovery import recover
+from pgcdc_assets.projectnote import change_note, load_note
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
@@ -177,6 +178,9 @@ class PowerRig:
 
     def recovered(self) -> None:
         self.set_slot_back()
+        if load_note().log is not None:
+            # The image stands beside what it is an image of, and is not to be taken for a copy.
+            change_note(lake=self.settings.layout.root.text)
         assert self.settings.source is not None
         engine = Engine(self.settings, self.settings.source, Silent(), lambda: self.spark, "power cut test")
         report = engine.sync(Bounds())

@@ -23,6 +23,7 @@ from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import PublicationRows, read_places, read_published
 from pgcdc_assets.source.catalog.typeparts import TypeParts
 from pgcdc_assets.source.connect.connection import encoding_of
+from pgcdc_assets.source.connect.failures import no_publication
 
 # Upwards from each leaf, because a branch with partitions of its own may be detached and attached too.
 _ATTACHED = """
@@ -57,6 +58,8 @@ def read_tables(
         more = (roots | {leaf for group in leaves.values() for leaf in group}) - relations.keys()
         relations |= read_relations(conn, more)
         rows = PublicationRows.read(conn, publications)
+        for gone in set(publications) - rows.publications.keys():
+            raise no_publication(gone)
         places = read_places(conn, relations) if rows.schemas else {}
         partitions = [oid for oid, relation in relations.items() if relation.root and not relation.partitioned]
         attached = dict(conn.execute(_ATTACHED, [partitions]).fetchall()) if partitions else {}

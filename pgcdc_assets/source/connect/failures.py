@@ -15,6 +15,7 @@ from psycopg import pq
 from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.errors import (
     CopyBlocked,
+    EmptyPublication,
     PgcdcError,
     RightLacking,
     SettingsError,
@@ -46,7 +47,7 @@ _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
         "like local[2]",
     ),
     "57P03": (SourceUnavailable, "wait until the server has started, then run again"),
-    "3D000": (SourceNotReady, "check the database's name in the setting `source`"),
+    "3D000": (SourceNotReady, "check the database's name in the setting `source`: if it was renamed, set the new name"),
 }
 UNREACHED = (
     "see that the server runs, and that host and port in the setting `source` (PGCDC_SOURCE, or pgcdc.yaml) are its own"
@@ -97,6 +98,13 @@ _LOST = re.compile(
     r"can no longer (?:get changes|access)|cannot read from logical replication slot|has been invalidated"
 )
 _SLOT_NAME = re.compile(r'replication slot "([^"]*)"')
+_NO_PUBLICATION = re.compile(r'publication "(.*)" does not exist')
+
+
+def no_publication(name: str) -> EmptyPublication:
+    """Also where it has been made again since: WAL from before that cannot be decoded."""
+    return EmptyPublication("did not exist at some time since the slot was made: changes of that time are lost",
+                            thing=f"publication {name}", do=COPY_ANEW)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,8 @@ class ServerError:
         slot = _SLOT_NAME.search(self.message)
         if slot and (lost := self._slot_error(slot[1])):
             return lost
+        if gone := _NO_PUBLICATION.search(self.message):
+            return no_publication(gone[1])
         for pattern, kind, advice in _NO_WALSENDER:
             if pattern.search(self.message):
                 return kind(f"gives no replication connection: {self.message}", thing=thing, do=advice)
@@ -138,7 +148,7 @@ class ServerError:
     def _slot_error(self, slot: str) -> PgcdcError | None:
         thing = f"slot {slot}"
         if self.state == "42704":
-            return SlotMissing("does not exist", thing=thing, do="run `pgcdc setup`")
+            return SlotMissing("does not exist", thing=thing, do=COPY_ANEW)
         if self.state == "55006":
             return SlotActive(self.message, thing=thing, do=_BY_STATE["55006"][1])
         if self.state == "55000" and _LOST.search(self.message):

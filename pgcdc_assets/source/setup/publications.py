@@ -22,7 +22,7 @@ from pgcdc_assets.source.setup.selection import wanted_tables
 from pgcdc_assets.source.slot.blockers import alterers
 from pgcdc_assets.source.slot.creation import OnWait
 
-_MARK = re.compile(MARK + r"(\w+)(, with the slot)?")
+_MARK = re.compile(MARK + r"(\w+)(, with the slot)?(?:, which reads publication (.+))?", re.DOTALL)
 _LOCK_SECONDS = 2
 """lock_timeout for one table. Adding it waits for DDL, VACUUM or an index build on it (SHARE UPDATE EXCLUSIVE), not for
 writers. We hold no other lock meanwhile, so whoever waits behind us waits for those alone. An autovacuum gives way to a
@@ -40,16 +40,22 @@ JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE p.pubname = ANY(%s)
 """
+_MARKED = """
+SELECT pubname::text, obj_description(oid, 'pg_publication') FROM pg_catalog.pg_publication
+WHERE starts_with(obj_description(oid, 'pg_publication'), %s)
+"""
+_SLOTS = "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot_name = ANY(%s) ORDER BY 1"
 
 
 @dataclass(frozen=True)
 class OwnPublication:
     """A publication's name and mark. ``slot`` is None if we did not make it. ``with_slot``: we made that slot as
-    well."""
+    well. ``reads``: the publication of somebody else that the slot reads, if this one only marks the slot as ours."""
 
     name: str
     slot: str | None = None
     with_slot: bool = False
+    reads: str | None = None
 
     def statements(self, server_version: int, operations: str) -> list[sql.Composed]:
         """The statements that make it: without tables, leaves as themselves, and with stored generated columns if the
@@ -59,6 +65,7 @@ class OwnPublication:
             options.append(sql.SQL("publish_generated_columns = stored"))
         name = sql.Identifier(self.name)
         mark = f"{MARK}{self.slot}" + (", with the slot" if self.with_slot else "")
+        mark += f", which reads publication {self.reads}" if self.reads else ""
         return [
             sql.SQL("CREATE PUBLICATION {} WITH ({})").format(name, sql.SQL(", ").join(options)),
             sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, mark),
@@ -75,8 +82,19 @@ def read_publication(conn: psycopg.Connection[Any], name: str) -> OwnPublication
     ).fetchone()
     if row is None:
         return None
-    match = _MARK.fullmatch(row[0] or "")
-    return OwnPublication(name, match[1], bool(match[2])) if match else OwnPublication(name)
+    return _of_comment(name, row[0])
+
+
+def readers(conn: psycopg.Connection[Any], name: str, slot: str) -> list[str]:
+    """Slots of other projects that read the publication, as far as their setup has marked them."""
+    rows = conn.execute(_MARKED, [MARK]).fetchall()
+    slots = {one.slot for one in (_of_comment(*row) for row in rows) if one.reads == name and one.slot != slot}
+    return [found for (found,) in conn.execute(_SLOTS, [list(slots)])]
+
+
+def _of_comment(name: str, comment: str | None) -> OwnPublication:
+    match = _MARK.fullmatch(comment or "")
+    return OwnPublication(name, match[1], bool(match[2]), match[3]) if match else OwnPublication(name)
 
 
 def made_by_us(publication: OwnPublication, slot: str) -> bool:

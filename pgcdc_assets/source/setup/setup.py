@@ -7,7 +7,7 @@ Our publications bear a comment that names our slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
-from pgcdc_assets.source.connect.failures import of_exception
+from pgcdc_assets.source.connect.failures import COPY_ANEW, of_exception
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.setup.adopted import foreign_findings
 from pgcdc_assets.source.setup.findings import Finding, named, not_replicated, server_findings
@@ -35,6 +35,7 @@ from pgcdc_assets.source.setup.publications import (
     made_by_us,
     needed,
     read_publication,
+    readers,
     write_ours,
 )
 from pgcdc_assets.source.setup.rights import BY_OWNER, Changes, not_owned, rights_findings
@@ -64,10 +65,12 @@ def _refused(errors: Sequence[Finding]) -> SetupRefused:
     return SetupRefused(lines, "`pgcdc setup --sql` prints one script for the owner" if by_script else None)
 
 
-def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | None = None) -> list[Finding]:
+def check_source(
+    conn: psycopg.Connection[Any], settings: Settings, role: str | None = None, made: Container[str] = ()
+) -> list[Finding]:
     """All that is wrong, risky or worth knowing, errors first. Changes nothing.
 
-    ``role``: the role whose rights are checked; None: the connection's own.
+    ``role``: the role whose rights are checked; None: the connection's own. ``made``: see :func:`setup`.
     """
     publication = read_publication(conn, settings.publication)
     own = publication is None or made_by_us(publication, settings.slot)
@@ -75,7 +78,7 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
     wanted = wanted_tables(conn, settings.tables) if own else []
     if own:
         tables = [relation.oid for item in wanted for relation in item.relations]
-        content = [*_identity_findings(wanted), *_key_findings(wanted), *_order_findings(conn, settings, publication)]
+        content = [*_identity_findings(wanted), *_key_findings(wanted), *_order_findings(conn, settings, made)]
     else:
         tables = list(read_published(conn, [settings.publication], unread=True))
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
@@ -96,19 +99,23 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
 
 
 def setup(
-    settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None
+    settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
+    made: Container[str] = (), making: Callable[[list[str]], None] = lambda things: None,
 ) -> SetupReport:  # fmt: skip
     """Check, make publications and slot if they are lacking, read the catalog. Calling it twice is fine.
+
+    ``made``: what an earlier setup of this project made, like ``slot pgcdc``. ``making`` is called with the slot right
+    before it is made: a role that may not make a publication can leave no mark on the source that tells whose it is.
 
     Raises SourceNotReady with every error found; then nothing was made.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
-        findings = check_source(conn, settings)
+        findings = check_source(conn, settings, made=made)
         if errors := [finding for finding in findings if finding.severity == "error"]:
             raise _refused(errors)
         try:
             created = _publish(conn, settings, on_wait)
-            created += _make_slot(conn, settings, conninfo, lock_seconds, on_wait)
+            created += _make_slot(conn, settings, conninfo, lock_seconds, on_wait, making)
         except psycopg.Error as error:
             raise of_exception(error).typed("source") from None
         names = publication_names(conn, settings)
@@ -119,31 +126,64 @@ def setup(
         return SetupReport(catalog, created, findings)
 
 
-def teardown(settings: Settings, conninfo: str) -> list[str]:
+@dataclass(frozen=True)
+class Traces:
+    """What the source has of a project."""
+
+    ours: list[str]
+    """What teardown removes, like ``slot pgcdc``, in this order."""
+    left: dict[str, str]
+    """What teardown does not remove, and why."""
+    read_by_others: dict[str, list[str]]
+    """Those of our publications that slots of other projects read, with these slots."""
+
+
+def traces(settings: Settings, conninfo: str, made: Container[str] = ()) -> Traces:
+    """What :func:`teardown` would remove, and what it would leave. ``made``: see :func:`setup`."""
+    with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
+        return _traces(conn, settings, made)
+
+
+def teardown(settings: Settings, conninfo: str, made: Container[str] = ()) -> list[str]:
     """Remove what setup made: the slot first, so that it never decodes without its publications.
 
-    Returns what was removed. What somebody else made stays; so does what an owner made for us, see
-    :func:`left_to_owners`. Raises SlotActive if the slot is in use.
+    Returns what was removed. What somebody else made stays; so does what an owner made for us, see :func:`traces`.
+    Raises SlotActive if the slot is in use.
     """
-    removed: list[str] = []
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
-        marked = _ours(conn, settings)
-        if any(publication.with_slot for publication in marked) and slot_status(conn, settings.slot):
-            _drop_slot(conn, settings.slot)
-            removed.append(f"slot {settings.slot}")
-        others = not_owned(conn, _user(conn), [publication.name for publication in marked])
-        for publication in marked:
-            if publication.name in others:
-                continue
-            conn.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(publication.name)))
-            removed.append(f"publication {publication.name}")
-    return removed
+        ours = _traces(conn, settings, made).ours
+        for thing in ours:
+            kind, _, name = thing.partition(" ")
+            if kind == "slot":
+                _drop_slot(conn, name)
+            else:
+                conn.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
+    return ours
 
 
-def left_to_owners(settings: Settings, conninfo: str) -> list[str]:
-    """What is still there of this slot."""
-    with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
-        return [f"publication {publication.name}" for publication in _ours(conn, settings)]
+def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> Traces:
+    slot, marked = f"slot {settings.slot}", _ours(conn, settings)
+    ours, left = [], {}
+    if (status := slot_status(conn, settings.slot)) is not None:
+        if status.database == status.connected_to and _made_slot(conn, settings, made):
+            ours.append(slot)
+        else:
+            left[slot] = (
+                f"setup did not make it; where nobody needs it: SELECT pg_drop_replication_slot('{settings.slot}')"
+            )
+    others = not_owned(conn, _user(conn), [publication.name for publication in marked])
+    ours += [f"publication {publication.name}" for publication in marked if publication.name not in others]
+    left |= {f"publication {name}": "its owner can drop it" for name in others}
+    publication = read_publication(conn, settings.publication)
+    if publication is not None and not made_by_us(publication, settings.slot):
+        left[f"publication {publication.name}"] = "setup did not make it"
+    found = {one.name: readers(conn, one.name, settings.slot) for one in marked if one.name not in others}
+    return Traces(ours, left, {name: slots for name, slots in found.items() if slots})
+
+
+def _made_slot(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> bool:
+    """Whether setup made the slot: a mark on the source says so, or the project has noted it."""
+    return f"slot {settings.slot}" in made or any(publication.with_slot for publication in _ours(conn, settings))
 
 
 def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tuple[str, ...]:
@@ -166,12 +206,14 @@ def _publish(conn: psycopg.Connection[Any], settings: Settings, on_wait: OnWait 
 
 
 def _make_slot(
-    conn: psycopg.Connection[Any], settings: Settings, conninfo: str, lock_seconds: float, on_wait: OnWait | None
-) -> list[str]:
+    conn: psycopg.Connection[Any], settings: Settings, conninfo: str, lock_seconds: float, on_wait: OnWait | None,
+    making: Callable[[list[str]], None],
+) -> list[str]:  # fmt: skip
     status = slot_status(conn, settings.slot)
     if status is not None:
         check_slot(status, None, two_phase=settings.two_phase)
         return []
+    making([f"slot {settings.slot}"])
     with ReplicationConnection.open(conninfo, application_name=f"{APPLICATION}/setup") as connection:
         create_slot(
             connection, conn, settings.slot, temporary=False, two_phase=settings.two_phase, lock_seconds=lock_seconds,
@@ -189,7 +231,7 @@ def _mark(conn: psycopg.Connection[Any], settings: Settings) -> list[str]:
     name = _marker(settings)
     allowed = conn.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
     if allowed == (True,):
-        OwnPublication(name, settings.slot, with_slot=True).create(conn, "insert")
+        OwnPublication(name, settings.slot, with_slot=True, reads=settings.publication).create(conn, "insert")
         return [f"publication {name}"]
     return []
 
@@ -284,26 +326,24 @@ def _key_findings(wanted: Sequence[Planned]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _order_findings(
-    conn: psycopg.Connection[Any], settings: Settings, publication: OwnPublication | None
-) -> list[Finding]:
+def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:
     """A slot older than its publication fails on the WAL between them, or from 18 on loses it silently."""
     status = slot_status(conn, settings.slot)
-    if publication is not None or status is None:
+    names = publication_names(conn, settings)
+    lacking = [name for name in names if read_publication(conn, name) is None]
+    if not lacking or status is None:
         return []
     if status.database != status.connected_to:
         return [
             Finding("error", status.thing, f"belongs to database {status.database}, not to {status.connected_to}",
                     "choose another name in the setting `slot`")
         ]  # fmt: skip
-    return [
-        Finding(
-            "error", f"slot {settings.slot}", f"exists, but publication {settings.publication} does not: changes "
-            "since the slot was made would be lost",
-            f"make the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{settings.slot}')"
-            " and run `pgcdc setup`: it copies anew",
-        )
-    ]  # fmt: skip
+    what = f"exists, but publication {lacking[0]} does not: changes since the slot was made would be lost"
+    do = (
+        f"make the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{settings.slot}')"
+        " and run `pgcdc setup`: it copies anew"
+    )
+    return [Finding("error", status.thing, what, COPY_ANEW if _made_slot(conn, settings, made) else do)]
 
 
 def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int]) -> list[int]:

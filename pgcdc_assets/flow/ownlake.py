@@ -1,0 +1,92 @@
+"""A project writes to its own lake alone.
+
+A run in another lake would copy everything there and confirm the slot: the changes in between would be gone for the
+project's own lake. So every command compares the change log's id with the noted one before anything happens.
+"""
+
+from __future__ import annotations
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.errors import PgcdcError, StoreFailed, WrongLake
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.projectnote import ProjectNote, change_note, load_note
+from pgcdc_assets.source.connect.failures import COPY_ANEW
+from pgcdc_assets.source.slot.slotstatus import SlotStatus
+
+
+def refuse_other_lake(layout: Layout, *, may_be_gone: bool = False) -> None:
+    """Raise WrongLake if the lake is not the one that the project has noted, or StoreFailed if it is out of reach.
+
+    A lake that stands elsewhere now is the project's own, if its change log is, and if none is left at the noted place.
+    ``may_be_gone``: it is fine if the noted place holds no change log any more.
+    """
+    note = load_note()
+    if note.log is None:
+        return
+    try:
+        found = log_id(layout)
+    except StoreFailed:
+        raise
+    except (PgcdcError, OSError, ValueError):
+        # Whoever needs the log will report that.
+        return
+    at_home = note.is_at(layout.root)
+    if found == note.log:
+        if not at_home and _holds(note):
+            raise WrongLake(
+                f"is a copy of this project's lake, which is {note.lake}", thing=f"lake {layout.root}",
+                do=f"{_set(note)}; or rename that folder, if the project is to go on with the copy",
+            )  # fmt: skip
+    elif not at_home:
+        what = "holds the change log of another project" if found else "has no change log"
+        raise WrongLake(
+            f"{what}, and the lake of this project is {note.lake}", thing=f"lake {layout.root}",
+            do=f"{_set(note)}; a lake that was moved whole is known again; for a new lake {COPY_ANEW}",
+        )  # fmt: skip
+    elif found:
+        raise WrongLake(
+            "holds the change log of another project", thing=f"lake {layout.root}",
+            do="move that lake away, and put the lake of this project back",
+        )  # fmt: skip
+    elif not may_be_gone:
+        raise WrongLake(
+            "has lost the change log that this project made there", thing=f"lake {layout.root}",
+            do=f"put it back, or mount its disk; if it was moved, set `lake` to its place; where it is gone for good, "
+            f"{COPY_ANEW}",
+        )  # fmt: skip
+
+
+def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
+    """Raise WrongLake if a slot that is to be read for a lake without a change log has been read for another lake."""
+    if slot.active or slot.decoded.total_txns:
+        raise WrongLake(
+            f"has no change log, and {slot.thing} has been read before: another lake is likely to depend on it",
+            thing=f"lake {layout.root}",
+            do="set `lake` (PGCDC_LAKE, or pgcdc.yaml) to that lake, or choose another name in the setting `slot`; "
+            f"where no lake needs the slot, {COPY_ANEW}",
+        )  # fmt: skip
+
+
+def note_lake(log: ChangeLog) -> None:
+    """Note that the project follows its source in the lake of this log."""
+    change_note(lake=log.layout.root.text, log=log.id)
+
+
+def log_id(layout: Layout) -> str | None:
+    """The id of the lake's change log; None if the lake has none."""
+    log = ChangeLog(layout)
+    return log.id if log.exists else None
+
+
+def _holds(note: ProjectNote) -> bool:
+    """Whether the noted place still holds the project's log. A place that cannot be read counts as left."""
+    assert note.lake is not None
+    try:
+        return log_id(Layout(Location(note.lake))) == note.log
+    except (PgcdcError, OSError, ValueError):
+        return False
+
+
+def _set(note: ProjectNote) -> str:
+    return f"set `lake` (PGCDC_LAKE, or pgcdc.yaml) to {note.lake}"

@@ -1,0 +1,71 @@
+"""What a project has noted in ``.pgcdc``: which lake is its own, and what ``setup`` made on the source.
+
+The lake goes by the id of its change log, not by its place alone: a lake that was moved is the same lake.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.settings import STATE_FOLDER
+from pgcdc_assets.store.durable import write_whole
+from pgcdc_assets.store.private import private_folder
+
+NOTE_FILE = STATE_FOLDER / "note.json"
+
+
+@dataclass(frozen=True)
+class ProjectNote:
+    lake: str | None = None
+    """The place of the project's lake; None before the lake has a change log."""
+    log: str | None = None
+    """The id of that lake's change log."""
+    made: tuple[str, ...] = ()
+    """What ``setup`` made on the source, like ``slot pgcdc``."""
+
+    def is_at(self, lake: Location) -> bool:
+        """Whether the noted place is this one, whatever links lead to it."""
+        if self.lake is None or self.lake == lake.text:
+            return self.lake is not None
+        with suppress(OSError):
+            return lake.scheme == Location(self.lake).scheme == LOCAL and os.path.samefile(self.lake, lake.text)
+        return False
+
+
+def load_note() -> ProjectNote:
+    """The note; an empty one if there is none. Raises SettingsError if it cannot be read."""
+    try:
+        found = json.loads(NOTE_FILE.read_text())
+        return ProjectNote(_text(found["lake"]), _text(found["log"]), tuple(str(thing) for thing in found["made"]))
+    except FileNotFoundError:
+        return ProjectNote()
+    except (OSError, ValueError, KeyError, TypeError):
+        do = "delete it, set `lake` to the lake of this project, and run `pgcdc setup`"
+        raise SettingsError("cannot be read", thing=str(NOTE_FILE), do=do) from None
+
+
+def change_note(**changed: Any) -> None:
+    """Note other values of these fields."""
+    before = load_note()
+    after = replace(before, **changed)
+    if after != before:
+        private_folder(NOTE_FILE.parent)
+        write_whole(NOTE_FILE, (json.dumps(asdict(after), indent=1) + "\n").encode())
+
+
+def note_made(things: list[str]) -> None:
+    """Note things that ``setup`` made, or is about to make."""
+    before = load_note().made
+    change_note(made=(*before, *(thing for thing in things if thing not in before)))
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError

@@ -1,0 +1,252 @@
+"""A project follows its source in its own lake, and in no other, whatever a shell has or lacks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from pgcdc_assets.cli.main import COMMANDS as ALL
+from pgcdc_assets.cli.main import SENTINEL
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import WrongLake
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.maintenance import Allowance
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.ownlake import note_lake
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.projectnote import NOTE_FILE, load_note
+from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from tests.cli.conftest import Shell
+
+COMMANDS = (
+    ["status"], ["status", "--json"], ["setup"], ["setup", "--sql"], ["sync"], ["follow"], ["verify"],
+    ["snapshot", "a"], ["heal", "a"], ["repair", "a", "--range", "0/1..0/2"], ["maintain"], ["forget", "a", "--yes"],
+    ["up"], ["code-server"], ["until", "--current"], ["pause", "apply"], ["resume", "apply"], ["positions"],
+    ["teardown", "--yes"], ["teardown", "--lake", "--forget", "--yes"],
+)  # fmt: skip
+WITHOUT_A_LAKE = {"pack", "demo"}
+"""``demo`` makes a project of its own in a new folder."""
+
+
+@pytest.fixture
+def noted(shell: Shell) -> Shell:
+    """The project has a change log in ./lake, as right after the first sync made it."""
+    shell.pgcdc("setup")
+    saved = load_catalog(CATALOG_FILE)
+    assert saved is not None
+    made = ChangeLog(Settings.load().layout)
+    made.create(saved.identity, confirmed(shell), 1)
+    note_lake(made)
+    return shell
+
+
+@pytest.fixture
+def synced(shell: Shell) -> Shell:
+    """The project has a change log in ./lake, and the slot has moved."""
+    shell.pgcdc("setup")
+    shell.pgcdc("pause", "apply")
+    _write(shell, 1)
+    shell.pgcdc("sync")
+    return shell
+
+
+def _write(shell: Shell, number: int) -> None:
+    with shell.database.connect() as conn:
+        conn.execute("INSERT INTO a VALUES (%s)", [number])
+
+
+def confirmed(shell: Shell) -> Lsn:
+    with shell.database.connect() as conn:
+        row = conn.execute("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+                           [f"s_{shell.database.name}"]).fetchone()  # fmt: skip
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+def log() -> ChangeLog:
+    return ChangeLog(Settings.load().layout).open()
+
+
+def test_every_command_is_tried() -> None:
+    names = {command.name for command in (*ALL, *SENTINEL)}
+    assert {arguments[0] for arguments in COMMANDS} == names - WITHOUT_A_LAKE
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_another_lake_is_refused_before_anything_is_written(noted: Shell, arguments: list[str]) -> None:
+    before, at = noted.files(), confirmed(noted)
+    noted.set(LAKE="elsewhere")
+    said = noted.pgcdc(*arguments, expect=2)
+    home = noted.folder / "lake"
+    assert f"lake {noted.folder / 'elsewhere'}: has no change log, and the lake of this project is {home}" in said
+    assert f"set `lake` (PGCDC_LAKE, or pgcdc.yaml) to {home}" in said
+    assert len(said.strip().splitlines()) == 1
+    assert (noted.files(), confirmed(noted)) == (before, at)
+
+
+def test_a_sync_in_another_lake_leaves_the_slot_to_the_own_one(synced: Shell) -> None:
+    at = confirmed(synced)
+    synced.set(LAKE="elsewhere")
+    synced.pgcdc("sync", expect=2)
+    assert confirmed(synced) == at
+    synced.set(LAKE=None)
+    synced.pgcdc("sync")
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["sync"], ["teardown", "--lake", "--yes"]], ids=" ".join)
+def test_a_lake_of_another_project_is_refused(noted: Shell, arguments: list[str]) -> None:
+    """It has another log of the same source and slot, as after a sync in the wrong lake."""
+    identity, start = log().identity, log().began
+    noted.set(LAKE="elsewhere")
+    ChangeLog(Settings.load().layout).create(identity, start, 1)
+    before = noted.files()
+    assert "holds the change log of another project" in noted.pgcdc(*arguments, expect=2)
+    assert noted.files() == before
+    noted.set(LAKE=None)
+    shutil.rmtree("lake")
+    Path("elsewhere").rename("lake")
+    said = noted.pgcdc(*arguments, expect=2)
+    assert "holds the change log of another project; move that lake away" in said
+    assert Path("lake").is_dir()
+
+
+def test_a_lake_that_was_moved_is_the_same(synced: Shell) -> None:
+    Path("lake").rename("moved")
+    said = synced.pgcdc("sync", expect=2)
+    assert "has lost the change log" in said
+    assert "if it was moved, set `lake` to its place" in said
+    synced.set(LAKE="moved")
+    assert "is set up for" not in synced.pgcdc("status", expect=None)
+    _write(synced, 2)
+    synced.pgcdc("sync")
+    assert load_note().lake == str(synced.folder / "moved")
+    assert log().position() > log().began
+
+
+def test_a_project_that_was_moved_with_its_lake(noted: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = noted.folder.with_name("moved")
+    noted.folder.rename(moved)
+    monkeypatch.chdir(moved)
+    noted.pgcdc("setup")
+    assert load_note().lake == str(moved / "lake")
+
+
+def test_a_copy_of_the_lake_is_refused_while_the_lake_is_there(noted: Shell) -> None:
+    shutil.copytree("lake", "copied")
+    noted.set(LAKE="copied")
+    said = noted.pgcdc("sync", expect=2)
+    assert f"is a copy of this project's lake, which is {noted.folder / 'lake'}" in said
+    assert "rename that folder" in said
+    Path("lake").rename("old")
+    noted.pgcdc("setup")
+    assert load_note().lake == str(noted.folder / "copied")
+
+
+def test_a_copied_project_is_refused_beside_its_original(noted: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = noted.folder.with_name("copied")
+    shutil.copytree(noted.folder, copied)
+    monkeypatch.chdir(copied)
+    assert "is a copy of this project's lake" in noted.pgcdc("sync", expect=2)
+
+
+def test_a_link_to_the_lake_is_the_lake(noted: Shell) -> None:
+    Path("link").symlink_to("lake")
+    noted.set(LAKE="link")
+    noted.pgcdc("status")
+
+
+def test_a_lake_that_is_gone_for_good(synced: Shell) -> None:
+    """An empty folder at its place may be a disk that is not mounted; what the message says leads out."""
+    shutil.rmtree("lake")
+    Path("lake").mkdir()
+    said = synced.pgcdc("sync", expect=2)
+    assert "has lost the change log that this project made there" in said
+    assert "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`" in said
+    synced.pgcdc("teardown", "--yes")
+    assert not NOTE_FILE.exists()
+    synced.pgcdc("setup")
+    synced.pgcdc("pause", "apply")
+    synced.pgcdc("sync")
+    assert load_note().log == log().id
+
+
+def test_another_project_does_not_take_the_slot(synced: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A colleague's checkout of the same project, which has the settings alone."""
+    other = synced.folder.with_name("other")
+    other.mkdir()
+    monkeypatch.chdir(other)
+    at = confirmed(synced)
+    for command in (["setup"], ["up"]):
+        said = synced.pgcdc(*command, expect=2)
+        assert f"lake {other / 'lake'}: has no change log, and slot s_{synced.database.name} has been read" in said
+        assert "choose another name in the setting `slot`" in said
+    assert confirmed(synced) == at
+    synced.set(LAKE=str(synced.folder / "lake"))
+    synced.pgcdc("setup")
+    synced.pgcdc("sync")
+
+
+def test_two_projects_set_up_alike_do_not_take_turns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither had a lake at its setup: the first one that follows has the slot."""
+    shell.pgcdc("setup")
+    other = shell.folder.with_name("other")
+    other.mkdir()
+    monkeypatch.chdir(other)
+    shell.pgcdc("setup")
+    shell.pgcdc("pause", "apply")
+    _write(shell, 1)
+    shell.pgcdc("sync")
+    at = confirmed(shell)
+    monkeypatch.chdir(shell.folder)
+    assert "has been read before" in shell.pgcdc("sync", expect=2)
+    assert confirmed(shell) == at
+
+
+def test_until_the_first_sync_the_lake_may_be_anywhere(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    shell.set(LAKE="elsewhere")
+    shell.pgcdc("pause", "apply")
+    shell.pgcdc("sync")
+    assert load_note().lake == str(shell.folder / "elsewhere")
+
+
+def test_a_note_that_cannot_be_read(noted: Shell) -> None:
+    NOTE_FILE.write_text('{"lake": 1')
+    said = noted.pgcdc("status", expect=2)
+    assert f"{NOTE_FILE}: cannot be read; delete it" in said
+    NOTE_FILE.unlink()
+    noted.pgcdc("setup")
+    assert load_note().log == log().id
+
+
+def test_a_lost_slot_is_told_by_setup(synced: Shell) -> None:
+    """A new one would begin behind what the lake has."""
+    with synced.database.connect() as conn:
+        conn.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
+        )
+    for command in ("setup", "sync", "status"):
+        assert "run `pgcdc teardown`, then `pgcdc setup`" in synced.pgcdc(command, expect=1)
+    synced.pgcdc("teardown", "--yes")
+    synced.pgcdc("setup")
+    synced.pgcdc("pause", "apply")
+    synced.pgcdc("sync")
+
+
+def test_a_run_of_dagster_is_refused_too(noted: Shell) -> None:
+    """It reads the settings of its own process, and takes no lock in another lake."""
+    noted.set(LAKE="elsewhere")
+
+    def no_spark() -> NoReturn:
+        raise AssertionError
+
+    engine = Engine(Settings.load(), "host=/nowhere", Silent(), no_spark, "test")
+    for work in (lambda: engine.sync(Bounds()), lambda: engine.maintain(Allowance())):
+        with pytest.raises(WrongLake, match="has no change log"):
+            work()
+    assert not Path("elsewhere").exists()

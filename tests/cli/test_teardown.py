@@ -1,0 +1,185 @@
+"""What setup made goes, what somebody else made or reads stays, and every word of it is said."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from pgcdc_assets.projectnote import NOTE_FILE, load_note
+from tests.cli.conftest import Shell
+
+
+@pytest.fixture
+def conn(shell: Shell) -> Iterator[psycopg.Connection]:
+    with shell.database.connect() as conn:
+        yield conn
+
+
+@pytest.fixture
+def role(shell: Shell, conn: psycopg.Connection) -> Iterator[str]:
+    """May replicate and read, and make no publication."""
+    name = f"plain_{secrets.token_hex(4)}"
+    conn.execute(
+        f"CREATE ROLE {name} LOGIN REPLICATION; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}".encode()
+    )
+    yield name
+    conn.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
+
+
+def left(conn: psycopg.Connection) -> set[str]:
+    rows = conn.execute(
+        "SELECT 'publication ' || pubname FROM pg_publication UNION ALL SELECT 'slot ' || slot_name"
+        " FROM pg_replication_slots WHERE database = current_database()"
+    ).fetchall()
+    return {name for (name,) in rows}
+
+
+def as_role(shell: Shell, role: str) -> None:
+    shell.set(SOURCE=make_conninfo(shell.database.conninfo, user=role))
+
+
+def test_a_slot_beside_a_publication_of_the_owners_goes(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """Nothing on the source tells that the slot is ours: the project has noted it."""
+    conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
+    as_role(shell, role)
+    shell.set(PUBLICATION="theirs")
+    shell.pgcdc("setup")
+    slot = f"slot s_{shell.database.name}"
+    assert left(conn) == {"publication theirs", slot}
+    asked = shell.pgcdc("teardown", expect=2)
+    assert slot in asked
+    assert "theirs" not in asked
+    said = shell.pgcdc("teardown", "--yes")
+    assert f"removed {slot}" in said
+    assert "publication theirs stays: setup did not make it" in said
+    assert left(conn) == {"publication theirs"}
+
+
+def test_a_slot_of_which_nothing_is_known_stays_and_is_told(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """The advice leads out."""
+    conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
+    as_role(shell, role)
+    shell.set(PUBLICATION="theirs")
+    shell.pgcdc("setup")
+    NOTE_FILE.unlink()
+    said = shell.pgcdc("teardown", "--yes")
+    slot = f"s_{shell.database.name}"
+    statement = f"SELECT pg_drop_replication_slot('{slot}')"
+    assert f"slot {slot} stays: setup did not make it; where nobody needs it: {statement}" in said
+    conn.execute(statement.encode())
+    assert left(conn) == {"publication theirs"}
+
+
+def test_a_slot_is_noted_before_it_is_made(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """A setup that ends while it waits for its slot leaves no slot that nobody knows."""
+    conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
+    as_role(shell, role)
+    shell.set(PUBLICATION="theirs")
+    noted: list[tuple[str, ...]] = []
+
+    def dies(*arguments: object, **options: object) -> None:
+        noted.append(load_note().made)
+        raise KeyboardInterrupt
+
+    with shell.patch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr("pgcdc_assets.source.setup.setup.create_slot", dies)
+        shell.pgcdc("setup", expect=1)
+    assert noted == [(f"slot s_{shell.database.name}",)]
+
+
+def test_what_setup_made_and_stays_ends_with_1(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    shell.pgcdc("setup")
+    as_role(shell, role)
+    name = f"s_{shell.database.name}"
+    said = shell.pgcdc("teardown", "--yes", expect=1)
+    assert f"publication {name} stays: its owner can drop it" in said
+    assert left(conn) == {f"publication {name}", f"publication {name}_inserts"}
+    shell.set(SOURCE=shell.database.conninfo)
+    shell.pgcdc("teardown", "--yes")
+    assert left(conn) == set()
+    assert not NOTE_FILE.exists()
+
+
+@pytest.fixture
+def sharing(shell: Shell, conn: psycopg.Connection) -> tuple[Path, Path]:
+    """Two projects of one database: the second one reads the publication that the first one made."""
+    first, second = shell.folder, shell.folder.with_name("second")
+    shell.pgcdc("setup")
+    second.mkdir()
+    shell.patch.chdir(second)
+    shell.set(SLOT=f"second_{shell.database.name}")
+    shell.pgcdc("setup")
+    return first, second
+
+
+def in_project(shell: Shell, folder: Path, slot: str) -> None:
+    shell.patch.chdir(folder)
+    shell.set(SLOT=f"{slot}_{shell.database.name}")
+
+
+def test_a_publication_that_another_project_reads_is_not_dropped(
+    shell: Shell, conn: psycopg.Connection, sharing: tuple[Path, Path]
+) -> None:
+    first, second = sharing
+    in_project(shell, first, "s")
+    before, traces = shell.files(), left(conn)
+    said = shell.pgcdc("teardown", "--yes", expect=2)
+    name = shell.database.name
+    assert f"publication s_{name}: is read for slot second_{name} of another project" in said
+    assert (shell.files(), left(conn)) == (before, traces)
+    in_project(shell, second, "second")
+    said = shell.pgcdc("teardown", "--yes")
+    assert f"publication s_{name} stays: setup did not make it" in said
+    in_project(shell, first, "s")
+    shell.pgcdc("teardown", "--yes")
+    assert left(conn) == set()
+
+
+def test_a_publication_that_is_gone_has_one_answer(
+    shell: Shell, conn: psycopg.Connection, sharing: tuple[Path, Path]
+) -> None:
+    """Every command gives the same advice, and it leads out, also for a project whose publication was another's."""
+    first, second = sharing
+    in_project(shell, second, "second")
+    shell.pgcdc("pause", "apply")
+    shell.pgcdc("sync")
+    in_project(shell, first, "s")
+    shell.pgcdc("teardown", "--yes", "--shared")
+    in_project(shell, second, "second")
+    assert left(conn) == {
+        f"slot second_{shell.database.name}",
+        f"publication pgcdc_assets_second_{shell.database.name}",
+    }
+    for command in ("status", "setup", "sync"):
+        said = shell.pgcdc(command, expect=1)
+        assert "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew" in said, said
+        assert "run `pgcdc setup`;" not in said
+    _lead_out(shell)
+
+
+def test_a_publication_of_ours_that_is_gone_has_one_answer(shell: Shell, conn: psycopg.Connection) -> None:
+    """The slot bears no mark any more: it was noted."""
+    shell.pgcdc("setup")
+    name = f"s_{shell.database.name}"
+    conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(f"{name}_inserts")))
+    for command in ("status", "setup"):
+        assert "run `pgcdc teardown`, then `pgcdc setup`" in shell.pgcdc(command, expect=1), "one of the pair"
+    conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
+    for command in ("status", "setup", "sync"):
+        assert "run `pgcdc teardown`, then `pgcdc setup`" in shell.pgcdc(command, expect=1), "both"
+    _lead_out(shell)
+
+
+def _lead_out(shell: Shell) -> None:
+    shell.pgcdc("teardown", "--yes")
+    shell.pgcdc("setup")
+    shell.pgcdc("pause", "apply")
+    shell.pgcdc("sync")
+    assert "does not exist" not in shell.pgcdc("status", expect=None)
