@@ -1,0 +1,163 @@
+"""What a command advises is done, and the command comes through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from tests.advice import FOLLOWED
+from tests.cli.conftest import Shell
+
+OTHERS: list[ReplicationConnection] = []
+
+
+def run_sql(shell: Shell, text: str) -> None:
+    with shell.database.connect() as conn:
+        conn.execute(text.encode())
+
+
+def slot_of(shell: Shell) -> str:
+    return f"s_{shell.database.name}"
+
+
+def _log_ahead(shell: Shell) -> None:
+    """As after the source was restored to an earlier time."""
+    shell.pgcdc("setup")
+    saved = load_catalog(CATALOG_FILE)
+    assert saved is not None
+    ChangeLog(Settings.load().layout).create(saved.identity, Lsn(1 << 60), 1)
+
+
+def _new_lake(shell: Shell, _: str) -> None:
+    shell.pgcdc("teardown", "--lake", "--yes")
+    shell.pgcdc("setup")
+
+
+def _drop_as_told(shell: Shell, said: str) -> None:
+    statement = re.search(r"SELECT pg_drop_replication_slot\('\w+'\)", said)
+    assert statement is not None
+    run_sql(shell, statement[0])
+
+
+def _other_slot(shell: Shell, _: str) -> None:
+    shell.set(SLOT=f"other_{shell.database.name}")
+
+
+def _set_up_then(more: Callable[[Shell], object]) -> Callable[[Shell], None]:
+    def prepare(shell: Shell) -> None:
+        shell.pgcdc("setup")
+        more(shell)
+
+    return prepare
+
+
+def _emptied(shell: Shell) -> None:
+    shell.pgcdc("pause", "apply")
+    run_sql(shell, f"ALTER PUBLICATION {slot_of(shell)} DROP TABLE a, b")
+
+
+def _held(shell: Shell) -> None:
+    other = ReplicationConnection.open(shell.database.conninfo, application_name="somebody")
+    other.start(slot_of(shell), ZERO, [slot_of(shell)])
+    OTHERS.append(other)
+
+
+def _terminate_as_told(shell: Shell, said: str) -> None:
+    statement = re.search(r"SELECT pg_terminate_backend\((\d+)\)", said)
+    assert statement is not None
+    # With a time to wait: the slot is free when it returns.
+    run_sql(shell, f"SELECT pg_terminate_backend({statement[1]}, 10000)")
+    OTHERS.pop().close()
+
+
+def _physical(shell: Shell) -> None:
+    with shell.database.connect() as conn:
+        conn.execute("SELECT pg_create_physical_replication_slot(%s)", [slot_of(shell)])
+
+
+def _publication_by_hand(shell: Shell) -> None:
+    """As one of somebody else's: a physical slot stands under our name."""
+    run_sql(shell, sql.SQL("CREATE PUBLICATION {} FOR TABLE a").format(sql.Identifier(slot_of(shell))).as_string(None))
+    _physical(shell)
+
+
+@dataclass(frozen=True)
+class Case:
+    advice: str
+    """As :mod:`tests.advice` has it."""
+    prepare: Callable[[Shell], object]
+    command: str
+    code: int
+    said: str
+    follow: Callable[[Shell, str], object]
+
+
+SETUP = "run `pgcdc setup`"
+CASES = (
+    Case(SETUP, lambda s: None, "status", 1, SETUP, lambda s, _: s.pgcdc("setup")),
+    Case("run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`", _log_ahead, "status", 1,
+         "run `pgcdc teardown --lake`", _new_lake),
+    Case("make the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{}') and run "
+         "`pgcdc setup`: it copies anew",
+         lambda s: run_sql(s, f"SELECT pg_create_logical_replication_slot('{slot_of(s)}', 'pgoutput')"), "setup", 1,
+         "make the publication yourself", _drop_as_told),
+    Case("choose another name in the setting `slot`", _publication_by_hand, "setup", 1,
+         "choose another name in the setting `slot`", _other_slot),
+    Case("set it to {}, or choose another name in the setting `slot`",
+         _set_up_then(lambda s: s.set(TWO_PHASE="true")), "status", 1, "set it to false",
+         lambda s, _: s.set(TWO_PHASE="false")),
+    Case("set `two_phase` to {}, or choose another name in the setting `slot`",
+         _set_up_then(lambda s: s.set(TWO_PHASE="true")), "setup", 1, "set `two_phase` to false",
+         lambda s, _: s.set(TWO_PHASE="false")),
+    Case("create one", lambda s: run_sql(s, "DROP TABLE a, b"), "setup", 1, "create one",
+         lambda s, _: run_sql(s, "CREATE TABLE c (id int PRIMARY KEY)")),
+    Case("did you mean {}?", lambda s: Path("pgcdc.yaml").write_text('tables: ["public.aa"]\n'), "setup", 1,
+         "did you mean public.a?", lambda s, _: Path("pgcdc.yaml").write_text('tables: ["public.a"]\n')),
+    Case("did you mean `{}`?", lambda s: Path("pgcdc.yaml").write_text("lakes: there\n"), "setup", 2,
+         "did you mean `lake`?", lambda s, _: Path("pgcdc.yaml").write_text("lake: there\n")),
+    Case("add the tables back, or run `pgcdc setup`", _set_up_then(_emptied), "sync", 1,
+         "add the tables back, or run `pgcdc setup`", lambda s, _: s.pgcdc("setup")),
+    Case("stop that process, or SELECT pg_terminate_backend({}) on the source", _set_up_then(_held), "status", 1,
+         "pg_terminate_backend(", _terminate_as_told),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice[:40])
+def test_following_it_leads_out(case: Case, shell: Shell) -> None:
+    assert FOLLOWED[case.advice].endswith("::test_following_it_leads_out")
+    case.prepare(shell)
+    said = shell.pgcdc(*case.command.split(), expect=case.code)
+    assert case.said in said
+    case.follow(shell, said)
+    assert case.said not in shell.pgcdc(*case.command.split())
+    _drop_any_physical(shell)
+
+
+def _drop_any_physical(shell: Shell) -> None:
+    """It belongs to no database, and would stay on the server."""
+    with shell.database.connect() as conn:
+        conn.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND "
+                     "slot_type = 'physical'", [slot_of(shell)])  # fmt: skip
+
+
+def test_a_table_without_a_key_is_followed_in_full_once_it_has_one(shell: Shell) -> None:
+    run_sql(shell, "CREATE TABLE keyless (v int)")
+    said = shell.pgcdc("setup")
+    assert "give it a primary key, or ALTER TABLE public.keyless REPLICA IDENTITY FULL; then run `pgcdc setup`" in said
+    run_sql(shell, "ALTER TABLE public.keyless REPLICA IDENTITY FULL")
+    assert "are not seen" not in shell.pgcdc("setup")
+
+
+def test_each_case_is_one_of_the_table() -> None:
+    here = {text for text, node in FOLLOWED.items() if node.endswith("test_advice.py::test_following_it_leads_out")}
+    assert {case.advice for case in CASES} == here
