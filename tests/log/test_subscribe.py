@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pgcdc_assets.core.catalog import Identity
@@ -48,7 +50,7 @@ def test_log_ahead_of_the_source(source: Source) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("system_identifier", "7007"), ("database_oid", 7007)])
-def test_another_identity(source: Source, field: str, value: object) -> None:
+def test_another_identity(source: Source, field: str, value: Any) -> None:
     """A database of another name is the same if it has the same OID: it was renamed."""
     own = source.log().identity
     other = Identity(**{**own.__dict__, "database": "before", field: value})
