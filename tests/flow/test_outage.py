@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.lsn import ZERO
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LockHeld, SlotActive, SourceUnavailable
 from pgcdc_assets.flow import outage
@@ -116,6 +117,10 @@ def test_a_waiting_run_ends_a_run_during_an_outage(monkeypatch: pytest.MonkeyPat
         Scripted([LOST]).sync(bounds)
 
 
+def _published(rig: Rig, goal: Lsn) -> bool:
+    return newest(rig).replay_lsn >= goal
+
+
 @pytest.mark.spark
 def test_follow_goes_on_after_its_sessions_were_terminated(rig: Rig) -> None:
     rig.setup()
@@ -126,7 +131,7 @@ def test_follow_goes_on_after_its_sessions_were_terminated(rig: Rig) -> None:
             wait_for(rig.streaming, what="the stream")
             assert rig.conn.execute(f"SELECT pg_terminate_backend(pid) {ours}".encode()).fetchall()
             goal = rig.commit(f"UPDATE u SET v = {number}")
-            wait_for(lambda goal=goal: newest(rig).replay_lsn >= goal, what="the update")
+            wait_for(partial(_published, rig, goal), what="the update")
     rig.assert_equal()
 
 

@@ -14,6 +14,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pgcdc_assets.core.encoding import UTF8
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.prefixes import PrefixPatterns
@@ -77,8 +78,8 @@ def test_a_logical_message_of_any_bytes_is_a_row_of_the_feed(prefix: bytes, cont
     rows = {"payload": payload, "commit_lsn": 5, "tx_ordinal": 0, "xid": 7, "commit_ts": None, "origin": None}
     types = {field.name: field.type for field in LOG_SCHEMA}
     given_ = pa.table({name: pa.array([value], types[name]) for name, value in rows.items()})
-    (found,) = _decoded(given_).to_pylist()
-    assert (found["prefix"], found["content"]) == (prefix.decode(errors="replace"), content)
+    (found,) = _decoded(given_, UTF8).to_pylist()
+    assert (found["prefix"], found["content"]) == (UTF8.shown(prefix), content)
 
 
 def refusal(kind: type[Exception] | tuple[type[Exception], ...], read: Callable[[], object]) -> Exception | None:
