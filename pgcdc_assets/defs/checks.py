@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import dagster as dg
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys, metadata
@@ -117,6 +118,15 @@ def evaluations(health: "Status") -> list[dg.AssetCheckEvaluation]:
             for name in names
         ),
     ]  # fmt: skip
+
+
+def news(
+    instance: dg.DagsterInstance, found: Sequence[dg.AssetCheckEvaluation]
+) -> list[dg.AssetCheckEvaluation]:  # fmt: skip
+    """The evaluations that say something else than those recorded before: all but those that pass as they did."""
+    newest = instance.event_log_storage.get_latest_asset_check_execution_by_key([one.asset_check_key for one in found])
+    passed = {key for key, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.SUCCEEDED}
+    return [one for one in found if not (one.passed and one.asset_check_key in passed)]
 
 
 def health_digest(health: "Status") -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
 from dagster._core.events import DagsterEvent
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -150,32 +149,21 @@ class DagsterObserver:
         Dagster shows a check as not evaluated when the asset has been materialised since, unless both are
         of the same run.
         """
-        from pgcdc_assets.defs.checks import current_health, evaluations, health_digest
+        from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news
 
-        health = current_health(self._context.instance)
-        digest = health_digest(health)
-        found = evaluations(health)
-        due = [evaluation for evaluation in found if evaluation.asset_key in self._unchecked]
+        instance = self._context.instance
+        health = current_health(instance)
+        digest, found = health_digest(health), evaluations(health)
+        due = set(self._unchecked)
         if digest != self._health:
             self._health = digest
-            passed_before = set() if all_tables else self._passed(found)
-            due += [
-                evaluation
-                for evaluation in found
-                if evaluation.asset_key not in self._unchecked
-                and not (evaluation.passed and evaluation.asset_check_key in passed_before)
-            ]
+            due |= {evaluation.asset_key for evaluation in (found if all_tables else news(instance, found))}
         step = self._context.get_step_execution_context()
-        for evaluation in due:
-            DagsterEvent.asset_check_evaluation(step, evaluation)
-        self._checked |= {evaluation.asset_key for evaluation in due}
+        for evaluation in found:
+            if evaluation.asset_key in due:
+                DagsterEvent.asset_check_evaluation(step, evaluation)
+                self._checked.add(evaluation.asset_key)
         self._unchecked -= self._checked
-
-    def _passed(self, found: Iterable[dg.AssetCheckEvaluation]) -> set[dg.AssetCheckKey]:
-        """The checks whose newest recorded evaluation has passed."""
-        storage = self._context.instance.event_log_storage
-        newest = storage.get_latest_asset_check_execution_by_key([evaluation.asset_check_key for evaluation in found])
-        return {key for key, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.SUCCEEDED}
 
     def _events(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
         from pgcdc_assets.points.points import ConsistentPoints

@@ -12,7 +12,7 @@ import psycopg
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.backlog import look
-from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, of_slot
+from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news, of_slot
 from pgcdc_assets.defs.demand import Cursor, Decision, Runs, busy, decide
 from pgcdc_assets.defs.ownproject import claim
 from pgcdc_assets.defs.resources import Source
@@ -108,7 +108,7 @@ def _told(cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Curs
     digest = health_digest(health)
     events: list[Any] = [dg.AssetObservation(keys.SLOT, metadata=of_slot(health))]
     if digest != cursor.health:
-        events += evaluations(health)
+        events += news(instance, evaluations(health))
     return events, replace(cursor, told=now, health=digest)
 
 
