@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from bench import bucket, copies, inprogress, streams
 from bench.bucket import Buckets
+from bench.costs import Costs
 from bench.day import Day
 from bench.latency import Latency
 from bench.plot import draw, draw_curves
@@ -86,7 +87,10 @@ def test_latency_and_growth(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.latency.WARM_UP", 1.0)
-    Latency(server, spark, tmp_path, record).two_tables(3)
+    latency = Latency(server, spark, tmp_path, record)
+    latency.two_tables(3)
+    latency.small_transactions(3)
+    latency.at_rest(4)
     by_sensor(server, tmp_path, record, 3, from_idle=1)
     growth = Scale(server, spark, tmp_path, record)
     growth.tables([10])
@@ -96,3 +100,14 @@ def test_latency_and_growth(
     Day(server, spark, tmp_path, record).hours(20_000, 1, 60)
     assert {run.workload for run in record.runs} == {"L", "S1", "S2", "S3", "S4", "S6"}
     assert all(0 < run.more["median s"] < 60 for run in record.runs if run.workload == "L")
+
+
+def test_other_costs(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, record: Record) -> None:
+    other = Costs(server, spark, tmp_path, record)
+    other.events([3])
+    other.keys(2_000, 100)
+    other.values(50, 4)
+    other.starts()
+    assert {run.workload for run in record.runs} == {"S7", "S8", "S9", "S10"}
+    assert all(run.cpu["driver"] > 0 and run.more["written_mb"] > 0 for run in record.runs if run.workload == "S7")
+    assert all(run.cpu["process"] > 0 for run in record.runs if run.workload == "S10")
