@@ -42,6 +42,15 @@ class Shell:
                 for path in sorted(self.folder.rglob("*"))}  # fmt: skip
 
 
+def traces(database: Database) -> list[tuple[object, ...]]:
+    """What we would leave on a source."""
+    with database.connect() as conn:
+        return conn.execute(
+            "SELECT pubname::text FROM pg_publication UNION ALL SELECT slot_name::text FROM pg_replication_slots"
+            " WHERE database = current_database()"
+        ).fetchall()
+
+
 @pytest.fixture
 def shell(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -12,10 +12,10 @@ from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.errors import WrongInstance
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
-from tests.cli.conftest import Shell
-from tests.cli.test_origin import traces
-from tests.defs.doubles import span
-from tests.defs.test_ownproject import FIRST
+from tests.cli.conftest import Shell, traces
+from tests.defs.doubles import catalog_of, span
+
+FIRST = catalog_of(("public", "orders"), slot="first")
 
 
 @pytest.fixture

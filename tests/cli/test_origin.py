@@ -17,7 +17,7 @@ from pgcdc_assets.demo import shop
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from tests.cli.conftest import Shell
+from tests.cli.conftest import Shell, traces
 from tests.fix_postgres import Database, fresh_database
 
 COMMANDS = (
@@ -25,15 +25,6 @@ COMMANDS = (
     ["snapshot", "a"], ["heal", "a"], ["repair", "a", "--range", "0/1..0/2"], ["maintain"], ["up"],
     ["teardown", "--yes"],
 )  # fmt: skip
-
-
-def traces(database: Database) -> list[tuple[object, ...]]:
-    """What we would leave on a source."""
-    with database.connect() as conn:
-        return conn.execute(
-            "SELECT pubname::text FROM pg_publication UNION ALL SELECT slot_name::text FROM pg_replication_slots"
-            " WHERE database = current_database()"
-        ).fetchall()
 
 
 @pytest.fixture
