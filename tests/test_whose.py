@@ -19,10 +19,10 @@ ASIDE = {
     "ProtocolError", "IdentityMismatch", "SourceFailed",
 }  # fmt: skip
 ALL = {
-    "PgcdcError", "UsageError", "SettingsError", "WrongSource", "WrongLake", "WrongInstance", "BadRange", "RangeGap", "UnknownTable", "SetupNeeded",
+    "PgcdcError", "UsageError", "SettingsError", "WrongSource", "BadRange", "RangeGap", "UnknownTable", "SetupNeeded",
     "MachineError", "StoreFailed", "UnknownFormat", "LockHeld", "LeaseLost", "SourceUnavailable", "SourceNotReady",
     "SetupRefused", "SlotMissing", "SlotLost", "SlotActive", "SlotAhead", "PreparedLost", "LogAhead",
-    "EmptyPublication", "LogCorrupt", "LogConflict", "ReceiverDied", "SparkDied",
+    "WrongLake", "WrongInstance", "EmptyPublication", "LogCorrupt", "LogConflict", "ReceiverDied", "SparkDied",
 }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from pgcdc_assets.errors import WrongInstance
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.cli.conftest import Shell, traces
-from tests.defs.doubles import catalog_of, span
+from tests.defs.catalogs import catalog_of
+from tests.defs.doubles import span
 
 FIRST = catalog_of(("public", "orders"), slot="first")
 
