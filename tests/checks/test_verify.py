@@ -341,7 +341,7 @@ def test_what_happens_after_the_snapshot_is_not_seen(lake: Lake) -> None:
 @pytest.mark.parametrize(
     ("rows", "ok", "said"),
     [
-        ([(1, "a"), (2, "b")], True, "not seen"),
+        ([(1, "a"), (2, "b")], True, "not applied"),
         ([(1, "a"), (2, "b"), (3, "deleted")], True, "could not be told"),
         ([(1, "before its update"), (2, "b"), (3, "deleted")], True, "could not be told"),
         ([(1, "a")], False, "no delete explains"),

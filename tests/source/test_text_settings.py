@@ -25,7 +25,7 @@ MAKE: Final = """
 CREATE TABLE public.plain (id int PRIMARY KEY, v text);
 CREATE TYPE public.plain_type AS (a money, b timestamptz, c float8);
 CREATE FUNCTION public.plain_function(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
-CREATE OPERATOR public.+++ (FUNCTION = public.plain_function, RIGHTARG = int);
+CREATE OPERATOR public.||| (FUNCTION = public.plain_function, RIGHTARG = int);
 CREATE COLLATION public.plain_collation FROM "C";
 CREATE TEXT SEARCH CONFIGURATION public.plain_config (COPY = pg_catalog.simple);
 CREATE TEXT SEARCH DICTIONARY public.plain_dictionary (TEMPLATE = pg_catalog.simple);
@@ -46,8 +46,8 @@ VALUES: Final[Mapping[str, str]] = {
     "inet": "10.0.0.1/8", "cidr": "10.0.0.0/8", "macaddr8": "08:00:2b:01:02:03:04:05", "aclitem": "postgres=r/postgres",
     "bpchar": "b ", "varchar": "v", "date": "2024-02-29", "time": "13:14:15.5", "timestamp": TIME, "timestamptz": TIME,
     "interval": "-1 mons +2 days -03:04:05.6", "timetz": "13:14:15.5+05:45", "bit": "1", "varbit": "101",
-    "numeric": "1234567.890", "refcursor": "r", "regprocedure": "public.plain_function(int)", "regoper": "public.+++",
-    "regoperator": "public.+++(none,int)", "regclass": "public.plain", "regcollation": "public.plain_collation",
+    "numeric": "1234567.890", "refcursor": "r", "regprocedure": "public.plain_function(int)", "regoper": "public.|||",
+    "regoperator": "public.|||(none,int)", "regclass": "public.plain", "regcollation": "public.plain_collation",
     "regtype": "public.plain_type", "regrole": "postgres", "regnamespace": "public", "regconfig": "public.plain_config",
     "regdictionary": "public.plain_dictionary", "uuid": "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "pg_lsn": "1/2",
     "tsvector": "a:1A b", "tsquery": "a & !b", "jsonb": '{"a": 1.0, "b": "x"}', "jsonpath": "$.a[*]",
