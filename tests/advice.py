@@ -39,6 +39,10 @@ FOLLOWED: Final = {
 """Advice, and the test that follows it and sees the command come through."""
 
 WAIT: Final = (
+    "wait until the server has started, then run again",
+    "make room on the source, then run again",
+    "leave the source more memory, then run again",
+    "end it: a backup, for one, may lock the files that it reads; `fuser` and `lslocks` name the process",
     "end that transaction on the source",
     "end the transaction that holds ACCESS EXCLUSIVE on it, then run again",
     "end the transaction that holds the lock, then run again",
@@ -74,6 +78,8 @@ WAIT: Final = (
 """It passes: the same command comes through later, or once somebody else is done."""
 
 COPY: Final = (
+    "let its publication publish them: then it is copied again",
+    "then run again: it copies the table",
     "`pgcdc forget {}` deletes it, if nobody reads it",
     "`pgcdc sync` copies it",
     "`pgcdc sync`, `pgcdc follow` and `pgcdc up` start it",
@@ -108,6 +114,10 @@ COPY: Final = (
 """The table is copied again, or goes on, by the next run; tests of the flow do this with each kind of trouble."""
 
 SOURCE: Final = (
+    "restart the server",
+    "give it another name",
+    "pgcdc needs 3 connections to follow, 4 more and one for each core of Spark while it copies, and 1 for `status` or the sensor: raise the role's CONNECTION LIMIT or max_connections, or set `spark` to fewer cores, like local[2]",
+    "write `sslmode=verify-full` into `source`, and as `sslrootcert` the file of the certificate of its authority",
     "ALTER ROLE ... REPLICATION for the user of `source`; a managed service has a role to grant instead",
     "ALTER TABLE {} REPLICA IDENTITY FULL",
     "add tables to it",
@@ -152,6 +162,7 @@ SOURCE: Final = (
 """The owner of the source changes it, and the check that failed reads the source again."""
 
 PLACE: Final = (
+    "set DAGSTER_HOME to a folder of this project's own, or unset it: .dagster is used then; if that project is gone, delete all partitions of the assets `change_log` and `snapshot/...` in Dagster's UI",
     "PGPASSWORD, a service file or a passfile is to hold it",
     "check PGPASSWORD, the service file or the passfile",
     "connect to the network once ({} from Maven Central), or name a mirror in DEFAULT_ARTIFACT_REPOSITORY",
@@ -186,6 +197,7 @@ PLACE: Final = (
 """A place or credentials that the command can use; the same call is made again."""
 
 OTHERS: Final = (
+    "read the mirrors of the children too",
     "another writer's feature is on; move the table away and copy it anew",
     "choose a range within",
     "choose among the partitions that the UI lists",

@@ -32,6 +32,7 @@ from pgcdc_assets.errors import (
     LakeError,
     PgcdcError,
     SettingsError,
+    SetupNeeded,
     SourceUnavailable,
     StoreFailed,
     WrongLake,
@@ -127,8 +128,10 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     unread: list[Problem] = []
     try:
         facts = replace(facts, catalog=load_catalog(CATALOG_FILE))
-    except (OSError, ValueError, KeyError, TypeError):
-        unread.append(Problem("error", str(CATALOG_FILE), "cannot be read", "run `pgcdc setup`"))
+    except SetupNeeded as error:
+        unread.append(Problem("error", str(CATALOG_FILE), error.what, error.do or "run `pgcdc setup`"))
+    except OSError as error:
+        unread.append(_unreadable(str(CATALOG_FILE), error))
     try:
         facts = _with_source(facts, settings, conninfo or _reachable(settings))
     except (SettingsError, WrongSource):

@@ -90,7 +90,7 @@ def test_before_setup(project: Project) -> None:
     found = project.status()
     assert json.loads(json.dumps(found.to_json())) == {
         "ok": False, "slot": {}, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None, "in_progress": None,
-        "prepared": [], "tables": [],
+        "prepared": [], "hold": None, "tables": [],
         "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}], "last": {},
     }  # fmt: skip
     assert not path_of(project.settings.layout.root).exists()
@@ -328,7 +328,7 @@ def test_a_slot_held_by_somebody_else(project: Project) -> None:
 def test_a_catalog_that_cannot_be_read(project: Project) -> None:
     project.setup()
     CATALOG_FILE.write_text("{")
-    assert project.problem(str(CATALOG_FILE)) == "cannot be read"
+    assert project.problem(str(CATALOG_FILE)).startswith("is damaged, and cannot be read")
 
 
 def test_a_log_that_cannot_be_read(project: Project) -> None:

@@ -31,7 +31,6 @@ def _fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["verify", '"'], "is not a table name"),
         (["demo", "--seconds", "0"], "0 is not in the range"),
         (["up", "--port", "x"], "'x' is not a valid integer"),
-        (["teardown"], "--yes"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:

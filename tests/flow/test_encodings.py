@@ -24,6 +24,7 @@ from pgcdc_assets.store.local import path_of
 from tests.checks.lakes import Point
 from tests.fix_postgres import fresh_database
 from tests.flow.rig import Rig, version
+from tests.oracle import mirror_rows
 
 pytestmark = pytest.mark.spark
 
@@ -47,8 +48,8 @@ def _project(
 
 
 def _texts(rig: Rig, name: TableName, column: str = "v") -> dict[int, str]:
-    rows = DeltaTable(path_of(rig.settings.layout.mirror(name))).to_pyarrow_table()
-    return dict(zip(rows["id"].to_pylist(), rows[column].to_pylist(), strict=True))
+    rows = mirror_rows(rig.lake, f"{name.schema}/{name.name}", ["id", column])
+    return {int(row[0]): str(row[1]) for row in rows}
 
 
 @pytest.mark.parametrize("encoding", [

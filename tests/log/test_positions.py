@@ -117,7 +117,7 @@ def test_an_open_transaction_spills_and_lands_whole(source: Source) -> None:
 def test_large_relations_stand_alone_and_small_ones_are_skipped(source: Source) -> None:
     log = source.log()
     many = "INSERT INTO a SELECT g, repeat('x', 300) FROM generate_series(1, 30000) g"
-    source.run(many, "INSERT INTO b VALUES (1, 1)")
+    source.run(f"{many}; INSERT INTO b VALUES (1, 1)")
     source.receive(log, source.lsn())
     (batch,) = log.batches(log.start)
     ids = {name.name: relation for relation, name in batch.relations.items()}

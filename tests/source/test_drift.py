@@ -46,7 +46,7 @@ def changes(before: Sequence[Table], now: Sequence[Table]) -> list[Drift]:
 def watched(database: Database) -> Watched:
     def do(sql: str) -> Seen:
         with connect(database.conninfo) as conn, database.connect() as user:
-            if not read_tables(conn, ["p"]):
+            if conn.execute("SELECT FROM pg_catalog.pg_publication").fetchone() is None:
                 user.execute(START)
             before: tuple[Table, ...] = read_tables(conn, ["p"])
             for statement in sql.split(";"):
