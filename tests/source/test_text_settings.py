@@ -42,6 +42,7 @@ VALUES: Final[Mapping[str, str]] = {
     "int4": "4", "regproc": "public.plain_function", "text": "t", "oid": "1", "tid": "(1,2)", "xid": "3", "cid": "4",
     "oidvector": "1 2", "json": '{"a": 1.0}', "xml": "<a/>", "xid8": "5", "point": "(0.1,2)", "lseg": "(0.1,1),(2,3)",
     "path": "((0.1,1),(2,3))", "box": "(3,4),(0.1,2)", "polygon": "((0.1,1),(2,3))", "line": "{0.1,2,3}",
+    "circle": "<(0.1,2),3>",
     "float4": "0.1", "float8": "0.30000000000000004", "money": "-1234567.89", "macaddr": "08:00:2b:01:02:03",
     "inet": "10.0.0.1/8", "cidr": "10.0.0.0/8", "macaddr8": "08:00:2b:01:02:03:04:05", "aclitem": "postgres=r/postgres",
     "bpchar": "b ", "varchar": "v", "date": "2024-02-29", "time": "13:14:15.5", "timestamp": TIME, "timestamptz": TIME,
