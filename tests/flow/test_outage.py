@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.cli.sync import _code
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LockHeld, SlotActive, SourceUnavailable
 from pgcdc_assets.flow import outage
+from pgcdc_assets.flow.copies import COPY_ROUNDS
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
@@ -86,6 +88,17 @@ def test_a_run_that_followed_for_long_begins_with_a_short_pause_again(monkeypatc
 def test_a_source_that_was_never_reached_ends_the_run(bounds: Bounds, error: Exception) -> None:
     with pytest.raises(type(error)):
         Scripted([error]).sync(bounds)
+
+
+def test_a_bounded_run_that_leaves_a_table_behind_goes_on_for_some_rounds_and_ends_with_3() -> None:
+    behind = replace(RAN, left=[(TableName("public", "t"), "was rewritten")])
+    engine = Scripted([behind] * (COPY_ROUNDS + 1))
+    report = engine.sync(Bounds())
+    assert (report.left, _code(report)) == (behind.left, 3)
+    with pytest.raises(StopIteration):
+        engine._sync(Bounds())
+    report = Scripted([behind, RAN]).sync(Bounds())
+    assert (report.left, _code(report)) == ([], 0)
 
 
 def test_an_error_that_waiting_cannot_mend_ends_the_run() -> None:
