@@ -189,7 +189,7 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
 
 
 def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> int:
-    """Clear away under the lake's lock, so that nobody writes meanwhile; returns the exit code."""
+    """Remove everything under the lake's lock, so that no other process writes to the lake. Returns the exit code."""
     from pgcdc_assets.checks.origin import ORIGIN_FILE
     from pgcdc_assets.cli.jobs import release_instance
     from pgcdc_assets.errors import MachineError
