@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.location import LOCAL, Location
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.settings import STATE_FOLDER
@@ -45,7 +46,7 @@ def load_note() -> ProjectNote:
         return ProjectNote(_text(found["lake"]), _text(found["log"]), tuple(str(thing) for thing in found["made"]))
     except FileNotFoundError:
         return ProjectNote()
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *MALFORMED):
         do = "delete it, set `lake` to the lake of this project, and run `pgcdc setup`"
         raise SettingsError("cannot be read", thing=str(NOTE_FILE), do=do) from None
 

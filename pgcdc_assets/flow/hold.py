@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.flow.lock import sole
@@ -80,11 +81,14 @@ def current(layout: Layout) -> Hold | None:
     if text is None:
         return None
     # A text without its newline is still being written.
-    words = text.split() if text.endswith("\n") else []
-    if len(words) != 3:
+    if not text.endswith("\n"):
         return Hold(None)
-    process, placed_at, lsn = words
-    return Hold(None if lsn == _NO_LSN else Lsn.parse(lsn), ProcessName.parse(process), f"{process} {placed_at}")
+    try:
+        process, placed_at, lsn = text.split()
+        return Hold(None if lsn == _NO_LSN else Lsn.parse(lsn), ProcessName.parse(process), f"{process} {placed_at}")
+    except MALFORMED:
+        # Another program holds the file.
+        return Hold(None)
 
 
 class Requests:

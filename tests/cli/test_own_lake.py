@@ -215,8 +215,9 @@ def test_until_the_first_sync_the_lake_may_be_anywhere(shell: Shell) -> None:
     assert load_note().lake == str(shell.folder / "elsewhere")
 
 
-def test_a_note_that_cannot_be_read(noted: Shell) -> None:
-    NOTE_FILE.write_text('{"lake": 1')
+@pytest.mark.parametrize("content", ['{"lake": 1', "[" * 100_000], ids=["torn", "deep"])
+def test_a_note_that_cannot_be_read(noted: Shell, content: str) -> None:
+    NOTE_FILE.write_text(content)
     said = noted.pgcdc("status", expect=2)
     assert f"{NOTE_FILE}: cannot be read; delete it" in said
     NOTE_FILE.unlink()

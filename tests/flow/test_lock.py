@@ -108,6 +108,13 @@ def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterato
         yield
 
 
+@pytest.mark.parametrize("text", ["", "a b c\n", "host.space.1.2 3.0 nowhere\n", "{}\n", "host.space.1.2 3.0 0/10"])
+def test_a_request_in_other_words_names_no_lsn(layout: Layout, text: str) -> None:
+    with _locked_by_a_stranger(layout.hold):
+        path_of(layout.hold).write_text(text)
+        assert hold.current(layout) == hold.Hold(None)
+
+
 def test_a_stranger_s_lock_stops_no_turn_for_long_and_is_named(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold, "UNNAMED_SECONDS", 0.2)
     requests = hold.Requests(layout)
