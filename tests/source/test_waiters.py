@@ -142,6 +142,21 @@ def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatc
         altering.join()
 
 
+def test_readings_that_are_terminated_each_time_are_somebody_s_who_wants_the_table(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by whoever sees that a session which waits for the network is in the way. The source is there."""
+    monkeypatch.setattr(reading, "READINGS", 2)
+
+    def terminated() -> None:
+        for _ in copy_blocks(database.conninfo, snapshot.name, piece, 1 << 12):
+            conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
+                         "AND datname = current_database()", [reading.READING])  # fmt: skip
+
+    with snapshot_of_many_rows(database) as (conn, snapshot, piece), pytest.raises(CopyBlocked, match="others wanted"):
+        read_whole(terminated)
+
+
 def test_an_index_that_is_rebuilt_is_not_waited_for_with_the_table_in_hand(database: Database) -> None:
     with snapshot_of_many_rows(database) as (conn, snapshot, piece), database.connect() as owner:
         owner.execute("BEGIN; REINDEX INDEX t_pkey")

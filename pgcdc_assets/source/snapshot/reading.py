@@ -168,8 +168,10 @@ def _outdated(piece: Piece) -> CopyOutdated:
 
 
 def _given_up(why: PgcdcError) -> PgcdcError:
-    if isinstance(why, SourceUnavailable | CopyOutdated):
+    if isinstance(why, CopyOutdated):
         return why
+    # Also where the last session was lost. The source was there when it began, and who wants the table ends a session
+    # that heeds no cancel request. A source that is gone shows when anybody connects again.
     return CopyBlocked(f"others wanted it each of the {READINGS} times that it was read", thing=why.thing,
                        do="run again when they are through")  # fmt: skip
 
@@ -187,7 +189,7 @@ def _typed(piece: Piece) -> Iterator[None]:
         raise
     except SourceUnavailable as error:
         # Perhaps we terminated it ourselves while it waited for the network: connecting again shows.
-        raise Interrupted(error) from None
+        raise Interrupted(SourceUnavailable(error.what, thing=f"table {piece.relation}")) from None
 
 
 def _meaning(error: ServerError, piece: Piece) -> Exception:
