@@ -26,8 +26,6 @@ from pgcdc_assets.spark.configuration import EXTENSION, configuration, worker_py
 from pgcdc_assets.spark.executors import await_executors, cores
 from pgcdc_assets.spark.maven import java_command
 
-TXN_APP_ID = "spark.databricks.delta.write.txnAppId"
-TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -118,17 +116,6 @@ def _jvm_ended(seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
-
-
-def table_session(session: SparkSession, app_id: str, version: int) -> SparkSession:
-    """A session for one commit on one table, because its application transaction would leak into the next write.
-
-    Delta skips the write if the table has this version of ``app_id`` or a higher one, so check before.
-    """
-    own = session.newSession()
-    own.conf.set(TXN_APP_ID, app_id)
-    own.conf.set(TXN_VERSION, str(int(version)))
-    return own
 
 
 def _refuse_without_delta(session: SparkSession) -> None:
