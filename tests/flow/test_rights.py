@@ -66,12 +66,7 @@ def test_new_table_without_a_grant_waits_and_is_copied_once_it_has_it(few: Rig, 
     with following(few):
         few.conn.execute("CREATE TABLE new (id int PRIMARY KEY)")
         few.conn.execute("INSERT INTO new VALUES (1)")
-        wait_for(lambda: grant in _waiting(few).get("public.new", ""), what="the GRANT in the status")
-        few.conn.execute("INSERT INTO t VALUES (100, 'goes on', '')")
-        at = few.flush()
-        wait_for(lambda: _published(few) >= at, what="a point of the others")
-        few.conn.execute(grant.encode())
-        wait_for(lambda: _lists(few, "new"), what="a point with the table")
+        _wait_for_the_grant(few, "new", grant)
     few.assert_equal("public.t", "public.new")
 
 
@@ -82,12 +77,7 @@ def test_partition_without_a_grant_holds_up_its_root_alone(few: Rig, role: str) 
         few.conn.execute("INSERT INTO second VALUES (100, 'hundred')")
         few.conn.execute("ALTER TABLE parted ATTACH PARTITION second FOR VALUES FROM (100) TO (200)")
         grant = f"GRANT SELECT ON TABLE public.second TO {role};"
-        wait_for(lambda: grant in _waiting(few).get("public.parted", ""), what="the GRANT in the status")
-        few.conn.execute("INSERT INTO t VALUES (100, 'goes on', '')")
-        at = few.flush()
-        wait_for(lambda: _published(few) >= at, what="a point of the others")
-        few.conn.execute(grant.encode())
-        wait_for(lambda: _lists(few, "parted"), what="a point with the table")
+        _wait_for_the_grant(few, "parted", grant)
     few.assert_equal("public.t", "public.parted")
 
 
@@ -100,6 +90,16 @@ def test_bounded_run_ends_with_the_grant_after_the_others_are_copied(few: Rig, r
         few.sync()
     assert _lists(few, "other")
     few.assert_equal("public.t", "public.u", "public.other")
+
+
+def _wait_for_the_grant(rig: Rig, table: str, grant: str) -> None:
+    """The table waits while the others go on. It is in a point once the right is granted."""
+    wait_for(lambda: grant in _waiting(rig).get(f"public.{table}", ""), what="the GRANT in the status")
+    rig.conn.execute("INSERT INTO t VALUES (100, 'goes on', '')")
+    at = rig.flush()
+    wait_for(lambda: _published(rig) >= at, what="a point of the others")
+    rig.conn.execute(grant.encode())
+    wait_for(lambda: _lists(rig, table), what="a point with the table")
 
 
 def _published(rig: Rig) -> int:
