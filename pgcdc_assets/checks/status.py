@@ -24,6 +24,7 @@ from pgcdc_assets.checks.problem import Problem, Severity
 from pgcdc_assets.checks.source_facts import read_source, with_settings
 from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
 from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
@@ -305,7 +306,7 @@ def _nameless(layout: Layout) -> list[Problem]:
 
 
 def _prepared_json(found: PreparedTransaction) -> dict[str, Any]:
-    prepared = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found.prepare_ts)
+    prepared = EPOCH + timedelta(microseconds=found.prepare_ts)
     return {
         "gid": found.key.gid, "xid": found.key.xid, "lsn": str(found.key.end_lsn),
         "prepared": prepared.isoformat(), "changes": found.counted,

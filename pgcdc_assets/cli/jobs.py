@@ -79,7 +79,7 @@ def release_instance() -> None:
     from pgcdc_assets.defs.ownproject import release
 
     catalog = None
-    with suppress(PgcdcError, OSError, ValueError, KeyError, TypeError):
+    with suppress(PgcdcError, OSError):
         catalog = load_catalog(CATALOG_FILE)
     if catalog is not None and Path(os.environ.get("DAGSTER_HOME") or DAGSTER_FOLDER).is_dir():
         with instance() as runs:

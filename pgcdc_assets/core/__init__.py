@@ -6,7 +6,7 @@ endpos, retention   where a run must stop; what may be forgotten
 prefixes            which logical messages a setting asks for
 states, reported    the life of a table; the positions of a status update, which never fall
 location, layout    places as values; where everything lies in the lake
-formats, encoding   the number of the stored format, and its check; the encodings of the source's texts
+formats, encoding   what stored files have in common; the encodings of the source's texts
 master              what a Spark master says of where the executors are
 arrays              names for numpy arrays, and the array functions that several packages share
 ending, faultpoints how a process ends by a signal; where the crash tests stop one

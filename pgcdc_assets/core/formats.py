@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Final
 
 from pgcdc_assets.errors import LakeError, PgcdcError, UnknownFormat
@@ -12,6 +13,8 @@ FORMAT: Final = "1"
 """The only format that this version reads and writes."""
 FORMAT_PROPERTY: Final = "pgcdc.format"
 """The property of a Delta table that states its format."""
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""Stored times are numbers that count from here."""
 
 
 MALFORMED: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)

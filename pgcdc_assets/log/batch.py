@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
@@ -321,4 +322,4 @@ def _time(ended: TransactionEnd | None) -> str | None:
     """ISO 8601: whoever opens the log with another tool reads it without arithmetic."""
     if ended is None:
         return None
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ended.commit_ts)).isoformat()
+    return (EPOCH + timedelta(microseconds=ended.commit_ts)).isoformat()

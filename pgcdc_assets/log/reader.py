@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Final, Self
+from datetime import datetime, timedelta
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.core.catalog import Identity
-from pgcdc_assets.core.formats import MALFORMED, reading
+from pgcdc_assets.core.formats import EPOCH, MALFORMED, reading
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
@@ -228,9 +228,6 @@ class ChangeLog:
         return self._summaries[name]
 
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 def _segment(folder: Location, file: Added) -> Segment:
     stats, tags = json.loads(file.action["stats"]), file.action.get("tags") or {}
     low, high = stats["minValues"], stats["maxValues"]
@@ -248,7 +245,7 @@ def _segment(folder: Location, file: Added) -> Segment:
         # SUMMARY sorts before the letters of all messages.
         notes=low.get("kind") == SUMMARY,
         unrelated=(stats.get("nullCount") or {}).get("relation_id") != 0,
-        written=_EPOCH + timedelta(milliseconds=file.action["modificationTime"]),
+        written=EPOCH + timedelta(milliseconds=file.action["modificationTime"]),
         late=_late(path, tags, needed=SUBXID in (stats.get("nullCount") or {})),
     )
 

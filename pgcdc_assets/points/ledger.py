@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import Schema
 
-from pgcdc_assets.core.formats import FORMAT, FORMAT_PROPERTY, MALFORMED, check_format, reading
+from pgcdc_assets.core.formats import EPOCH, FORMAT, FORMAT_PROPERTY, MALFORMED, check_format, reading
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.commit import commit_compaction, commit_files, replace_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport, opened_parquet
@@ -27,7 +27,6 @@ from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost, LakeError
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
 """When the row was written; strictly rising, whatever the clock does: the order of the rows."""
 

@@ -18,12 +18,13 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.arrays import in_arrow, in_numpy, whole
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import sparse
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.points.ledger import AT, EPOCH, Ledger, LedgerFile, Merging, entries
+from pgcdc_assets.points.ledger import AT, Ledger, LedgerFile, Merging, entries
 
 _BY_TABLE = pa.map_(pa.string(), pa.int64())
 _TEXTS = pa.map_(pa.string(), pa.string())

@@ -165,7 +165,7 @@ def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[s
     slot, marked = f"slot {settings.slot}", _ours(conn, settings)
     ours, left = [], {}
     if (status := slot_status(conn, settings.slot)) is not None:
-        if status.database == status.connected_to and _made_slot(conn, settings, made):
+        if status.database == status.connected_to and _made_slot(marked, settings, made):
             ours.append(slot)
         else:
             left[slot] = (
@@ -181,9 +181,9 @@ def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[s
     return Traces(ours, left, {name: slots for name, slots in found.items() if slots})
 
 
-def _made_slot(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> bool:
-    """Whether setup made the slot: a mark on the source says so, or the project has noted it."""
-    return f"slot {settings.slot}" in made or any(publication.with_slot for publication in _ours(conn, settings))
+def _made_slot(marked: Iterable[OwnPublication], settings: Settings, made: Container[str]) -> bool:
+    """Whether setup made the slot: a publication of ours is marked so, or the project has noted it."""
+    return f"slot {settings.slot}" in made or any(publication.with_slot for publication in marked)
 
 
 def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tuple[str, ...]:
@@ -343,7 +343,9 @@ def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Con
         f"make the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{settings.slot}')"
         " and run `pgcdc setup`: it copies anew"
     )
-    return [Finding("error", status.thing, what, COPY_ANEW if _made_slot(conn, settings, made) else do)]
+    return [
+        Finding("error", status.thing, what, COPY_ANEW if _made_slot(_ours(conn, settings), settings, made) else do)
+    ]
 
 
 def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int]) -> list[int]:
