@@ -168,6 +168,7 @@ def test_positions_and_states_of_tables(project: Project) -> None:
     assert found.ok
 
 
+@pytest.mark.long
 def test_status_and_lake_at_import_no_pandas(project: Project) -> None:
     """pyarrow imports it in many of its calls, which takes a new process 0.2 s: half of what they need otherwise."""
     settings, catalog = project.settings, project.setup()
@@ -237,6 +238,7 @@ def test_a_table_without_identity_is_told_of(project: Project) -> None:
     assert "updates and deletes are not seen" in project.problem("table public.c")
 
 
+@pytest.mark.long
 def test_a_live_table_whose_mirror_nothing_follows(project: Project) -> None:
     """Also once a run has saved a catalog without it; until it is followed again."""
     catalog = project.setup()

@@ -105,6 +105,7 @@ def test_every_value_tells_from_every_other_of_its_column(kinds: Kinds) -> None:
             assert (report.different, report.missing, report.extra) == (count, 0, 0), name
 
 
+@pytest.mark.long
 def test_the_text_of_an_unfit_value_counts(kinds: Kinds) -> None:
     for name, kind in mirrors.KINDS.items():
         for n, value in enumerate(kind.values):

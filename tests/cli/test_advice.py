@@ -132,6 +132,7 @@ CASES = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice[:40])
 def test_following_it_leads_out(case: Case, shell: Shell) -> None:
     assert FOLLOWED[case.advice].endswith("::test_following_it_leads_out")
@@ -150,6 +151,7 @@ def _drop_any_physical(shell: Shell) -> None:
                      "slot_type = 'physical'", [slot_of(shell)])  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_table_without_a_key_is_followed_in_full_once_it_has_one(shell: Shell) -> None:
     run_sql(shell, "CREATE TABLE keyless (v int)")
     said = shell.pgcdc("setup")

@@ -47,11 +47,13 @@ def test_commands_of_a_second_project_are_refused_before_they_start_a_run(shared
         claim(runs, FIRST.identity)
 
 
+@pytest.mark.long
 def test_up_of_a_second_project_is_refused_before_it_sets_anything_up(shared: Shell) -> None:
     assert "belongs to another project" in shared.pgcdc("up", expect=2)
     assert traces(shared.database) == []
 
 
+@pytest.mark.long
 def test_teardown_lets_another_project_have_the_instance(shell: Shell) -> None:
     shell.pgcdc("setup")
     catalog = load_catalog(CATALOG_FILE)

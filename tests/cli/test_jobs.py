@@ -26,6 +26,7 @@ def deaf_job() -> None:
     deaf()
 
 
+@pytest.mark.long
 def test_an_interrupted_run_is_an_interruption_and_no_error_of_dagster(shell: Shell) -> None:
     jobs.project_settings()
     with pytest.raises(KeyboardInterrupt):

@@ -161,6 +161,7 @@ def test_a_deliberate_new_beginning(shell: Shell, other: Database) -> None:
     assert "public.elsewhere" in shell.pgcdc("status")
 
 
+@pytest.mark.long
 def test_the_embedded_server_where_the_project_was_set_up_with_it(shell: Shell) -> None:
     shell.set(SOURCE="embedded", SLOT=None, PUBLICATION=None)
     server = shop.server()

@@ -115,6 +115,7 @@ def test_a_lake_of_another_project_is_refused(noted: Shell, arguments: list[str]
     assert Path("lake").is_dir()
 
 
+@pytest.mark.long
 def test_a_lake_that_was_moved_is_the_same(synced: Shell) -> None:
     Path("lake").rename("moved")
     said = synced.pgcdc("sync", expect=2)
@@ -160,6 +161,7 @@ def test_a_link_to_the_lake_is_the_lake(noted: Shell) -> None:
     noted.pgcdc("status")
 
 
+@pytest.mark.long
 def test_a_lake_that_is_gone_for_good(synced: Shell) -> None:
     """An empty folder at its place may be a disk that is not mounted; what the message says leads out."""
     shutil.rmtree("lake")
@@ -175,6 +177,7 @@ def test_a_lake_that_is_gone_for_good(synced: Shell) -> None:
     assert load_note().log == log().id
 
 
+@pytest.mark.long
 def test_another_project_does_not_take_the_slot(synced: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A colleague's checkout of the same project, which has the settings alone."""
     other = synced.folder.with_name("other")
@@ -191,6 +194,7 @@ def test_another_project_does_not_take_the_slot(synced: Shell, monkeypatch: pyte
     synced.pgcdc("sync")
 
 
+@pytest.mark.long
 def test_two_projects_set_up_alike_do_not_take_turns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither had a lake at its setup: the first one that follows has the slot."""
     shell.pgcdc("setup")
@@ -207,6 +211,7 @@ def test_two_projects_set_up_alike_do_not_take_turns(shell: Shell, monkeypatch: 
     assert confirmed(shell) == at
 
 
+@pytest.mark.long
 def test_until_the_first_sync_the_lake_may_be_anywhere(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(LAKE="elsewhere")
@@ -225,6 +230,7 @@ def test_a_note_that_cannot_be_read(noted: Shell, content: str) -> None:
     assert load_note().log == log().id
 
 
+@pytest.mark.long
 def test_a_lost_slot_is_told_by_setup(synced: Shell) -> None:
     """A new one would begin behind what the lake has."""
     with synced.database.connect() as conn:

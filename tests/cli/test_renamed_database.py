@@ -40,6 +40,7 @@ def renamed(shell: Shell) -> Iterator[Shell]:
     rename(shell, f"{name}_new", name)
 
 
+@pytest.mark.long
 def test_a_renamed_database_goes_on(renamed: Shell) -> None:
     name = renamed.database.name
     log = ChangeLog(Settings.load().layout).open()
@@ -58,6 +59,7 @@ def test_a_renamed_database_goes_on(renamed: Shell) -> None:
     assert log.position() > before
 
 
+@pytest.mark.long
 def test_a_project_that_is_set_up_anew_after_the_rename(renamed: Shell) -> None:
     """The lake knows the database by its old name."""
     name = renamed.database.name

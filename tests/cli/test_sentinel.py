@@ -33,6 +33,7 @@ def test_words_are_given_shown_and_taken_back(shell: Shell) -> None:
     assert (after["endpos"], after["apply"]) == (None, "running")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -54,6 +55,7 @@ def test_without_a_project_there_is_nobody_to_speak_to(shell: Shell) -> None:
     assert not any(name.startswith("lake") for name in shell.files())
 
 
+@pytest.mark.long
 def test_status_tells_what_the_server_decoded(shell: Shell) -> None:
     shell.pgcdc("setup")
     found = json.loads(shell.pgcdc("status", "--json", expect=None))
@@ -61,6 +63,7 @@ def test_status_tells_what_the_server_decoded(shell: Shell) -> None:
     assert "spilled on the source" in shell.pgcdc("status", expect=None)
 
 
+@pytest.mark.long
 def test_status_tells_what_is_received_before_its_commit(shell: Shell) -> None:
     shell.pgcdc("setup")
     assert json.loads(shell.pgcdc("status", "--json"))["in_progress"] is None

@@ -142,6 +142,7 @@ def test_a_publication_that_another_project_reads_is_not_dropped(
     assert left(conn) == set()
 
 
+@pytest.mark.long
 def test_a_publication_that_is_gone_has_one_answer(
     shell: Shell, conn: psycopg.Connection, sharing: tuple[Path, Path]
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_publication_that_is_gone_has_one_answer(
     _lead_out(shell)
 
 
+@pytest.mark.long
 def test_a_publication_of_ours_that_is_gone_has_one_answer(shell: Shell, conn: psycopg.Connection) -> None:
     """The slot bears no mark any more: it was noted."""
     shell.pgcdc("setup")

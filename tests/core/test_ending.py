@@ -114,6 +114,7 @@ def test_what_cannot_be_interrupted_ends_with_the_process(what: str) -> None:
     assert (code, again < AT_ONCE) == (ending.CODE, True)
 
 
+@pytest.mark.long
 def test_a_rest_that_does_not_end_either() -> None:
     """After the boundary: exit handlers, threads that are joined."""
     code, words, seconds = run(AT_BOUNDARY, "boundary", [signal.SIGINT], boundary=50, rest=50)
@@ -121,6 +122,7 @@ def test_a_rest_that_does_not_end_either() -> None:
     assert words.startswith("at a boundary\nend\n")
 
 
+@pytest.mark.long
 def test_commands_without_a_boundary_end_at_once() -> None:
     code, words, seconds = run("at_once()", "busy", [signal.SIGTERM])
     assert (code, words) == (0, "interrupted\nend\n")

@@ -60,6 +60,7 @@ def killed_at(point: FaultPoint, twins: Twins, faults: Faults, tally: Tally) -> 
     twins.start()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("point", "when"),
     [*(case(point, "keeping") for point in KEEPING), *(case(point, "taking") for point in TAKING),

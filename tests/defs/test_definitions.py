@@ -110,6 +110,7 @@ def test_every_mirror_and_the_slot_have_a_check() -> None:
     assert found == mirrors | {dg.AssetCheckKey(keys.SLOT, "healthy")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("catalog", [None, catalog_of(*ODD)])
 def test_loading_in_a_project_directory_touches_nothing_else(tmp_path: Path, catalog: Catalog | None) -> None:
     if catalog is not None:
@@ -125,6 +126,7 @@ def test_loading_in_a_project_directory_touches_nothing_else(tmp_path: Path, cat
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.long
 def test_a_location_finds_its_project_in_its_working_directory(tmp_path: Path) -> None:
     """Also where the process started in the folder of another project."""
     own, other = tmp_path / "own", tmp_path / "other"

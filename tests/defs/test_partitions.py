@@ -69,6 +69,7 @@ ODD = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", ODD)
 def test_an_odd_key_stops_nothing_and_is_named(register: RangeRegister, instance: dg.DagsterInstance, odd: str) -> None:
     register.add(span(0x10, 0x20))

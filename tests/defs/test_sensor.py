@@ -96,6 +96,7 @@ def test_source_out_of_reach(instance: dg.DagsterInstance, settings: Settings) -
     assert "geheim" not in said
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("level")
 def test_another_lake_is_red_and_gets_no_run(
     instance: dg.DagsterInstance, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -118,6 +119,7 @@ def test_a_table_to_copy(instance: dg.DagsterInstance, settings: Settings) -> No
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("level")
 def test_level_and_idle(instance: dg.DagsterInstance, settings: Settings) -> None:
     first = look(instance, settings)
@@ -132,6 +134,7 @@ def test_a_published_change(instance: dg.DagsterInstance, settings: Settings, co
     assert look(instance, settings).run_requests
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("level")
 def test_foreign_changes_alone_start_nothing(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
@@ -144,6 +147,7 @@ def test_foreign_changes_alone_start_nothing(
     assert look(instance, settings, Cursor.parse(result.cursor)).run_requests
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("level")
 def test_a_rollback_that_the_server_tells_of_starts_nothing(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
@@ -158,6 +162,7 @@ def test_a_rollback_that_the_server_tells_of_starts_nothing(
     assert "nothing published" in why(look(instance, settings, Cursor(Lsn(1), since=time.time() - 3600)))
 
 
+@pytest.mark.long
 def test_the_look_consumes_nothing(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any], level: Lsn
 ) -> None:
@@ -187,6 +192,7 @@ def test_a_run_that_died_is_reported_and_the_next_one_waits_its_pause(
     assert "the last 1 runs failed (slot s: does not exist)" in said
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("level")
 def test_slot_and_health_are_told_now_and_then(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]

@@ -227,6 +227,7 @@ def test_a_mirror_is_materialised_when_its_copy_lands(instance: dg.DagsterInstan
     assert (found.partition, found.metadata["dagster/row_count"].value) == (span(0x10, 0x20).key, 7)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Parameter `include_sources`")
 @pytest.mark.parametrize(
     ("condition", "fires"), [(dg.AutomationCondition.eager(), False), (mirror_updated(), True)], ids=["eager", "ours"]

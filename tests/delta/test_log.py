@@ -77,6 +77,7 @@ def same(mine: DeltaVersion | None, theirs: DeltaTable) -> None:
     assert sum(file.rows or 0 for file in mine.files) == theirs.count()
 
 
+@pytest.mark.long
 @given(STEPS)
 @example(["checkpoint", "hint lost", "checkpoint"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

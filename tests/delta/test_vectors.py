@@ -46,6 +46,7 @@ def test_one_that_stands_in_the_log_itself(tmp_path: Path) -> None:
     assert read_vector(Location.of(tmp_path), inline) == rows
 
 
+@pytest.mark.long
 @given(st.lists(st.sets(st.integers(0, 1 << 33)), min_size=1, max_size=4))
 def test_several_in_one_file_come_back(tmp_path_factory: pytest.TempPathFactory, sets: list[set[int]]) -> None:
     folder = tmp_path_factory.mktemp("vectors")

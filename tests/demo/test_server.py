@@ -47,6 +47,7 @@ def test_never_runs_as_root(server: EmbeddedServer) -> None:
     assert server.folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 def test_odd_and_long_folders_get_a_short_socket(tmp_path: Path) -> None:
     folder = tmp_path / "a, b 'c' %" / ("long" * 30)
     with EmbeddedServer(folder, fsync=False) as server:
@@ -61,6 +62,7 @@ def test_odd_and_long_folders_get_a_short_socket(tmp_path: Path) -> None:
     server.socket_folder.unlink()
 
 
+@pytest.mark.long
 def test_recovers_from_a_crash_and_a_pid_file_of_somebody_else(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path / "pg").start()
     try:
@@ -97,6 +99,7 @@ def _start_elsewhere(folder: Path, survive: bool) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("survive", [True, False])
 def test_survives_a_killed_starter_only_when_asked(tmp_path: Path, survive: bool) -> None:
     process = _start_elsewhere(tmp_path / "pg", survive)
@@ -130,6 +133,7 @@ def test_two_starters_at_once_make_one_server(tmp_path: Path) -> None:
         server.stop()
 
 
+@pytest.mark.long
 def test_programs_out_of_reach_are_found(tmp_path: Path) -> None:
     """A project below a private home: initdb asks access(2) for the program postgres beside itself."""
     private, package = tmp_path / "home", programs(18).parents[1]

@@ -66,6 +66,7 @@ def test_setup_waits_for_a_transaction_and_says_so(project: Project, database: D
         assert made == [], "no slot is left behind"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("args", [("status",), pytest.param(("follow",), marks=pytest.mark.long)])
 def test_a_server_that_says_nothing(project: Project, database: Database, args: tuple[str, ...]) -> None:
     """Connecting, or in a query: whatever it stands at after a while."""

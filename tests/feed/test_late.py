@@ -66,6 +66,7 @@ def test_feeds_of_a_history_are_the_same(tmp_path: Path) -> None:
         assert _messages(early, span) == _messages(plain, span)
 
 
+@pytest.mark.long
 @settings(max_examples=10)
 @given(BATCHES)
 def test_feeds_are_the_same(batches: list[list[Transaction]]) -> None:

@@ -77,6 +77,7 @@ def test_a_feed_names_the_origin_of_each_transaction(pipe: Pipeline) -> None:
     assert [(row["id"], row["_pgcdc_origin"]) for row in pipe.feed("t")] == [(1, None), (2, name), (3, None)]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_only_transactions_from_the_table_s_position_on_are_taken(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
@@ -112,6 +113,7 @@ def test_what_a_feed_holds_is_not_derived_again_unless_asked(pipe: Pipeline) -> 
     assert FeedTable(pipe.layout, pipe.identity, pipe.tables["t"]).covered == LsnRange(start, end)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_range_derived_ahead_of_the_others_leaves_no_hole(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
@@ -129,6 +131,7 @@ def test_a_range_derived_ahead_of_the_others_leaves_no_hole(pipe: Pipeline) -> N
     assert [row["id"] for row in pipe.feed("t")] == [1, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_changes_are_split_by_key_and_applied_in_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
@@ -182,6 +185,7 @@ def test_changes_of_keys_are_applied_in_parts_too(pipe: Pipeline, monkeypatch: p
     pipe.same("t")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_feed_of_an_earlier_form_is_begun_anew(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")

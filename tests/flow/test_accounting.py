@@ -158,6 +158,7 @@ def _below_copy(rig: Rig, table: Table, span: LsnRange, relations: Iterable[int]
     return _total(rows_by_relation(ChangeLog(rig.settings.layout), part), relations)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_partition_that_is_away_while_a_run_follows_is_never_silent(rig: Rig) -> None:

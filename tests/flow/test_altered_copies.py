@@ -48,6 +48,7 @@ def test_an_altered_table_is_copied_again_by_the_same_run(rig: Rig, monkeypatch:
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_table_dropped_meanwhile_is_let_go_of(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     after_the_snapshot(monkeypatch, lambda: rig.conn.execute("DROP TABLE u"))
@@ -75,6 +76,7 @@ def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monke
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_table_that_never_rests_does_not_keep_the_run_from_its_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the run looks at the catalog again and again meanwhile."""
     rig.setup()

@@ -43,6 +43,7 @@ def _snapshots(rig: Rig) -> list[str]:
     return [str(name) for (name,) in rig.conn.execute(query)]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_table_that_is_truncated_between_snapshot_and_reading_is_equal(rig: Rig) -> None:
     rig.setup()

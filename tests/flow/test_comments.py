@@ -78,6 +78,7 @@ def _no_gap(rig: Rig) -> None:
     assert not rig.observer.structures
 
 
+@pytest.mark.long
 def test_a_copy_has_them_and_they_change_while_a_run_follows(rig: Rig) -> None:
     _say(rig, "TABLE t", ODD)
     _say(rig, "COLUMN t.id", "the number")

@@ -52,6 +52,7 @@ def _texts(rig: Rig, name: TableName, column: str = "v") -> dict[int, str]:
     return {int(row[0]): str(row[1]) for row in rows}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", [
     "WIN1252", pytest.param("EUC_JP", marks=pytest.mark.long), pytest.param("KOI8U", marks=pytest.mark.long),
 ])  # fmt: skip
@@ -92,6 +93,7 @@ def _assert_verified(rig: Rig, *names: TableName) -> None:
     assert [(table.table, table.verdict) for table in report.tables] == [(name, Verdict.EQUAL) for name in names]
 
 
+@pytest.mark.long
 def test_byte_that_is_no_text_sets_its_table_aside_and_frees_the_slot(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_copy_is_given_up_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_run_ends_though_no_table_is_left_to_be_published(rig: Rig) -> None:
     rig.conn.execute("DROP TABLE u")
     rig.setup()
@@ -136,6 +137,7 @@ def test_a_copy_that_no_point_lists_is_published_by_the_next_run(rig: Rig, monke
     assert len(ConsistentPoints(rig.settings.layout).all()) == 1, "a quiet run publishes nothing"
 
 
+@pytest.mark.long
 def test_another_source_is_refused_before_anything_is_copied(rig: Rig) -> None:
     rig.setup()
     rig.sync()

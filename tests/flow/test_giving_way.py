@@ -40,6 +40,7 @@ def lose(rig: Rig, name: TableName, condition: str) -> None:
     write_deltalake(mirror, pa.table(left), mode="overwrite")
 
 
+@pytest.mark.long
 def test_ranges_and_copies_beside_a_run_that_follows(rig: Rig) -> None:
     rig.setup()
     rig.sync()

@@ -128,6 +128,7 @@ def test_one_that_somebody_took_out_is_told(rig: Rig) -> None:
     rig.assert_equal("public.k")
 
 
+@pytest.mark.long
 def test_one_that_was_taken_out_for_a_while_has_its_table_copied(rig: Rig) -> None:
     listing = f"ALTER PUBLICATION {rig.settings.publication} {{}} TABLE k_1"
     rig.commit(listing.format("DROP"))
@@ -137,6 +138,7 @@ def test_one_that_was_taken_out_for_a_while_has_its_table_copied(rig: Rig) -> No
     rig.assert_equal("public.k")
 
 
+@pytest.mark.long
 def test_somebody_else_s_publication_means_what_it_lists(rig: Rig, database: Database) -> None:
     with rig.conn.transaction():
         rig.conn.execute(sql.SQL("COMMENT ON PUBLICATION {} IS NULL").format(sql.Identifier(rig.settings.publication)))

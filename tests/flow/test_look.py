@@ -203,6 +203,7 @@ def test_a_table_that_is_copied_is_not_thinned(run: Run, monkeypatch: pytest.Mon
     assert not due._is_due(T)
 
 
+@pytest.mark.long
 @pytest.mark.since(15, "row filters")
 def test_following_run_waits_without_points_for_a_lock_that_hides_a_row_filter(run: Run, database: Database) -> None:
     assert run.listed() == {QUIET, T}

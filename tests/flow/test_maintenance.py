@@ -135,6 +135,7 @@ def _failing(*_: Any) -> None:
     raise ZeroDivisionError
 
 
+@pytest.mark.long
 def test_no_time_leaves_tables_for_later(rig: Rig) -> None:
     rig.setup()
     rig.sync()
@@ -176,6 +177,7 @@ def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:
     assert sorted(row["a"] for row in kept.to_pylist()) == sorted(row[0] for row in before[newest, str(U)])
 
 
+@pytest.mark.long
 def test_a_mirror_that_cannot_be_read_or_is_a_stranger_s_ends_no_maintenance(rig: Rig) -> None:
     rig.setup()
     rig.sync()

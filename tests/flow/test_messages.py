@@ -107,6 +107,7 @@ def test_row_and_message_are_seen_at_the_same_point(rig: Rig) -> None:
     assert sorted(plain["order_lsn"].to_pylist()) == told["order_lsn"].to_pylist()
 
 
+@pytest.mark.long
 def test_a_message_alone_makes_a_point(rig: Rig) -> None:
     before = Lake(rig.lake).at().lsn
     rig.conn.execute("SELECT pg_logical_emit_message(true, 'outbox.alone', 'inside')")
@@ -117,6 +118,7 @@ def test_a_message_alone_makes_a_point(rig: Rig) -> None:
     assert contents(at.messages()) == ["inside", "between"]
 
 
+@pytest.mark.long
 def test_a_point_inside_a_batch_has_the_messages_below_it(rig: Rig) -> None:
     order(rig, 1)
     middle = emit(rig, "outbox.loose", "below")

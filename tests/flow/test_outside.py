@@ -110,6 +110,7 @@ def test_every_command_leaves_them_out_by_name(rig: Rig, published: str) -> None
     assert _warnings(rig) == {FOREIGN, FOREIGN.replace("p_far", "p_more"), COLUMNAR}
 
 
+@pytest.mark.long
 def test_a_truncate_that_is_not_published_has_the_table_copied(rig: Rig) -> None:
     publication = rig.settings.publication
     rig.conn.execute(

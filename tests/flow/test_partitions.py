@@ -100,6 +100,7 @@ def _fed(rig: Rig) -> int:
     return int(pa.table(DeltaTable(path_of(rig.settings.layout.changes(P))).to_pyarrow_table()).num_rows)
 
 
+@pytest.mark.long
 def test_a_partition_that_comes_with_rows_has_its_table_copied(rig: Rig) -> None:
     rig.commit("CREATE TABLE p_4 (LIKE p INCLUDING ALL)", "INSERT INTO p_4 VALUES (100, 4, 'before')",
                "ALTER TABLE p ATTACH PARTITION p_4 FOR VALUES IN (4)")  # fmt: skip

@@ -34,6 +34,7 @@ def test_a_table_that_came_is_published_and_copied(rig: Rig) -> None:
     rig.commit("DELETE FROM keyless")
 
 
+@pytest.mark.long
 def test_a_table_that_is_locked_is_left_for_later(rig: Rig, database: Database) -> None:
     rig.commit("CREATE TABLE new (id int PRIMARY KEY)")
     args = (rig.settings.publication, rig.settings.slot, rig.settings.tables, tuple)
@@ -45,6 +46,7 @@ def test_a_table_that_is_locked_is_left_for_later(rig: Rig, database: Database) 
         assert publish_new(conn, *args) == []
 
 
+@pytest.mark.long
 def test_nothing_is_added_without_the_right_or_to_another_s_publication(rig: Rig, database: Database) -> None:
     rig.commit("CREATE TABLE new (id int PRIMARY KEY)", f"CREATE ROLE r_{database.name}",
                "CREATE PUBLICATION theirs FOR TABLE t")  # fmt: skip

@@ -24,6 +24,7 @@ REASON = "columns id and Id differ in case alone, which Delta Lake cannot hold"
 DO = "change that on the source, or leave the table out: '-public.odd' in the setting `tables`"
 
 
+@pytest.mark.long
 def test_one_answer_everywhere(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     rig.conn.execute('CREATE TABLE odd (id int PRIMARY KEY, "Id" int)')
     assert rig.settings.source is not None

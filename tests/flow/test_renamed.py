@@ -87,6 +87,7 @@ def test_there_and_back_and_to_another_schema(rig: Rig) -> None:
     assert states[ELSEWHERE].reason == "goes on as public.t"
 
 
+@pytest.mark.long
 def test_renamed_with_another_structure(rig: Rig) -> None:
     rig.commit(
         "INSERT INTO t VALUES (1000, 'a', NULL)", "ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO x",
@@ -98,6 +99,7 @@ def test_renamed_with_another_structure(rig: Rig) -> None:
     assert [one.table for one in rig.observer.structures] == [W, W]
 
 
+@pytest.mark.long
 def test_a_mirror_whose_files_are_gone_is_copied(rig: Rig) -> None:
     folder = path_of(rig.settings.layout.mirror(T))
     next(folder.glob("*.parquet")).unlink()

@@ -81,6 +81,7 @@ def test_partition_without_a_grant_holds_up_its_root_alone(few: Rig, role: str) 
     few.assert_equal("public.t", "public.parted")
 
 
+@pytest.mark.long
 def test_bounded_run_ends_with_the_grant_after_the_others_are_copied(few: Rig, role: str) -> None:
     few.conn.execute("CREATE TABLE new (id int PRIMARY KEY)")
     few.conn.execute("CREATE TABLE other (id int PRIMARY KEY)")

@@ -97,6 +97,7 @@ def test_a_run_that_only_receives_ends_well_and_copies_nothing(rig: Rig) -> None
     rig.assert_equal()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("early", [True, False], ids=["before the run", "meanwhile"])
 def test_whoever_follows_ends_at_the_word(rig: Rig, early: bool) -> None:
     layout = rig.settings.layout

@@ -33,6 +33,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_copy_then_changes_then_nothing(rig: Rig) -> None:
     with pytest.raises(SetupNeeded):
         rig.sync()
@@ -137,6 +138,7 @@ def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> 
     assert reports[0].transactions == 1
 
 
+@pytest.mark.long
 def test_by_hand_repair_and_backfill(rig: Rig) -> None:
     rig.setup()
     rig.sync()
@@ -176,6 +178,7 @@ def test_by_hand_repair_and_backfill(rig: Rig) -> None:
         rig.engine().repair(T, end)
 
 
+@pytest.mark.long
 def test_what_was_applied_by_hand_is_in_a_point_after_the_next_sync(rig: Rig) -> None:
     """The same state as after a kill between apply and point. No table has any other change to wait for."""
     rig.setup()

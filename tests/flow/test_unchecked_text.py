@@ -32,6 +32,7 @@ def unchecked(server: EmbeddedServer) -> Iterator[Database]:
         yield database
 
 
+@pytest.mark.long
 def test_a_text_that_is_no_utf8(
     unchecked: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

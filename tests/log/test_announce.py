@@ -76,6 +76,7 @@ def test_each_is_told_until_it_ends(source: Source) -> None:
         assert source.running[0].alive
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["killed", "stopped"])
 def test_a_receiver_that_is_gone_tells_nothing(source: Source, way: str) -> None:

@@ -52,6 +52,7 @@ def _in_parts(frames: list[bytes], cuts: list[int], choice: Choice) -> list[byte
     return found
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4), st.sampled_from([(), ("p",)]), st.booleans())
 def test_kept_is_what_a_plain_walk_keeps(

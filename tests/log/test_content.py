@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 
+import pytest
+
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -57,6 +59,7 @@ def test_leaves_that_are_published_via_their_root_are_told_of(source: Source) ->
     assert told == {oid["r"]: {oid["leaf"], oid["gone"]}}
 
 
+@pytest.mark.long
 def test_each_batch_describes_its_relations(source: Source) -> None:
     log = source.log()
     receiver = source.receiver(log, batch_seconds=0.05)

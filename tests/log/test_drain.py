@@ -124,6 +124,7 @@ def test_the_stream_goes_on_behind_it(source: Source, commands: list[str]) -> No
     assert found.fetchall() == [(0,)]
 
 
+@pytest.mark.long
 def test_an_endpos_inside_of_the_backlog(source: Source, limits: RangeLimits) -> None:
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
@@ -139,6 +140,7 @@ def test_an_endpos_inside_of_the_backlog(source: Source, limits: RangeLimits) ->
     assert content(log) == content(streamed)
 
 
+@pytest.mark.long
 def test_a_stop_leaves_the_rest(source: Source) -> None:
     """Told to stop while a range is under way: the call is cancelled, what is whole is durable and confirmed."""
     limits = ranges_of(20_000)
@@ -189,6 +191,7 @@ def test_the_slot_is_touched_while_a_drain_is_at_work(source: Source) -> None:
     assert sum(lsn == log.start for lsn in touched) >= 4
 
 
+@pytest.mark.long
 def test_a_transaction_open_for_long_is_streamed(source: Source, commands: list[str]) -> None:
     """Each call would read from its begin on."""
     streamed, log = source.log("streamed"), source.log("drained")
@@ -235,6 +238,7 @@ def test_what_is_whole_comes_though_a_record_behind_it_is_not(source: Source, co
     raise AssertionError("it waited for the source to write each time")
 
 
+@pytest.mark.long
 def test_no_slot_to_spare(source: Source, commands: list[str]) -> None:
     log = source.log("drained")
     everything(source)
@@ -247,6 +251,7 @@ def test_no_slot_to_spare(source: Source, commands: list[str]) -> None:
     assert [command.split()[0] for command in commands] == ["START_REPLICATION"]
 
 
+@pytest.mark.long
 def test_a_slot_that_somebody_advances_meanwhile(source: Source) -> None:
     """The copy of the slot is ours alone: nothing is lost to the log."""
     streamed, log = source.log("streamed"), source.log("drained")
@@ -278,6 +283,7 @@ def test_values_larger_than_all_that_is_read_at_once(source: Source) -> None:
     assert [len(row["payload"]) >> 20 for row in large] == [1, 3, 30]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held_seconds", [30.0, 0.1], ids=["briefly", "for long"])
 def test_another_session_may_hold_the_slot_for_a_while(source: Source, held_seconds: float) -> None:
     """The drain reads a copy of the slot. It needs the slot itself only to advance it."""

@@ -129,6 +129,7 @@ def test_in_the_past_receives_nothing(stream: Stream) -> None:
     assert len(rows(stream.log)) == version
 
 
+@pytest.mark.long
 def test_beyond_the_source_is_followed_until_reached(source: Source) -> None:
     log = source.log()
     goal = Lsn(source.lsn() + (1 << 20))
@@ -146,6 +147,7 @@ def test_beyond_the_source_is_followed_until_reached(source: Source) -> None:
     assert log.position() <= goal
 
 
+@pytest.mark.long
 def test_a_mark_says_that_the_log_is_complete(stream: Stream) -> None:
     receiver = stream.source.receiver(stream.log, batch_seconds=60)
     mark = stream.commits[1][1]

@@ -82,6 +82,7 @@ def written(twins: Twins) -> Lsn:
     return Lsn.parse(replicated(twins, "write_lsn"))
 
 
+@pytest.mark.long
 def test_a_lock_at_a_commit_is_waited_for(twins: Twins) -> None:
     """All before it becomes durable meanwhile, and the server hears of us."""
     source, log = twins.source, twins.streamed.log

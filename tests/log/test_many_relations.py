@@ -34,6 +34,7 @@ def fill(source: Source, count: int) -> Lsn:
     END LOOP; END $$""")
 
 
+@pytest.mark.long
 def test_the_catalog_is_asked_for_many_at_a_time(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     tables(source, 300)
     log = source.log()

@@ -30,6 +30,7 @@ def test_the_log_stands_at_a_mark_that_keepalives_pass_by(source: Source, goal: 
     assert len(rows(log, "kind = 'I'")) == 2
 
 
+@pytest.mark.long
 def test_a_mark_past_the_goal_is_not_reached(source: Source) -> None:
     """Transactions between the two have been seen, and left to the next run."""
     log, goal = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")

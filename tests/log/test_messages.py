@@ -83,6 +83,7 @@ def test_a_slot_behind_the_log_brings_none_twice(source: Source) -> None:
     assert log.verify(_all(log))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [((), ["*"]), (["*"], ()), (["one"], ["two"]), (["two"], ["one"])])
 def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: list[str], second: list[str]) -> None:
     """What comes again is compared with the log: messages say nothing there, in neither direction."""
@@ -105,6 +106,7 @@ def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: 
     assert [row["kind"] for row in rows(log, "kind = 'I'")] == ["I", "I"]
 
 
+@pytest.mark.long
 def test_ranges_of_a_drain_may_end_inside_a_message(source: Source) -> None:
     log = source.log()
     for number in range(20):

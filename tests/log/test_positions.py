@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import psutil
+import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
@@ -30,6 +31,7 @@ def test_a_batch_is_confirmed_once_it_is_durable(source: Source) -> None:
     receiver.stop()
 
 
+@pytest.mark.long
 def test_the_receiver_is_spared_pandas(source: Source) -> None:
     """pyarrow imports it where a list is made an array: 0.3 s of CPU time and 60 MB in every run."""
     receiver = source.receiver(source.log())
@@ -57,6 +59,7 @@ def test_foreign_wal_is_recorded_then_let_go(source: Source) -> None:
     receiver.stop()
 
 
+@pytest.mark.long
 def test_little_foreign_wal_makes_one_commit_at_the_end_of_the_run(source: Source) -> None:
     log = source.log()
     receiver = source.receiver(log)
@@ -72,6 +75,7 @@ def test_little_foreign_wal_makes_one_commit_at_the_end_of_the_run(source: Sourc
     assert source.confirmed(log) == log.position()
 
 
+@pytest.mark.long
 def test_apply_is_what_the_parent_says(source: Source) -> None:
     log = source.log()
     receiver = source.receiver(log)
@@ -114,6 +118,7 @@ def test_an_open_transaction_spills_and_lands_whole(source: Source) -> None:
     assert not list(path_of(log.path / "_spill").iterdir())
 
 
+@pytest.mark.long
 def test_large_relations_stand_alone_and_small_ones_are_skipped(source: Source) -> None:
     log = source.log()
     many = "INSERT INTO a SELECT g, repeat('x', 300) FROM generate_series(1, 30000) g"

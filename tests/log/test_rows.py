@@ -45,6 +45,7 @@ def _told(rows: Rows) -> list[tuple[Any, ...]]:
     return list(zip(*(table[name].to_pylist() for name in names), strict=True))
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4))
 def test_rows_are_those_of_a_plain_walk_wherever_the_stream_is_cut(transactions: list[Any], cuts: list[int]) -> None:
@@ -54,6 +55,7 @@ def test_rows_are_those_of_a_plain_walk_wherever_the_stream_is_cut(transactions:
     assert [row for part in parts for row in _told(part)] == stream.expected
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4))
 def test_frames_joined_are_the_frames(transactions: list[Any], cuts: list[int]) -> None:
@@ -67,6 +69,7 @@ def test_frames_joined_are_the_frames(transactions: list[Any], cuts: list[int]) 
     assert again.sequence.tolist() == list(range(len(stream.frames)))
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(TRANSACTIONS)
 def test_clustering_keeps_rows_and_order_within_a_relation(transactions: list[Any]) -> None:
@@ -81,6 +84,7 @@ def test_clustering_keeps_rows_and_order_within_a_relation(transactions: list[An
     assert tally.transactions == sum(row[0] == "C" for row in stream.expected)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(TRANSACTIONS)
 def test_a_segment_reads_back(transactions: list[Any]) -> None:

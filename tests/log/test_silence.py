@@ -40,6 +40,7 @@ def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Recei
     return order
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "new"),
     [

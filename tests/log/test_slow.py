@@ -60,6 +60,7 @@ def test_the_parent_does_not_read(source: Source) -> None:
     assert content(log) == content(twin)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short")
 def test_the_receiver_is_frozen(source: Source) -> None:
     """A machine that is paused comes back: our sessions have a timeout of their own, whatever the server's is."""

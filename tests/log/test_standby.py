@@ -47,6 +47,7 @@ def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
     return standby_of(primary, folder, settings=settings, but=["pg_replslot"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [16, pytest.param(17, marks=pytest.mark.long), 18])
 def test_a_promoted_standby_goes_on_where_the_slot_was_synchronised(tmp_path: Path, version: int) -> None:
     """Since 17 a failover slot does; before, no slot is there, and that is told."""

@@ -156,6 +156,7 @@ def test_frames_belong_where_the_reference_says(data: st.DataObject, cuts: list[
         assert parts[-1].after == StreamPlace()
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.data(), CUTS, st.booleans())
 def test_what_the_reference_refuses_is_refused(data: st.DataObject, cuts: list[int], parallel: bool) -> None:

@@ -43,6 +43,7 @@ def test_blocks_leave_what_whole_transactions_leave(twins: Twins) -> None:
     assert twins.streamed.reading.late > 2
 
 
+@pytest.mark.long
 def test_a_locked_table_with_a_filter_stops_nothing(twins: Twins) -> None:
     """Its filter cannot be read beside the lock. The receiver reads it after the commit."""
     source = twins.source
@@ -78,6 +79,7 @@ def history(source: Source) -> None:
         source.run("BEGIN", many(5001), "ROLLBACK", "INSERT INTO b VALUES (3, 3)")
 
 
+@pytest.mark.long
 def test_a_run_that_fails_leaves_no_file(twins: Twins) -> None:
     source, receiver = twins.source, twins.start()
     with source.database.connect() as other:
@@ -106,6 +108,7 @@ def killed(receiver: ReceiverProcess) -> None:
     receiver.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [stopped, terminated, killed])
 def test_what_is_open_at_the_end_of_a_run_comes_again(twins: Twins, end: Callable[[ReceiverProcess], None]) -> None:
     """From its start, in other blocks, or whole: nothing twice, and nothing is left of what came before."""
@@ -133,6 +136,7 @@ def test_what_is_open_at_the_end_of_a_run_comes_again(twins: Twins, end: Callabl
     assert twins.spooled == []
 
 
+@pytest.mark.long
 def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
     """In front of their commits, and behind them with all that is in them."""
     source, receiver = twins.source, twins.start(batch_seconds=3600)
@@ -156,6 +160,7 @@ def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
     twins.check(facts=True)
 
 
+@pytest.mark.long
 def test_a_goal_that_was_taken_back_stays_so(twins: Twins) -> None:
     """Over a reconnect, too, for which the orders are given again."""
     source, receiver = twins.source, twins.start()
@@ -178,6 +183,7 @@ def _reconnect(twins: Twins) -> None:
     twins.streamed.complete_to(end)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("immediate", [False, pytest.param(True, marks=pytest.mark.since(16, "immediate streaming"))])
 def test_history_of_a_slot_that_comes_late(source: Source, immediate: bool) -> None:
     """All has committed before the receiver starts; the server streams it nevertheless."""

@@ -58,17 +58,20 @@ def test_another_identity(source: Source, field: str, value: Any) -> None:
     assert "7007" in str(error)
 
 
+@pytest.mark.long
 def test_a_lower_timeline(source: Source) -> None:
     log = source.log()
     error = _refused(source, _log_at(source, "later", log.identity, log.start, timeline=2), IdentityMismatch)
     assert "timeline" in str(error)
 
 
+@pytest.mark.long
 def test_missing_slot(source: Source) -> None:
     who = identity(source.conn, source.slot("none"))
     _refused(source, _log_at(source, "none", who, source.lsn()), SlotMissing)
 
 
+@pytest.mark.long
 def test_missing_log(source: Source) -> None:
     source.log()
     _refused(source, ChangeLog(Layout.of(source.folder / "nowhere")), SetupNeeded)
@@ -102,6 +105,7 @@ SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgcdc%/catalog' AND 
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beyond_fork", ["nothing", "log", "lake"])
 def test_a_promoted_standby_is_followed_only_before_the_fork(
     source: Source, database: Database, beyond_fork: str

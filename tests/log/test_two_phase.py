@@ -51,6 +51,7 @@ def fails(receiver: ReceiverProcess, error: type[PgcdcError]) -> PgcdcError:
     return caught.value
 
 
+@pytest.mark.long
 @both
 @pytest.mark.parametrize("large", [False, True])
 def test_it_is_applied_where_it_commits(twins: Twins, large: bool) -> None:
@@ -68,6 +69,7 @@ def test_it_is_applied_where_it_commits(twins: Twins, large: bool) -> None:
     assert files(twins) == []
 
 
+@pytest.mark.long
 @both
 def test_one_that_ends_at_once_is_never_kept(twins: Twins) -> None:
     source = twins.source
@@ -124,6 +126,7 @@ def test_several_at_a_time(twins: Twins) -> None:
     assert kinds(finish(twins)) == "ICIC"
 
 
+@pytest.mark.long
 def test_relations_that_it_was_told_hold_for_those_after_it(twins: Twins) -> None:
     """The server does not tell them again, though the catalog cannot be asked while the transaction holds a lock."""
     source = twins.source
@@ -220,6 +223,7 @@ def test_what_is_lost_is_told(twins: Twins) -> None:
     assert twins.streamed.reading.rows() == []
 
 
+@pytest.mark.long
 def test_a_manifest_that_is_gone_is_no_loss_after_a_rollback(twins: Twins) -> None:
     source = twins.source
     twins.start()
@@ -256,6 +260,7 @@ def test_damage_is_told(twins: Twins, kind: str, damaged: Callable[[bytes], byte
     assert twins.streamed.reading.rows() == []
 
 
+@pytest.mark.long
 def test_slot_and_setting_agree(source: Source) -> None:
     for made in (False, True):
         log = source.log(f"tp_{made:d}", two_phase=made)
@@ -263,6 +268,7 @@ def test_slot_and_setting_agree(source: Source) -> None:
         assert f"set `two_phase` to {str(made).lower()}" in str(error)
 
 
+@pytest.mark.long
 def test_no_copy_of_the_slot_is_drained(source: Source) -> None:
     """It would send a prepared transaction at its commit, and the stream behind it the commit alone."""
     log = source.log(two_phase=True)
@@ -292,6 +298,7 @@ def test_what_is_told_of_it_is_what_counts(twins: Twins) -> None:
     assert kinds(finish(twins)) == "IC" + "I" * 1001 + "C"
 
 
+@pytest.mark.long
 def test_a_manifest_holds_no_values(source: Source) -> None:
     log = source.log(two_phase=True)
     receiver = source.receiver(log, two_phase=True)
@@ -305,6 +312,7 @@ def test_a_manifest_holds_no_values(source: Source) -> None:
     end(source, "ROLLBACK")
 
 
+@pytest.mark.long
 def test_origin_none_goes_by_the_session_that_prepares(source: Source) -> None:
     """The server would leave out each record by the origin of the session that wrote it."""
     log, name = source.log(two_phase=True), f"o_{source.database.name}"
@@ -330,6 +338,7 @@ def test_origin_none_goes_by_the_session_that_prepares(source: Source) -> None:
     assert PreparedFolder(log.path).pending() == []
 
 
+@pytest.mark.long
 @pytest.mark.since(18, "two_phase of a slot can be changed")
 def test_what_is_kept_goes_with_the_flag_of_the_slot(source: Source) -> None:
     """Without two_phase the whole comes at COMMIT PREPARED."""

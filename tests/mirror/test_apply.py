@@ -172,6 +172,7 @@ def test_a_mirror_of_many_turns_has_few_files(pipe: Pipeline) -> None:
             pipe.same(name)
 
 
+@pytest.mark.long
 def test_what_cannot_be_followed_is_set_aside_alone(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")

@@ -213,6 +213,7 @@ def copying_tables(copying: Copying) -> Sequence[Table]:
         return read_catalog(conn, SOURCE, ["p"]).tables
 
 
+@pytest.mark.long
 def test_many_pieces_hold_every_row_once(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy, "SMALLEST_PIECE", 64 << 10)
     copying.run("CREATE TABLE big (id int PRIMARY KEY, t text); "
@@ -236,6 +237,7 @@ def test_many_pieces_hold_every_row_once(copying: Copying, monkeypatch: pytest.M
     assert min(told["min.id"].to_pylist()) == 1
 
 
+@pytest.mark.long
 def test_a_copy_again_is_a_new_generation(copying: Copying) -> None:
     copying.run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'), (2, 'b'); "
                 "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
@@ -257,6 +259,7 @@ def test_a_copy_again_is_a_new_generation(copying: Copying) -> None:
     assert (empty.rows, empty.files, copying.rows(name).num_rows) == (0, 0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "names"),
     [

@@ -38,6 +38,7 @@ def reshaped(mirror: Mirror, spark: SparkSession, after: Table, before: Table = 
     return follows
 
 
+@pytest.mark.long
 def test_a_column_has_its_value_of_older_rows_in_all_of_them(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     reshaped(mirror, spark, table(ID, A, N, Column(4, "c", TEXT, True, missing="it's")))
@@ -138,6 +139,7 @@ def test_a_version_in_another_structure_is_not_the_one_that_was_published(spark:
     assert not stands_as(mirror.again(), published)
 
 
+@pytest.mark.long
 def test_both_engines_read_the_same(spark: SparkSession, tmp_path: Path) -> None:
     name, mirror = "an odd name", made(tmp_path)
     after = table(ID, replace(A, name=name), Column(4, "n", INT, missing="7"), Column(5, "a", TEXT, missing="ü"))

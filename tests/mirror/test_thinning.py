@@ -149,6 +149,7 @@ def test_what_is_young_or_not_published_yet_stays(tmp_path: Path) -> None:
     assert_reads(rows, {7, 38, 45})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hint", [None, '{"version": 10, "size": 12}'])
 def test_readers_begin_above_all_that_is_missing(tmp_path: Path, hint: str | None) -> None:
     """The hint was lost, or somebody made a checkpoint of an old version."""

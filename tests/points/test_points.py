@@ -96,6 +96,7 @@ def test_points_never_fall(layout: Layout) -> None:
     assert at == newest
 
 
+@pytest.mark.long
 def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tens of thousands of turns a day: what they cost must not grow with them."""
     for name in ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration"):
@@ -111,6 +112,7 @@ def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.Monke
     assert [point.replay_lsn for point in ConsistentPoints(layout).all()] == [Lsn(at) for at in range(1, 260)]
 
 
+@pytest.mark.long
 def test_many_points_stay_few_files(layout: Layout) -> None:
     points = ConsistentPoints(layout, Merging(most_files=5, small_rows=12))
     for number in range(1, 41):
@@ -211,6 +213,7 @@ def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, n
         assert points.versions(named) == named
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=12))
 @example([(9, 0), (8, 8), (6, 6)])
 @settings(max_examples=6, deadline=None)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import get_args
 
 import pyarrow as pa
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -128,6 +129,7 @@ def assert_alike(payloads: Sequence[bytes], kind: RowKind, columns: int) -> None
     assert together == (None if None in expected else expected)
 
 
+@pytest.mark.long
 @settings(max_examples=500)
 @given(batch=batches(max_rows=3), data=st.data())
 def test_mutated_messages_are_refused_by_both_or_read_alike_by_both(

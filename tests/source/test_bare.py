@@ -128,6 +128,7 @@ def test_the_lock_on_one_table_hides_no_other_s_filter(database: Database, names
         assert {one.row_filter for one in read_published(conn, ["beside"]).values()} == {"(id > 5)", None}
 
 
+@pytest.mark.long
 @pytest.mark.since(15, "row filters")
 def test_a_locked_table_has_the_filter_that_it_had(database: Database, names: list[str]) -> None:
     """As long as no row of the catalog that publishes it has changed. A prepared transaction may lock it for days."""

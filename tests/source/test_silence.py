@@ -67,6 +67,7 @@ def test_a_query(path: DeadPath, new: bool) -> None:
         assert conn.closed
 
 
+@pytest.mark.long
 @NEW
 def test_an_answer_that_is_lost_on_its_way(path: DeadPath, new: bool) -> None:
     with (
@@ -76,6 +77,7 @@ def test_an_answer_that_is_lost_on_its_way(path: DeadPath, new: bool) -> None:
         conn.execute("SELECT pg_sleep(1.2)")
 
 
+@pytest.mark.long
 def test_a_command_of_the_walsender(path: DeadPath) -> None:
     with ReplicationConnection.open(path.conninfo) as walsender:
         path.die()
@@ -83,6 +85,7 @@ def test_a_command_of_the_walsender(path: DeadPath) -> None:
             walsender.identify()
 
 
+@pytest.mark.long
 @NEW
 def test_a_piece_of_a_copy(path: DeadPath, database: Database, new: bool) -> None:
     with database.connect() as conn:
@@ -99,6 +102,7 @@ def test_a_piece_of_a_copy(path: DeadPath, database: Database, new: bool) -> Non
                 list(blocks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [connect, ReplicationConnection.open])
 def test_connecting(path: DeadPath, kind: Callable[[str], object]) -> None:
     path.die()
@@ -106,6 +110,7 @@ def test_connecting(path: DeadPath, kind: Callable[[str], object]) -> None:
         kind(f"{path.conninfo} connect_timeout=2")
 
 
+@pytest.mark.long
 def test_a_session_that_is_at_work_is_waited_for(database: Database) -> None:
     """A lock may be held for long. It is said who holds it."""
     told: list[str] = []
@@ -127,6 +132,7 @@ def test_the_log_hears_of_it_where_nobody_else_does(database: Database, caplog: 
     assert "at work" in caplog.text
 
 
+@pytest.mark.long
 def test_a_wait_can_be_interrupted(path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a signal's exception at once, though nothing answers; the session does not go on with it, either."""
     monkeypatch.setattr(SourceConnection, "patience", Patience(60, 60))

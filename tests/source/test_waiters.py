@@ -117,6 +117,7 @@ def test_a_copy_that_heeds_no_cancel_request_is_terminated(database: Database) -
         wait_for(lambda: scalar(user, held.replace("wait_event", "count(*)")) == 0)
 
 
+@pytest.mark.long
 def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody wants the table each time that it is read."""
     monkeypatch.setattr(reading, "READINGS", 3)
@@ -142,6 +143,7 @@ def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatc
         altering.join()
 
 
+@pytest.mark.long
 def test_readings_that_are_terminated_each_time_are_somebody_s_who_wants_the_table(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +159,7 @@ def test_readings_that_are_terminated_each_time_are_somebody_s_who_wants_the_tab
         read_whole(terminated)
 
 
+@pytest.mark.long
 def test_an_index_that_is_rebuilt_is_not_waited_for_with_the_table_in_hand(database: Database) -> None:
     with snapshot_of_many_rows(database) as (conn, snapshot, piece), database.connect() as owner:
         owner.execute("BEGIN; REINDEX INDEX t_pkey")
@@ -168,6 +171,7 @@ def test_an_index_that_is_rebuilt_is_not_waited_for_with_the_table_in_hand(datab
         assert b"".join(read(database, snapshot, piece)).count(b"\n") == ROWS
 
 
+@pytest.mark.long
 def test_tables_that_nobody_has_looked_at_are_cut_while_they_are_locked(database: Database) -> None:
     """Their size is the planner's then."""
     with snapshot_of_many_rows(database) as (conn, snapshot, _), database.connect() as locker:

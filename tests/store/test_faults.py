@@ -24,6 +24,7 @@ from tests.log.written import START, WHO, frames_of, writer_of
 from tests.store.faultproxy import Fault, Faults
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
 def test_a_file_is_created_once_whatever_becomes_of_the_answer(fault: Fault, faults: Faults, bucket: Location) -> None:
     faults.next = [fault, fault]
@@ -37,6 +38,7 @@ def test_a_file_is_created_once_whatever_becomes_of_the_answer(fault: Fault, fau
         storage.create(bucket / "a", b"of others")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
 def test_what_has_no_condition_is_done_again(fault: Fault, faults: Faults, bucket: Location) -> None:
     """A refusal as a conflict, too: it is that of another request for the same place."""
@@ -76,6 +78,7 @@ def test_an_answer_that_is_lost_is_not_taken_for_ours(faults: Faults, bucket: Lo
     assert storage.read(bucket / "a") == b"of others"
 
 
+@pytest.mark.long
 def test_of_many_that_create_one_succeeds(faults: Faults, bucket: Location) -> None:
     faults.share = 0.3
     for number in range(20):
@@ -141,6 +144,7 @@ def test_a_store_that_is_out_of_reach_is_told(bucket: Location, monkeypatch: pyt
     assert storage.list_after(bucket) == []
 
 
+@pytest.mark.long
 def test_no_file_is_damaged_by_a_store_that_refuses(
     faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_it_outlives_the_time_that_it_is_given(place: Location) -> None:
         assert len(seen) <= 12, "old numbers go"
 
 
+@pytest.mark.long
 def test_it_is_free_after_its_holder_was_killed(place: Location) -> None:
     with holder(place) as other:
         other.kill()
@@ -178,6 +179,7 @@ def test_the_first_number_too_is_taken_once(bucket: Location) -> None:
         chainlease.ChainLease(late, None)
 
 
+@pytest.mark.long
 def test_who_inherits_it_knows(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chainlease, "TTL", TTL)
     monkeypatch.setattr(chainlease, "RENEWED", RENEWED)

@@ -74,6 +74,7 @@ def played(
         yield play(rig, TRAPS, together=True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
 def test_equal_after(played: Played, trap: Trap) -> None:

@@ -70,6 +70,7 @@ def _differing(rig: Rig) -> set[int]:
     return {key for key, _ in here ^ there}
 
 
+@pytest.mark.long
 def test_a_gap_is_refused_and_named(rig: Rig) -> None:
     first, second, third = (report.span for report in rig.observer.ranges)
     with pytest.raises(RangeGap, match=f"{first} is followed by {third}"):

@@ -14,6 +14,7 @@ from tests.fix_postgres import Database, fresh_database
 from tests.versions.histories import IMMEDIATE_SINCE
 
 
+@pytest.mark.long
 def test_each_version_takes_what_it_is_asked_for(version_server: EmbeddedServer) -> None:
     """And, before 16, nothing more: its errors would end each start."""
     version = version_server.version

@@ -37,6 +37,7 @@ def write(source: Source) -> None:
     source.run("SELECT pg_replication_origin_session_reset()")
 
 
+@pytest.mark.long
 def test_none_leaves_out_what_came_by_replication(source: Source) -> None:
     log = source.log()
     write(source)
@@ -76,6 +77,7 @@ def test_a_session_that_changes_its_origin_in_a_large_transaction(source: Source
     assert all(segment.late is None for segment in log.all_segments()), "nothing was received before its commit"
 
 
+@pytest.mark.long
 def test_any_takes_all_with_their_origins(source: Source) -> None:
     log = source.log()
     write(source)
@@ -85,6 +87,7 @@ def test_any_takes_all_with_their_origins(source: Source) -> None:
     assert kinds == [("I", None), ("I", name), ("I", name), ("I", None), ("U", name)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [("any", "none"), ("none", "any")])
 def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: str, second: str) -> None:
     """As after a kill before a confirmation: what comes again, or does not, is no sign of another source."""
@@ -145,6 +148,7 @@ def test_two_that_replicate_to_each_other_bring_each_change_once(
         assert b"two" in rows(logs[1], "kind = 'I'")[0]["payload"]
 
 
+@pytest.mark.long
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("structure", ["SELECT 1", "CREATE TEMP TABLE t ()"])
 def test_none_leaves_out_what_is_streamed(source: Source, structure: str) -> None:
@@ -162,6 +166,7 @@ def test_none_leaves_out_what_is_streamed(source: Source, structure: str) -> Non
     assert b"10001" in changes[0]["payload"]
 
 
+@pytest.mark.long
 @pytest.mark.versions(14, 18)
 def test_a_large_transaction_of_other_tables_ends_no_connection(source: Source) -> None:
     """Blocks of it come, and name no origin: there is nothing that could have one."""

@@ -32,6 +32,7 @@ def test_the_log_is_the_source_at_every_boundary(received: Received) -> None:
     assert derived.parts.keys() >= set(TABLES)
 
 
+@pytest.mark.long
 def test_the_log_is_the_source_at_the_end(received: Received) -> None:
     for table in (*TABLES, ALTERED):
         schema, name = table.split(".", 1)

@@ -103,6 +103,7 @@ def run(server: EmbeddedServer, folder: Path, actions: list[Action], examples: i
         assert twins.streamed.reading.late > 0 or not options.get("streaming", True)
 
 
+@pytest.mark.long
 @pytest.mark.versions(15, 18, long=(16, 17))
 @pytest.mark.parametrize("streaming", [True, False], ids=["in blocks", "whole"])
 def test_any_history_with_prepared_transactions(
@@ -123,6 +124,7 @@ def test_many_histories_with_prepared_transactions(
     run(version_server, tmp_path, actions, 60, two_phase=True, streaming=streaming)
 
 
+@pytest.mark.long
 @pytest.mark.versions(14, 18, long=(15, 16, 17))
 def test_any_history(version_server: EmbeddedServer, tmp_path: Path) -> None:
     run(version_server, tmp_path, ALL, 3, immediate=False)

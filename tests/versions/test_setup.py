@@ -12,6 +12,7 @@ from tests.fix_postgres import fresh_database
 NULLS = "has NULL in a column that came with a default"
 
 
+@pytest.mark.long
 @pytest.mark.versions(14, 15, 18)
 @pytest.mark.parametrize(
     ("via_root", "key", "warned"), [("true", "", True), ("false", "", False), ("true", "PRIMARY KEY", False)]
