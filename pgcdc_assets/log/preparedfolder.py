@@ -13,14 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+import numpy as np
+
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.formats import MALFORMED, reading
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogCorrupt, ProtocolError
 from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
 from pgcdc_assets.log.relations import Overlay
 from pgcdc_assets.log.segment import check_content, draft_name
-from pgcdc_assets.log.spool import SpooledSegment
+from pgcdc_assets.log.spool import SpooledSegment, StreamEnd
 from pgcdc_assets.source.connect.failures import COPY_ANEW
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.scratch import DraftFile, Scratch
@@ -59,7 +62,8 @@ class PreparedFolder:
             content = _read(self._folder / name)
             transaction = _transaction(content)
             mark = self._place(transaction.key, _COMMITTING)
-            commits = int(storage.read(mark)) if mark.name in names else position
+            with reading(mark, LogCorrupt, COPY_ANEW):
+                commits = int(storage.read(mark)) if mark.name in names else position
             if transaction.key.end_lsn <= position <= commits:
                 found.append(transaction)
                 kept |= {name, *(segment["file"] for segment in content["segments"])}
@@ -119,10 +123,11 @@ def _read(place: Location) -> dict[str, Any]:
     content = storage.read(place)
     try:
         found: dict[str, Any] = json.loads(content)
-        _transaction(found)
+        relations = range(len(_transaction(found).overlay.payloads))
+        committed = StreamEnd(0, 0, np.zeros(0, dtype=np.int64), dict(zip(relations, relations, strict=True)))
         for given in found["segments"]:
-            SpooledSegment.of_json(given, DraftFile(given["file"]))
-    except (ValueError, KeyError, TypeError, ProtocolError, AssertionError):
+            SpooledSegment.of_json(given, DraftFile(given["file"])).at(committed)
+    except (ProtocolError, AssertionError, *MALFORMED):
         raise LogCorrupt("cannot be read", thing=str(place), do=COPY_ANEW) from None
     return found
 

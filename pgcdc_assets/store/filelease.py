@@ -53,7 +53,7 @@ def text_of_holder(place: Location) -> str | None:
     """What the living holder says; None when nobody holds the place. It may say nothing yet, and a holder of another
     user says nothing to us."""
     try:
-        file = path_of(place).open()
+        file = path_of(place).open(errors="replace")
     except PermissionError:
         return ""
     except OSError:

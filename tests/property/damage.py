@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import assume
 from hypothesis import strategies as st
 
 VALUES: st.SearchStrategy[Any] = st.sampled_from(
@@ -12,6 +16,13 @@ VALUES: st.SearchStrategy[Any] = st.sampled_from(
      "\x00\ud800"]
 )  # fmt: skip
 _PIECES = [b"", b"\0", b"\xff\xfe", b"0", b"-1", b'"', b"{", b"}", b"[" * 1200, b"null", b"\n", b"&a", b"*a", b"1e999"]
+
+
+class Content(bytes):
+    """A file's bytes, which Hypothesis would show whole."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes>"
 
 
 @st.composite
@@ -30,7 +41,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 def otherwise(draw: st.DrawFn, value: Any) -> Any:
     """A value of JSON in which one value is another, is missing, or has a name that is not known. Texts that are JSON
     themselves are gone into."""
-    if isinstance(value, str) and value[:1] in ("{", "["):
+    if isinstance(value, str) and value[:2] in ('{"', '["'):
         return json.dumps(draw(otherwise(json.loads(value))))
     if isinstance(value, dict) and value and draw(st.integers(0, 4)):
         name = draw(st.sampled_from(sorted(value)))
@@ -55,3 +66,21 @@ def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
     at = draw(st.integers(0, len(lines) - 1))
     lines[at] = json.dumps(draw(otherwise(json.loads(lines[at])))).encode()
     return b"\n".join(lines) + b"\n"
+
+
+@st.composite
+def damaged_parquet(draw: st.DrawFn, content: bytes) -> bytes:
+    """A Parquet file damaged as bytes, or by its values: by one of a column's type, or by a column of another type."""
+    if draw(st.booleans()):
+        return draw(damaged(content))
+    table = pq.read_table(BytesIO(content))
+    rows, name = table.to_pylist(), draw(st.sampled_from([*table.column_names, ""]))
+    at = draw(st.integers(0, len(rows) - 1))
+    rows[at] = draw(otherwise(rows[at]))
+    made = BytesIO()
+    try:
+        fields = [field for field in table.schema if field.name != name]
+        pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields) if draw(st.booleans()) else None), made)
+    except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError):
+        assume(False)
+    return made.getvalue()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,18 +19,38 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.delta.checkpoint import make_checkpoint
+from pgcdc_assets.delta.log import DeltaLog
+from pgcdc_assets.delta.recovery import recover
+from pgcdc_assets.delta.vectors import read_vector
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.flow import outcomes, sentinel
+from pgcdc_assets.flow import hold, lock, outcomes, sentinel
 from pgcdc_assets.log.commit import LogWriter
+from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
+from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.relations import Overlay
+from pgcdc_assets.log.rows import rows_in_progress
+from pgcdc_assets.log.spill import SPILL, SpillFolder
+from pgcdc_assets.log.spool import StreamEnd
+from pgcdc_assets.log.transactions import OpenBlock
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.protocol.decode import decode
+from pgcdc_assets.protocol.messages import Relation
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
+from pgcdc_assets.store import storage
 from pgcdc_assets.store.chainlease import Chain, Link
+from pgcdc_assets.store.local import path_of
 from tests.defs.catalogs import catalog_of
-from tests.deltatables import publish_at
+from tests.delta.rows import OWNER, SCHEMA, Rows
+from tests.deltatables import opened, publish_at
+from tests.history.mirror import make
+from tests.log.streams import frame, insert, relation, run_of
 from tests.log.written import START, WHO, frames_of, writer_of
-from tests.property.damage import damaged, damaged_json
+from tests.property.damage import Content, damaged, damaged_json, damaged_parquet
 
 CATALOG = catalog_of(("public", "a"), ("public", "b"))
 A = TableName("public", "a")
@@ -49,8 +72,75 @@ def newest_commits(log: Path) -> list[Path]:
     return sorted(log.glob("*.json"))
 
 
+KEY = PreparedKey(7, "g", Lsn(240))
+
+
+def keep_prepared(log: Location) -> None:
+    """A prepared transaction whose content waits beside a change log, and is about to commit."""
+    folder, payload = PreparedFolder(log), relation(1, "t1")
+    of = decode(payload)
+    assert isinstance(of, Relation)
+    overlay = Overlay()
+    overlay.see(of, payload, 0)
+    rows = rows_in_progress(run_of([frame(insert(1, b"x"))] * 3, 1), np.array([7, 8, 9]), OpenBlock(7), overlay)
+    prepared = PreparedTransaction(KEY, 5, frozenset({8}), overlay, 3, 300, None, 2)
+    folder.keep(prepared, SpillFolder(log, folder).spool(rows))
+    folder.committing({KEY: 400})
+
+
+def read_prepared(log: Location) -> None:
+    """All that reads the manifest and the mark; what recovery deletes is of a copy."""
+    folder = PreparedFolder(log)
+    folder.pending()
+    for spooled in folder.taken(KEY, storage.scratch(log / SPILL)):
+        spooled.at(StreamEnd(400, 5, np.array([8]), {0: 77}))
+        spooled.segment.draft.discard()
+    with copied(log / PREPARED) as beside:
+        PreparedFolder(beside).recover(Lsn(250))
+        PreparedFolder(beside).drop([KEY])
+
+
+@contextmanager
+def copied(folder: Location) -> Iterator[Location]:
+    """A place in which a copy of the folder stands under its own name."""
+    beside = Path(f"{folder.parent}_beside")
+    shutil.copytree(str(folder), beside / folder.name)
+    try:
+        yield Location.of(beside)
+    finally:
+        shutil.rmtree(beside)
+
+
+def make_table(root: Path) -> Path:
+    """A mirror with deletion vectors, of which a checkpoint alone tells the oldest versions."""
+    mirror = Mirror(Layout.of(root), OWNER, A)
+    make(mirror, MirrorSchema(SCHEMA), {})
+    table = Rows(path_of(mirror.path))
+    for number in range(4):
+        table.change([number, 10 + number], {9 + number})
+        if number == 2:
+            make_checkpoint(mirror.path, opened(mirror.path).number)
+    log = path_of(mirror.path) / "_delta_log"
+    for commit in newest_commits(log)[:3]:
+        commit.unlink()
+    return path_of(mirror.path)
+
+
+def read_table(folder: Path) -> None:
+    log = DeltaLog(Location.of(folder))
+    version = log.newest()
+    assert version is not None
+    version.schema, version.configuration, version.features, log.at(version.number)
+    for file in version.files:
+        if file.action.get("deletionVector"):
+            read_vector(version.folder, file.action["deletionVector"])
+    with copied(Location.of(folder)) as beside:
+        recover(beside / folder.name, version.number)
+        recover(beside / folder.name)
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stored]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored]]:
     """A project with a lake: one file of each kind."""
     root = tmp_path_factory.mktemp("project")
     layout = Layout.of(root / "lake")
@@ -81,6 +171,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stored]:
     def logs(folder: Location) -> Path:
         return Path(str(folder)) / "_delta_log"
 
+    keep_prepared(layout.change_log)
+    prepared = Path(str(layout.change_log / PREPARED))
+    table = make_table(root / "lake")
+
     found: dict[str, tuple[Path, Callable[[], object]]] = {
         "saved catalog": (root / "catalog.json", lambda: load_catalog(root / "catalog.json")),
         "outcomes": (Path(str(layout.outcomes)), lambda: outcomes.read(layout)),
@@ -91,17 +185,25 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stored]:
         "points": (newest_commits(logs(layout.consistent_points))[-1], read_points),
         "points' first commit": (newest_commits(logs(layout.consistent_points))[0], read_points),
         "states": (newest_commits(logs(layout.table_states))[-1], lambda: TableStates(layout).all()),
+        "prepared": (next(prepared.glob("*.json")), lambda: read_prepared(layout.change_log)),
+        "prepared's commit": (next(prepared.glob("*.committing")), lambda: read_prepared(layout.change_log)),
+        "checkpoint": (next((table / "_delta_log").glob("*.parquet")), lambda: read_table(table)),
+        "hold": (Path(str(layout.hold)), lambda: (hold.current(layout), hold.Requests(layout).current())),
+        "lock": (Path(str(layout.lock)), lambda: lock.holder(layout)),
     }
-    return {name: Stored(path, path.read_bytes(), read) for name, (path, read) in found.items()}
+    with hold.placed(layout), lock.lake_lock(layout, "sync"):
+        yield {name: Stored(path, Content(path.read_bytes()), read) for name, (path, read) in found.items()}
 
 
 NAMES = ["saved catalog", "outcomes", "endpos", "lease", "change log", "change log's first commit", "points",
-         "points' first commit", "states"]  # fmt: skip
+         "points' first commit", "states", "prepared", "prepared's commit", "checkpoint", "hold", "lock"]  # fmt: skip
+TEXTS = {"endpos", "prepared's commit", "hold", "lock"}
 
 
 def check(files: dict[str, Stored], data: st.DataObject, name: str) -> None:
     stored = files[name]
-    stored.path.write_bytes(data.draw(damaged_json(stored.content) if name != "endpos" else damaged(stored.content)))
+    damage = damaged if name in TEXTS else damaged_parquet if name == "checkpoint" else damaged_json
+    stored.path.write_bytes(data.draw(damage(stored.content)))
     refused: PgcdcError | None = None
     try:
         stored.read()

@@ -15,6 +15,7 @@ import psycopg
 from pgcdc_assets.core.catalog import Table, relations_of
 from pgcdc_assets.source.catalog.bare import LISTS_SINCE
 from pgcdc_assets.source.catalog.drift import table_changes
+from pgcdc_assets.source.catalog.pgclass import of_catalog
 from pgcdc_assets.source.catalog.tables import at_one_moment, read_tables
 
 _SUM = "count(*)::text || ':' || coalesce(sum(hashint8extended(xmin::text::int8, {})), 0)::text"
@@ -52,6 +53,7 @@ class CatalogLook:
     fingerprint: str
 
     @classmethod
+    @of_catalog()
     def now(
         cls, conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str],
         before: Sequence[Table] = (),

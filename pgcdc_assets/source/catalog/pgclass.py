@@ -6,13 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from pgcdc_assets.core.catalog import Column, Outside, ReplicaIdentity
+from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 
@@ -59,6 +62,9 @@ SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.
 
 DECODED: Final = frozenset({"tde_heap"})
 """Table access methods of extensions that write the heap's own WAL records."""
+
+of_catalog = partial(reading, "system catalog of the source", SourceFailed, "have it checked for damage there")
+"""Decorates what makes something of the catalog's rows: a row that PostgreSQL's rules exclude is one error of ours."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +134,14 @@ class CatalogRelation:
         return tuple(by_name[name] for name in names if name in by_name)
 
 
+@of_catalog()
 def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, CatalogRelation]:
     """The relations that still exist under these oids. Four queries, however many relations."""
     wanted = sorted(set(oids))
     heads = list(conn.execute(_RELATIONS, [wanted]))
     attributes = list(conn.execute(_COLUMNS, [wanted]))
+    if any(None in row[:4] for row in (*heads, *attributes)):
+        raise ValueError("an OID, a number, a name or a kind is NULL")
     types = PgTypes.read(conn, {row[3] for row in attributes})
     columns: dict[int, list[Column]] = defaultdict(list)
     marks: dict[int, list[str]] = defaultdict(list)
@@ -152,6 +161,7 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
     }  # fmt: skip
 
 
+@of_catalog()
 def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int, tuple[int, ...]]:
     """Oids of all leaves of each partitioned table, published or not."""
     found: dict[int, list[int]] = defaultdict(list)

@@ -18,7 +18,7 @@ from pgcdc_assets.source.catalog.assembly import Assembly
 from pgcdc_assets.source.catalog.bare import UNREAD, refuse_unread
 from pgcdc_assets.source.catalog.comments import read_comments
 from pgcdc_assets.source.catalog.patterns import TablePatterns
-from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
+from pgcdc_assets.source.catalog.pgclass import of_catalog, read_leaves, read_relations
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import PublicationRows, read_places, read_published
 from pgcdc_assets.source.catalog.typeparts import TypeParts
@@ -39,6 +39,7 @@ SELECT leaf, string_agg(mark, ' ' ORDER BY level) FROM chain GROUP BY leaf
 _KEYS = "SELECT conrelid, oid FROM pg_catalog.pg_constraint WHERE conrelid = ANY(%s) AND contype = 'p'"
 
 
+@of_catalog()
 def read_tables(
     conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = (),
     before: Sequence[Table] = (), blocked: dict[TableName, CopyBlocked] | None = None,
@@ -113,6 +114,7 @@ def read_catalog(
     return Catalog(identity, publications[0], conn.info.server_version, tables, tuple(publications), encoding)
 
 
+@of_catalog()
 def relation_facts(
     conn: psycopg.Connection[Any], relations: Mapping[int, Iterable[int]], publications: Sequence[str]
 ) -> dict[int, RelationFacts]:
