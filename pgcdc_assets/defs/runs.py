@@ -61,7 +61,7 @@ def report_dead_runs(instance: dg.DagsterInstance, layout: Layout, now: float | 
     their ids."""
     if lock.holder(layout) is not None:
         return []
-    records = instance.get_run_records(dg.RunsFilter(statuses=RUNNING), limit=50)
+    records = instance.get_run_records(dg.RunsFilter(tags=OURS, statuses=RUNNING), limit=50)
     silence = lock.silence(layout) if records else 0.0
     dead = [record.dagster_run for record in records if _died(record, now or time.time(), silence)]
     for run in dead:

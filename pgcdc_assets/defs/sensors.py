@@ -123,9 +123,9 @@ def _why(settings: Settings) -> dict[str, str]:
 
 def _runs(instance: dg.DagsterInstance, settings: Settings) -> Runs:
     holder = lock.holder(settings.layout)
-    alive = instance.get_runs(dg.RunsFilter(job_name=SYNC_JOB, statuses=WAITING + RUNNING), limit=5)
+    alive = instance.get_runs(dg.RunsFilter(job_name=SYNC_JOB, tags=OURS, statuses=WAITING + RUNNING), limit=5)
     queued = instance.get_runs(dg.RunsFilter(tags=OURS, statuses=WAITING), limit=5)
-    ended = instance.get_run_records(dg.RunsFilter(job_name=SYNC_JOB), limit=20)
+    ended = instance.get_run_records(dg.RunsFilter(job_name=SYNC_JOB, tags=OURS), limit=20)
     failures = 0
     for record in ended:
         if record.dagster_run.status is not dg.DagsterRunStatus.FAILURE:

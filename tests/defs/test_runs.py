@@ -38,8 +38,11 @@ def foreign() -> None:
     nothing()
 
 
-def run_of(instance: dg.DagsterInstance, job: dg.JobDefinition = sync, mark: str | None = None) -> str:
-    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+def run_of(
+    instance: dg.DagsterInstance, job: dg.JobDefinition = sync, mark: str | None = None, *, ours: bool = True
+) -> str:  # fmt: skip
+    tags = runs.OURS if ours else {}
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
     if mark is not None:
         instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: mark})
     return run.run_id
@@ -109,6 +112,13 @@ def test_a_run_that_has_named_no_process_gets_time_to_start(instance: dg.Dagster
     later = time.time() + 121
     assert runs.report_dead_runs(instance, Layout.of(tmp_path), now=later) == [young]
     assert status(instance, other) is dg.DagsterRunStatus.STARTED
+
+
+def test_a_run_of_another_code_location_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    """It has a job that is named as ours is, in the same Dagster."""
+    others = run_of(instance, ours=False)
+    assert runs.report_dead_runs(instance, Layout.of(tmp_path), now=time.time() + 121) == []
+    assert status(instance, others) is dg.DagsterRunStatus.STARTED
 
 
 def test_a_run_elsewhere_is_dead_when_the_lake_has_been_silent_for_long(

@@ -178,7 +178,7 @@ def test_the_look_consumes_nothing(
 def test_a_run_that_died_is_reported_and_the_next_one_waits_its_pause(
     instance: dg.DagsterInstance, settings: Settings
 ) -> None:
-    run = instance.create_run_for_job(sync_job, status=dg.DagsterRunStatus.STARTED)
+    run = instance.create_run_for_job(sync_job, status=dg.DagsterRunStatus.STARTED, tags=runs.OURS)
     instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: dead_mark()})
     with (
         pytest.raises(SlotMissing), lake_lock(settings.layout, "sync"),
@@ -193,6 +193,17 @@ def test_a_run_that_died_is_reported_and_the_next_one_waits_its_pause(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("level")
+def test_runs_of_another_code_location_are_not_waited_for(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    """Its job is named as ours is: one run failed, one is under way."""
+    for state in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED):
+        instance.create_run_for_job(sync_job, status=state)
+    conn.execute("INSERT INTO public.t VALUES (1)")
+    assert look(instance, settings).run_requests
+
+
 @pytest.mark.usefixtures("level")
 def test_slot_and_health_are_told_now_and_then(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
