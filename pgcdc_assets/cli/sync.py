@@ -76,21 +76,18 @@ def repair(table: TableName, span: LsnRange) -> int:
 
 def _for_tables(command: str, wish: str, tables: Sequence[TableName]) -> int:
     """A sync that does this for tables of the project."""
-    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown
-
-    project_settings()
-    refuse_unknown(tables)
     names = [str(table) for table in tables]
-    report = _synced(f"{command} {' '.join(names)}", **{wish: names})
+    report = _synced(f"{command} {' '.join(names)}", tables, **{wish: names})
     _print_sync(report, False)
     return _code(report)
 
 
-def _synced(command: str, **config: Any) -> SyncReport:
+def _synced(command: str, tables: Sequence[TableName] = (), **config: Any) -> SyncReport:
     from pgcdc_assets.cli.console import ConsoleProgress
-    from pgcdc_assets.cli.jobs import project_settings, run_sync
+    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_sync
 
     project_settings()
+    refuse_unknown(tables)
     progress = ConsoleProgress()
     with progress.shown(command):
         run_sync(progress, command=command, **{name: value for name, value in config.items() if value is not None})
