@@ -137,8 +137,9 @@ class Replay:
 
 
 def _position(version: Any) -> int:
-    """A transaction's version, which for ours is an LSN."""
-    if (number := int(version)) < 0:
+    """A transaction's version: a signed number of 64 bits, which for ours is an LSN."""
+    number = int(version)
+    if not 0 <= number < 1 << 63:
         raise ValueError(f"{number} is no version")
     return number
 

@@ -141,6 +141,13 @@ def test_a_summary_that_cannot_be_read_is_named(log: ChangeLog) -> None:
     assert len(ChangeLog(Layout.of(log.path.parent.parent)).batches(START)) == 1
 
 
+def test_a_position_that_is_no_lsn_is_named(log: ChangeLog) -> None:
+    commit = path_of(log.path) / "_delta_log" / f"{0:020}.json"
+    commit.write_text(commit.read_text().replace(f'"version": {int(START)}', f'"version": {1 << 70}'))
+    with pytest.raises(LogCorrupt, match="is damaged, and cannot be read"):
+        ChangeLog(log.layout).position()
+
+
 def test_a_file_that_is_not_what_it_claims_is_not_committed(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, _ = writer_of(log)
     moving = writer._spill.move

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 
 from pgcdc_assets.core.catalog import Catalog, Identity
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import PgcdcError, SourceFailed
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog import look, pgclass, pgtypes, published, tables, typeparts
 from pgcdc_assets.source.catalog.comments import _COMMENTS
@@ -136,7 +136,7 @@ def altered(draw: st.DrawFn) -> dict[str, list[Row]]:
         at = draw(st.integers(0, len(rows) - 1))
         row = list(rows[at])
         column = draw(st.integers(0, len(row) - 1))
-        row[column] = draw(other(row[column]))
+        row[column] = draw(other(next((row[column] for row in LISTS[part] if row[column] is not None), None)))
         rows[at : at + 1] = draw(st.sampled_from([[tuple(row)], [tuple(row)], [tuple(row), rows[at]], []]))
         lists[part] = rows
     return lists
@@ -163,6 +163,12 @@ def read_all(lists: dict[str, list[Row]]) -> None:
 
 def sound() -> Catalog:
     return read_catalog(connection(LISTS), WHO, ["p", "q"])
+
+
+def test_a_domain_that_stands_on_itself_is_refused() -> None:
+    types = [(*row[:4], 16400, *row[5:]) if row[0] == 16401 else row for row in LISTS[pgtypes._QUERY]]
+    with pytest.raises(SourceFailed, match="system catalog of the source: is damaged"):
+        read_all({**LISTS, pgtypes._QUERY: types})
 
 
 def test_the_rows_make_two_tables() -> None:

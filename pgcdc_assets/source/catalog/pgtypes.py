@@ -66,8 +66,11 @@ class PgTypes:
 
     def _innermost(self, row: _Row) -> PgType:
         """Domains may stand on domains; only one of the chain can carry a typmod."""
-        typmod = -1
+        typmod, passed = -1, set[int]()
         while row.base:
+            if row.oid in passed:
+                raise ValueError(f"domain {row.name} stands on itself")
+            passed.add(row.oid)
             typmod = row.base_typmod if row.base_typmod != -1 else typmod
             if row.base not in self._rows:
                 return PgType(row.base, f"oid {row.base}", typmod)
