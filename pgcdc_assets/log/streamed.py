@@ -1,7 +1,7 @@
 """Runs of frames that carry transactions in progress: which frame belongs to which, with numpy.
 
-The rules are those of :mod:`pgcdc_assets.protocol.streamed`, which is the reference. What stands in a block comes out
-as protocol version 1 would have sent it: all that follows knows but one form of a message, and the log holds that one.
+The rules are those that :mod:`pgcdc_assets.protocol.streamed` tells. What stands in a block comes out as protocol
+version 1 would have sent it: all that follows knows but one form of a message, and the log holds that one.
 """
 
 from __future__ import annotations

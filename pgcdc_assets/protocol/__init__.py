@@ -9,7 +9,7 @@ copydata    where the data messages of a connection lie
 frames      XLogData, keepalive, status update
 messages    the messages as values
 decode      one message of version 1 at a time: the reference decoder
-streamed    the same for versions 2 to 4, with the transaction that each message belongs to
+streamed    the same for versions 2 to 4
 columns     row messages by column
 shape       how a relation's rows are to be decoded: its Relation message and the catalog's facts
 text/       PostgreSQL's text form into typed columns

@@ -1,4 +1,4 @@
-"""Messages of all versions, one at a time, and where each belongs: the reference for versions 2 to 4.
+"""Messages of all versions, one at a time.
 
 A transaction that is still in progress comes in blocks, from Stream Start to Stream Stop. Blocks of several
 transactions take turns; whole transactions (Begin to Commit, Begin Prepare to Prepare) and messages that are of no
@@ -9,18 +9,16 @@ change. A transactional logical message carries the top transaction's, whichever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.protocol import layouts
 from pgcdc_assets.protocol.decode import READERS, MessageReader
-from pgcdc_assets.protocol.layouts import BETWEEN, BRACKETS, CARRY_XID, CONTENT, EPOCH, MessageKind
+from pgcdc_assets.protocol.layouts import EPOCH, MessageKind
 from pgcdc_assets.protocol.messages import (
     AnyMessage,
     BeginPrepare,
     CommitPrepared,
-    LogicalMessage,
     Prepare,
     RollbackPrepared,
     StreamAbort,
@@ -31,69 +29,13 @@ from pgcdc_assets.protocol.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A message, and the transaction of the block that it stands in, if it stands in one. What comes from Begin Prepare
-    to Prepare is one block."""
-
-    message: AnyMessage
-    top: int | None = None
-    """The top transaction's xid; a block's beginning and end belong to it, too."""
-    subxid: int | None = None
-    """The xid that the message carries for itself; the transaction's, where it comes whole at its PREPARE."""
-
-
 def decode_any(payload: bytes, lsn: Lsn = ZERO, *, parallel: bool) -> AnyMessage:
     """A message of any version that stands outside of all blocks; as :func:`pgcdc_assets.protocol.decode.decode`.
 
     ``parallel`` is whether streaming is: each Stream Abort then has two fields more.
     """
-    return _read(MessageReader(payload, lsn), parallel)
-
-
-class StreamDecoder:
-    """Decodes the messages of one connection, in order. ``parallel`` as for :func:`decode_any`."""
-
-    def __init__(self, *, parallel: bool) -> None:
-        self._parallel = parallel
-        self._opened: MessageKind | None = None
-        """What began the transaction or the block that is open."""
-        self._top: int | None = None
-
-    def take(self, payload: bytes, lsn: Lsn = ZERO) -> Placed:
-        """The next message; ``lsn`` is for the error alone. Raises ProtocolError where it is malformed, or stands where
-        none of its kind can."""
-        reader = MessageReader(payload, lsn)
-        kind = payload[0]
-        subxid = None
-        if self._opened == MessageKind.STREAM_START and kind in CARRY_XID:
-            (subxid,) = reader.fields(layouts.XID)
-        message = _read(reader, self._parallel)
-        if not self._has_its_place(message, kind):
-            reader.fail("stands outside of its place")
-        top = message.xid if isinstance(message, StreamStart | BeginPrepare) else self._top
-        if self._opened == MessageKind.BEGIN_PREPARE and kind in CARRY_XID:
-            subxid = top
-        self._pass(kind, top)
-        return Placed(message, top, subxid)
-
-    def _has_its_place(self, message: AnyMessage, kind: int) -> bool:
-        transactional = isinstance(message, LogicalMessage) and message.transactional
-        if self._opened is None:
-            return kind in BRACKETS or (kind in BETWEEN and not transactional)
-        if self._opened == MessageKind.STREAM_START and kind == MessageKind.MESSAGE:
-            return transactional
-        return kind in CONTENT or kind == BRACKETS[self._opened]
-
-    def _pass(self, kind: int, top: int | None) -> None:
-        if kind in BRACKETS:
-            self._opened, self._top = MessageKind(kind), top
-        elif self._opened is not None and kind == BRACKETS[self._opened]:
-            self._opened = self._top = None
-
-
-def _read(reader: MessageReader, parallel: bool) -> AnyMessage:
-    return reader.whole(_PARALLEL_READERS if parallel else _READERS, "its kind is unknown to the protocol")
+    readers = _PARALLEL_READERS if parallel else _READERS
+    return MessageReader(payload, lsn).whole(readers, "its kind is unknown to the protocol")
 
 
 def _start(reader: MessageReader) -> StreamStart:

@@ -40,7 +40,7 @@ from pgcdc_assets.protocol.messages import (
     Type,
     Update,
 )
-from pgcdc_assets.protocol.streamed import Placed, StreamDecoder
+from tests.log.placed import Placed, StreamDecoder
 from tests.log.streams import frame, run_of
 from tests.protocol import wire
 
