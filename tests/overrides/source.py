@@ -169,7 +169,7 @@ def another_source_is_taken(_original: Original) -> Any:
 @override(
     "pgcdc_assets.flow.ownlake:refuse_other_lake",
     rule="a project writes to its own lake alone",
-    test="tests/cli/test_own_lake.py::test_a_sync_in_another_lake_leaves_the_slot_to_the_own_one",
+    test="tests/cli/test_own_lake.py::test_a_lake_of_another_project_is_refused[sync]",
 )
 def another_lake_is_taken(_original: Original) -> Any:
     return lambda layout, *, may_be_gone=False: None
