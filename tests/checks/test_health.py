@@ -174,7 +174,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "error", "source", "at every commit", "one by one",
     ),
     "publication gone": (
-        _source(publications={"pgcdc": None}), "error", "publication pgcdc", "does not exist", "pgcdc setup",
+        _source(publications={"pgcdc": None}), "error", "publication pgcdc", "does not exist", "copies anew",
     ),
     "publication emptied": (_published(), "error", "publication pgcdc", "lists no table", "add the tables back"),
     "publication of ours emptied": (
@@ -193,7 +193,8 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "truncate not published": (
         _published(ORDERS, EVENTS, truncate=False),
-        "warning", "table public.orders", "without truncate", "publication pgcdc",
+        "warning", "table public.orders", "without truncate: TRUNCATE, VACUUM FULL and CLUSTER have it copied again",
+        "publication pgcdc",
     ),
     "writes fail": (
         _source(without_identity=frozenset({ORDERS})),

@@ -90,7 +90,10 @@ def test_a_request_is_heeded_for_a_limited_time(layout: Layout, monkeypatch: pyt
     requests = hold.Requests(layout)
     with hold.placed(layout) as request:
         assert requests.current() == hold.Hold(None)
+        assert not request.is_late
         wait_for(lambda: requests.current() is None, what="the end of the time")
+        monkeypatch.setattr(hold, "NAMING_SECONDS", 0.1)
+        assert request.is_late
         request.at(Lsn(16))
         assert requests.current() is None, "the run may have passed the LSN"
     with hold.placed(layout) as request:
@@ -123,6 +126,8 @@ def test_a_stranger_s_lock_stops_no_turn_for_long_and_is_named(layout: Layout, m
         wait_for(lambda: requests.current() is None, what="the end of the time")
         assert nameless(layout) == [layout.hold]
     assert requests.current() is None
+    with _locked_by_a_stranger(layout.hold):
+        assert requests.current() == hold.Hold(None), "another lock has a time of its own"
     with _locked_by_a_stranger(layout.waiting):
         assert waiting(layout) is None, "a sync that follows would give way for ever"
         assert nameless(layout) == [layout.waiting]

@@ -99,6 +99,13 @@ def test_a_bounded_run_that_leaves_a_table_behind_goes_on_for_some_rounds_and_en
         engine._sync(Bounds())
     report = Scripted([behind, RAN]).sync(Bounds())
     assert (report.left, _code(report)) == ([], 0)
+    with pytest.raises(SourceUnavailable):
+        Scripted([behind, STARTING]).sync(Bounds())
+
+
+def test_a_slot_that_another_one_took_from_a_run_that_gave_way_ends_the_run() -> None:
+    with pytest.raises(SlotActive):
+        Scripted([replace(RAN, gave_way=True), HELD]).sync(Bounds(follow=True))
 
 
 def test_an_error_that_waiting_cannot_mend_ends_the_run() -> None:

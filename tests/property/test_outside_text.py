@@ -137,9 +137,27 @@ def check_settings(project: Path, data: st.DataObject) -> None:
     content = data.draw(damaged(SETTINGS))
     if data.draw(st.booleans()):
         content = yaml.safe_dump(data.draw(otherwise(yaml.safe_load(SETTINGS)))).encode()
+    settings_of(project, content)
+
+
+def settings_of(project: Path, content: bytes) -> Exception | None:
     project.write_bytes(content)
     error = refusal(SettingsError, Settings.load)
     assert error is None or "\n" not in str(error)
+    return error
+
+
+@pytest.mark.parametrize(
+    "content", [b"retention: 2026-02-30", b'source: "\\ud800"', b"lake: " + b"[" * 10_000],
+    ids=["no date", "no text", "deep"],
+)  # fmt: skip
+def test_a_settings_file_that_its_parser_cannot_read_is_refused_in_one_line(project: Path, content: bytes) -> None:
+    assert settings_of(project, content)
+
+
+@pytest.mark.parametrize("line", ["5", "{}", '{"since": 5, "lsn": 4}', "[" * 100_000], ids=["5", "{}", "since", "deep"])
+def test_a_line_in_another_form_announces_nothing(line: str) -> None:
+    assert Announcement.from_line(f"{line}\n") is None
 
 
 @FEW

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ from pgcdc_assets.log.transactions import OpenBlock
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.points.states import TableStates, _row
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Relation
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
@@ -160,7 +161,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored
 
     def read_log() -> None:
         found = ChangeLog(layout)
-        found.batches(Lsn(0)), found.segments(ALL), found.shapes(ALL), found.position(), found.timeline
+        found.identity, found.began, found.position(), found.timeline
+        found.batches(Lsn(0)), found.segments(ALL), found.shapes(ALL)
         found.verify(ALL)
         LogWriter(layout.change_log, WHO)
 
@@ -203,7 +205,12 @@ TEXTS = {"endpos", "prepared's commit", "hold", "lock"}
 def check(files: dict[str, Stored], data: st.DataObject, name: str) -> None:
     stored = files[name]
     damage = damaged if name in TEXTS else damaged_parquet if name == "checkpoint" else damaged_json
-    stored.path.write_bytes(data.draw(damage(stored.content)))
+    held(stored, data.draw(damage(stored.content)))
+
+
+def held(stored: Stored, content: Content) -> PgcdcError | None:
+    """Read another content: a value, or the one error that this returns."""
+    stored.path.write_bytes(content)
     refused: PgcdcError | None = None
     try:
         stored.read()
@@ -212,6 +219,31 @@ def check(files: dict[str, Stored], data: st.DataObject, name: str) -> None:
     finally:
         stored.path.write_bytes(stored.content)
     assert refused is None or (refused.thing and "\n" not in str(refused))
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "field", "value"),
+    [
+        ("change log", "txn", "version", -1), ("change log", "txn", "appId", {}), ("change log", "add", "stats", "{}"),
+        ("change log", "add", "path", 5), ("points", "add", "stats", "{}"), ("states", "add", "stats", "{}"),
+        ("change log's first commit", "metaData", "configuration", {"pgcdc.format": "1"}),
+    ],
+)  # fmt: skip
+def test_a_commit_with_another_value_is_refused(
+    files: dict[str, Stored], name: str, action: str, field: str, value: object
+) -> None:
+    lines = [json.loads(line) for line in files[name].content.splitlines()]
+    for line in lines:
+        if action in line:
+            line[action][field] = value
+    assert held(files[name], "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    row = {"state": "elsewhere", "lsn": 1, "reason": None, "shape": None, "at": None}
+    with pytest.raises(PgcdcError, match=r"state of table public\.a: is damaged"):
+        _row(A, row)
 
 
 @FEW

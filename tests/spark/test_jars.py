@@ -13,7 +13,7 @@ import pytest
 
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.spark.jars import delta_jars, pinned
-from pgcdc_assets.spark.maven import REPOSITORY_VARIABLE, java_command
+from pgcdc_assets.spark.maven import REPOSITORY_VARIABLE, Artifact, java_command
 
 
 @pytest.fixture
@@ -114,6 +114,19 @@ def test_a_jar_that_is_not_the_pinned_one_is_refused(
         delta_jars()
     assert str(storage) in str(caught.value)
     assert str(jars) in str(caught.value.do)
+
+
+def test_a_fetched_jar_that_is_not_the_pinned_one_is_not_kept(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetched(artifact: Artifact, folder: Path, **options: object) -> None:
+        folder.mkdir()
+        (folder / next(iter(pinned()))).write_bytes(b"another one")
+
+    monkeypatch.setattr("pgcdc_assets.spark.jars.retrieve", fetched)
+    with pytest.raises(MachineError, match="does not match its SHA-256"):
+        delta_jars()
+    assert [path.suffix for path in (empty_cache / "pgcdc_assets" / "jars").iterdir()] == [".lock"]
 
 
 @pytest.mark.long
