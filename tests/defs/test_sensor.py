@@ -218,6 +218,11 @@ def test_slot_and_health_are_told_now_and_then(
     later = replace(cursor, told=cursor.told - 31)
     assert [type(event) for event in look(instance, settings, later).asset_events] == [dg.AssetObservation]
 
+    for event in first.asset_events:
+        instance.report_runless_asset_event(event)
+    after_another_text = look(instance, settings, replace(later, health="another")).asset_events
+    assert [type(event) for event in after_another_text] == [dg.AssetObservation], "a check passes as before"
+
     conn.execute(f"ALTER PUBLICATION {settings.publication} DROP TABLE public.t")
     told = look(instance, settings, later).asset_events
     wrong = [event for event in told if isinstance(event, dg.AssetCheckEvaluation) and not event.passed]

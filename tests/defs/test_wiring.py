@@ -157,10 +157,12 @@ def test_a_table_that_did_not_change_records_nothing(
         "change_log", "consistent_points", "slot", "public/orders", "public/events",
         "change_log", "consistent_points",
     ]  # fmt: skip
-    second = sync(instance, Script(ranges=[report_of(span(0x30, 0x40)), report_of(span(0x40, 0x50), ORDERS)]))
+    changed = [report_of(span(0x40, 0x50), ORDERS), report_of(span(0x50, 0x60), ORDERS)]
+    second = sync(instance, Script(ranges=[report_of(span(0x30, 0x40)), *changed]))
     assert recorded(instance, second.run_id, *events) == [
         "change_log", "consistent_points",
         "change_log", "changes/public/orders", "public/orders", "consistent_points", "public/orders",
+        "change_log", "changes/public/orders", "public/orders", "consistent_points",
     ]  # fmt: skip
 
 
