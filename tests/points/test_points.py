@@ -103,13 +103,13 @@ def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.Monke
         assert ledger._PROPERTIES[name] == "interval 1 hours"
         monkeypatch.setitem(ledger._PROPERTIES, name, "interval 0 seconds")
     points = ConsistentPoints(layout)
-    for number in range(1, 260):
+    for number in range(1, 150):
         publish_at(points, number, {A: number})
     log = layout.consistent_points / "_delta_log"
     assert len(list(path_of(log).iterdir())) < 2 * 60
     newest = max(path_of(log).glob("*.checkpoint.parquet"))
     assert pq.read_table(newest, columns=["remove"])["remove"].null_count == pq.read_metadata(newest).num_rows
-    assert [point.replay_lsn for point in ConsistentPoints(layout).all()] == [Lsn(at) for at in range(1, 260)]
+    assert [point.replay_lsn for point in ConsistentPoints(layout).all()] == [Lsn(at) for at in range(1, 150)]
 
 
 @pytest.mark.long
