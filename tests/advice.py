@@ -13,7 +13,7 @@ FOLLOWED: Final = {
     "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew": "tests/cli/test_teardown.py::test_a_publication_that_is_gone_has_one_answer",
     "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`": "tests/cli/test_advice.py::test_following_it_leads_out",
     "put it back, or mount its disk; if it was moved, set `lake` to its place; where it is gone for good, run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew": "tests/cli/test_own_lake.py::test_a_lake_that_is_gone_for_good",
-    "set `lake` (PGCDC_LAKE, or pgcdc.yaml) to {}": "tests/cli/test_own_lake.py::test_a_sync_in_another_lake_leaves_the_slot_to_the_own_one",
+    "set `lake` (PGCDC_LAKE, or pgcdc.yaml) to {}": "tests/cli/test_own_lake.py::test_another_lake_is_refused_before_anything_is_written",
     "{}; a lake that was moved whole is known again; for a new lake run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew": "tests/cli/test_own_lake.py::test_a_lake_that_was_moved_is_the_same",
     "{}; or rename that folder, if the project is to go on with the copy": "tests/cli/test_own_lake.py::test_a_copy_of_the_lake_is_refused_while_the_lake_is_there",
     "move that lake away, and put the lake of this project back": "tests/cli/test_own_lake.py::test_a_lake_of_another_project_is_refused",

@@ -162,7 +162,11 @@ def test_a_publication_that_is_gone_has_one_answer(
         said = shell.pgcdc(command, expect=1)
         assert "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew" in said, said
         assert "run `pgcdc setup`;" not in said
-    _lead_out(shell)
+    shell.pgcdc("teardown", "--yes")
+    shell.pgcdc("setup")
+    shell.pgcdc("pause", "apply")
+    shell.pgcdc("sync")
+    assert "does not exist" not in shell.pgcdc("status", expect=None)
 
 
 @pytest.mark.long
@@ -176,12 +180,3 @@ def test_a_publication_of_ours_that_is_gone_has_one_answer(shell: Shell, conn: p
     conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
     for command in ("status", "setup", "sync"):
         assert "run `pgcdc teardown`, then `pgcdc setup`" in shell.pgcdc(command, expect=1), "both"
-    _lead_out(shell)
-
-
-def _lead_out(shell: Shell) -> None:
-    shell.pgcdc("teardown", "--yes")
-    shell.pgcdc("setup")
-    shell.pgcdc("pause", "apply")
-    shell.pgcdc("sync")
-    assert "does not exist" not in shell.pgcdc("status", expect=None)
