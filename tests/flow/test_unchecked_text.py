@@ -21,7 +21,7 @@ from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database, fresh_database
 from tests.flow.rig import Rig
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 T = TableName("public", "t")
 
