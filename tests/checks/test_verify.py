@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,12 +26,13 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.log import DeltaLog
-from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.errors import CopyBlocked, LakeError, UnknownTable
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.snapshot import reading
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
+from pgcdc_assets.source.snapshot.shown import shown_tables
 from tests.checks import mirrors
 from tests.checks.lakes import Lake, Point, Row
 
@@ -286,6 +288,20 @@ def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
     assert lake.only().examples == (Example("different", {"id": "11"}, ("_pgcdc_leaf",)),)
 
 
+def test_a_leaf_whose_rows_are_in_no_stream_is_left_out_by_name(lake: Lake) -> None:
+    lake.script(
+        "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
+        "CREATE UNLOGGED TABLE t2 PARTITION OF t FOR VALUES FROM (10) TO (20);"
+        "INSERT INTO t VALUES (1, 'a'), (11, 'b')",
+    )
+    schema = NOTE_SCHEMA.append(pa.field("_pgcdc_leaf", pa.string()))
+    lake.write("t", schema, [row | {"_pgcdc_leaf": LEAVES[0]} for row in _notes((1, "a"))])
+    table = lake.only()
+    assert (table.verdict, table.source_rows) == (Verdict.EQUAL, 1)
+    assert table.reason == "partition public.t2 is UNLOGGED: its rows are in no stream, and not in the mirror"
+
+
 def test_a_leaf_that_was_renamed_is_compared_under_its_name_at_the_copy(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
@@ -485,8 +501,21 @@ def test_a_table_that_cannot_be_read_is_named_and_the_others_are_compared(
     assert why in (altered.reason or "")
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("ddl", ["TRUNCATE t; INSERT INTO t VALUES (1, 'a')", "VACUUM FULL t"])
+def test_a_table_whose_row_filter_is_locked_is_named_and_the_others_are_compared(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(*asked: Any) -> Any:
+        tables, outdated = shown_tables(*asked)
+        return {U: tables[U]}, {**outdated, T: CopyBlocked("is locked, and its row filter cannot be read meanwhile")}
+
+    monkeypatch.setattr(verify_module, "shown_tables", shown)
+    report = _beside(lake)
+    locked, other = report.tables
+    assert (locked.verdict, other.verdict, report.exit_code) == (Verdict.NOT_COMPARED, Verdict.EQUAL, 3)
+    assert "row filter" in (locked.reason or "")
+
+
+@pytest.mark.parametrize(("ddl", "times"), [("TRUNCATE t; INSERT INTO t VALUES (1, 'a')", 2), ("VACUUM FULL t", 1)])
 def test_a_table_that_was_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
     lake: Lake, ddl: str, times: int
 ) -> None:

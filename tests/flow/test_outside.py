@@ -22,7 +22,7 @@ from tests.flow.rig import Rig, rig
 from tests.oracle import mirror_rows
 
 __all__ = ["rig"]
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 P = TableName("public", "p")
 MAKE = (
@@ -68,14 +68,8 @@ def _verified(rig: Rig) -> TableReport:
     return report
 
 
-@pytest.mark.takes(20)
 @pytest.mark.parametrize(
-    "published",
-    [
-        "by setup",
-        pytest.param("FOR TABLE p, t", marks=pytest.mark.long),
-        pytest.param("FOR TABLE p, t WITH (publish_via_partition_root)", marks=pytest.mark.long),
-    ],
+    "published", ["by setup", "FOR TABLE p, t", "FOR TABLE p, t WITH (publish_via_partition_root)"]
 )
 def test_every_command_leaves_them_out_by_name(rig: Rig, published: str) -> None:
     rig.commit(*MAKE)
@@ -128,7 +122,6 @@ def test_a_truncate_that_is_not_published_has_the_table_copied(rig: Rig) -> None
     ]
 
 
-@pytest.mark.long
 def test_the_advice_for_a_table_without_a_partition_leads_out(rig: Rig) -> None:
     assert rig.settings.source is not None
     rig.commit(

@@ -8,14 +8,17 @@ from typing import Any
 import psycopg
 import pytest
 
+from pgcdc_assets.checks.source_facts import _without_identity
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.bare import read_beside_locks
 from pgcdc_assets.source.catalog.drift import Drift, DriftKind, Remedy, table_changes
 from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.catalog.published import PublicationRows, read_published
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import connect
+from pgcdc_assets.source.setup.setup import check_source, stored_tables
 from tests.fix_postgres import Database
 
 Seen = list[tuple[str, DriftKind, Remedy]]
@@ -380,6 +383,11 @@ def test_leaves_outside_of_logical_decoding_are_no_storage(database: Database, p
             ("r2", "is a foreign table"), ("r3", "is UNLOGGED"),
             ("r4", "has the table access method columnar, which logical decoding does not cover"),
         ]  # fmt: skip
+        findings = check_source(conn, Settings(source=database.conninfo, publication="p"))
+        assert {one.what for one in findings if one.thing == "table public.r"} >= {str(one) for one in root.outside}
+        assert set(stored_tables(conn, [root.oid])) == {root.oid, *(leaf.oid for leaf in root.leaves)}
+        refused = _without_identity(conn, read_published(conn, ["p"], unread=True))
+        assert {name.name for name in refused} == {"r4"}, "PostgreSQL takes updates of foreign and unlogged tables"
         look = CatalogLook.now(conn, ["p"], ())
         user.execute("ALTER TABLE r3 SET LOGGED; ALTER TABLE r3 REPLICA IDENTITY FULL")
         assert not look.stands(conn)
