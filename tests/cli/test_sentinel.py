@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from pgcdc_assets.checks import sentinel
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.receive.announce import Announcement
@@ -33,7 +35,24 @@ def test_words_are_given_shown_and_taken_back(shell: Shell) -> None:
     assert (after["endpos"], after["apply"]) == (None, "running")
 
 
-@pytest.mark.long
+def test_the_lowest_position_is_read_first(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position that is read later may have passed one that is read before, and would show above it."""
+    asked: list[str] = []
+
+    def noted(name: str, original: Callable[..., object]) -> Callable[..., object]:
+        def ask(*given: object) -> object:
+            asked.append(name)
+            return original(*given)
+
+        return ask
+
+    shell.pgcdc("setup")
+    for name in ("flush_lsn", "lowest_replayed"):
+        monkeypatch.setattr(sentinel, name, noted(name, getattr(sentinel, name)))
+    shell.pgcdc("positions")
+    assert asked == ["lowest_replayed", "flush_lsn"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
