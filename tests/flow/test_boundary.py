@@ -165,6 +165,26 @@ def test_a_transaction_that_never_ends_is_named(
     assert hold.current(settings.layout) is None
 
 
+def test_a_snapshot_that_a_young_transaction_held_up_is_taken_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running sync goes on in between."""
+    tries = 0
+
+    @contextmanager
+    def taken(*args: Any, **options: Any) -> Iterator[Snapshot]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise CopyBlocked("waits for every open transaction", thing="slot s")
+        with exported_snapshot(*args, **options) as snapshot:
+            yield snapshot
+
+    monkeypatch.setattr(boundary, "exported_snapshot", taken)
+    with _boundary(settings).snapshot():
+        assert tries == 2
+
+
 def test_a_snapshot_that_took_too_long_is_taken_again(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
