@@ -53,6 +53,7 @@ def test_the_lowest_position_is_read_first(shell: Shell, monkeypatch: pytest.Mon
     assert asked == ["lowest_replayed", "flush_lsn"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

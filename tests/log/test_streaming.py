@@ -108,7 +108,8 @@ def killed(receiver: ReceiverProcess) -> None:
     receiver.kill()
 
 
-@pytest.mark.parametrize("end", [stopped, terminated, pytest.param(killed, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("end", [stopped, terminated, killed])
 def test_what_is_open_at_the_end_of_a_run_comes_again(twins: Twins, end: Callable[[ReceiverProcess], None]) -> None:
     """From its start, in other blocks, or whole: nothing twice, and nothing is left of what came before."""
     source, receiver = twins.source, twins.start()
