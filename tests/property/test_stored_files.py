@@ -208,7 +208,7 @@ def check(files: dict[str, Stored], data: st.DataObject, name: str) -> None:
     held(stored, data.draw(damage(stored.content)))
 
 
-def held(stored: Stored, content: Content) -> PgcdcError | None:
+def held(stored: Stored, content: bytes) -> PgcdcError | None:
     """Read another content: a value, or the one error that this returns."""
     stored.path.write_bytes(content)
     refused: PgcdcError | None = None
