@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, Lineage, PgType, Table
+from pgcdc_assets.core.marks import Composite, EnumLabel, Files, TableMarks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import UnknownFormat
 from pgcdc_assets.savedcatalog import SavedCatalog, load_catalog, save_catalog
@@ -16,9 +17,11 @@ from pgcdc_assets.savedcatalog import SavedCatalog, load_catalog, save_catalog
 NAME = TableName("public", "t")
 COLUMN = Column(1, "id", PgType(20, "int8"))
 TABLE = Table(
-    1, NAME, (COLUMN,), key=(1,), partitioned=True, leaves=(Leaf(2, NAME, 3, numbering=((1, 0),)),),
+    1, NAME, (COLUMN,), key=(1,), partitioned=True, leaves=(Leaf(2, NAME, Files(3), ((1, 7),), ((1, 0),)),),
     lineage=Lineage(1, 1, 5, former=(COLUMN,), left=(7,)), comments=((0, "of the table"),),
-    enum_labels=((9, "a"),),
+    marks=TableMarks(
+        Files(4), columns=((1, 7),), labels=(EnumLabel(9, "a", 5),), composites=(Composite(8, "c", "1:23"),)
+    ),
 )  # fmt: skip
 CATALOG = Catalog(Identity("7", "shop", "pgcdc"), "pgcdc", 180000, (TABLE,), ("pgcdc",))
 

@@ -1,7 +1,7 @@
 """Reports how things stand, and whether the mirrors equal the source. Plain SQL and delta-rs, no JVM.
 
 source_facts, table_facts -> facts -> health -> status      facts in, problems in words out
-compared -> rendering -> digest -> twosides -> verify       every row and value, at one LSN; verdict: its reports
+compared -> rendering -> digest -> twosides -> verify       every row and value, at one LSN; report: what it says
 
 slothealth, tablehealth     the rules           problem     what is wrong, in words
 sentinel    the stream's positions

@@ -15,7 +15,7 @@ import numpy as np
 
 from pgcdc_assets.checks.compared import MirrorSide, Part, Side, SourceSide
 from pgcdc_assets.checks.digest import Differences, DigestStore, Seed, compare
-from pgcdc_assets.checks.verdict import Example, TableReport
+from pgcdc_assets.checks.report import Example, TableReport
 from pgcdc_assets.errors import CopyOutdated
 from pgcdc_assets.source.snapshot.reading import read_whole
 

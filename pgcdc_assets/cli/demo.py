@@ -18,7 +18,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source
 
 if TYPE_CHECKING:
-    from pgcdc_assets.checks.verdict import VerifyReport
+    from pgcdc_assets.checks.report import VerifyReport
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.core.lsn import Lsn
     from pgcdc_assets.demo.generator import Generator

@@ -12,8 +12,8 @@ from pgcdc_assets.cli.lines import say, visible
 from pgcdc_assets.savedcatalog import load_catalog
 
 if TYPE_CHECKING:
+    from pgcdc_assets.checks.report import TableReport, VerifyReport
     from pgcdc_assets.checks.status import Status
-    from pgcdc_assets.checks.verdict import TableReport, VerifyReport
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.core.catalog import Catalog
     from pgcdc_assets.core.lsn import Lsn

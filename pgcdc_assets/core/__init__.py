@@ -2,6 +2,7 @@
 
 lsn, ranges         positions in the WAL; half-open spans of it
 names, catalog      names of tables; what the source's catalog says, as plain facts
+marks               what tables are compared by to notice changes that no LSN shows
 endpos, retention   where a run must stop; what may be forgotten
 prefixes            which logical messages a setting asks for
 states, reported    the life of a table; the positions of a status update, which never fall

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.marks import Files, Marks, TableMarks, marks
 from pgcdc_assets.core.names import TableName
 
 ReplicaIdentity = Literal["d", "n", "f", "i"]
@@ -60,26 +61,23 @@ class Leaf:
 
     oid: int
     name: TableName
-    relfilenode: int
-    toast: int = 0
-    """pg_class.reltoastrelid, as of :attr:`Table.toast`."""
-    attached: str = ""
-    """``parent:xmin`` of its row in pg_inherits and of those above it: ATTACH PARTITION writes a new one."""
-    traceless: bool = False
-    """As of :attr:`Table.traceless`."""
+    files: Files
+    attached: Marks = ()
+    """Its row in pg_inherits and those above it, by parent: ATTACH PARTITION writes a new one."""
     numbering: tuple[tuple[int, int], ...] | None = None
     """What its columns' attnums are at the root: runs of them, each as its first attnum and what the root's are above.
     One of itself for a partition that was made as one, more where the root had lost columns before. It holds for all
     columns that come and go as long as it stays attached, because they change with the root's alone. None if its
     columns are in another order."""
-    listed: str = ""
-    """Those of its table's :attr:`Table.publication_rows` that list it by itself."""
+    listed: Marks = ()
+    """Those rows of its table's publications that list it by itself."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         runs = data["numbering"]
         numbering = None if runs is None else tuple((first, above) for first, above in runs)
-        return cls(**{**data, "name": TableName(**data["name"]), "numbering": numbering})
+        attached, listed = marks(data["attached"]), marks(data["listed"])
+        return cls(data["oid"], TableName(**data["name"]), Files(**data["files"]), attached, numbering, listed)
 
     def at_root(self, attnum: int) -> int:
         """The root's attnum of one of its columns, since this was read."""
@@ -109,17 +107,6 @@ class Outside:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         return cls(**{**data, "name": TableName(**data["name"])})
-
-
-@dataclass(frozen=True)
-class Composite:
-    """A composite type (or a table's row type) that values of a table's columns are made of."""
-
-    oid: int
-    name: str
-    attributes: str
-    """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0: rows may have been written
-    with them meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +151,6 @@ class Table:
     replica_identity: ReplicaIdentity = "d"
     identity_key: tuple[int, ...] = ()
     """attnums that a key tuple ``K`` carries; empty for FULL and NOTHING."""
-    relfilenode: int = 0
     partitioned: bool = False
     leaves: tuple[Leaf, ...] = ()
     via_root: bool = False
@@ -182,38 +168,10 @@ class Table:
     """SQL of the publication's row filter, as pg_publication_tables.rowfilter gives it."""
     updates_seen: bool = True
     """False if it is published for inserts (and truncate) only, for want of a usable replica identity."""
-    key_constraint: int = 0
-    """OID of the primary key's constraint: another one means that the key was dropped and created again. REINDEX keeps
-    it. 0 where there is none, and in facts of the log."""
     pages: int = 0
     rows: int = 0
     """Estimates (relpages, reltuples), to size the pieces of a copy."""
-    toast: int = 0
-    """pg_class.reltoastrelid, 0 if there is none. It tells what made a new relfilenode: an ALTER TABLE that rewrites
-    (SET UNLOGGED and SET LOGGED do) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
-    traceless: bool = False
-    """A new relfilenode alone may mean that rows came or went which the stream does not carry: for a relation without a
-    TOAST table by SET UNLOGGED, writes and SET LOGGED, which PostgreSQL refuses only if a publication lists the
-    relation itself; for a leaf that is published via its root also by TRUNCATE. So it is for every relation whose
-    publications leave TRUNCATE out."""
-    publication_rows: str = ""
-    """``oid:xmin`` of the publications' catalog rows that publish it: another text means that it was taken out, or
-    changed, meanwhile."""
-    schema_rows: str = ""
-    """``oid:xmin`` of the pg_depend rows that tie it and its leaves to their schemas, if a publication of a schema
-    publishes it: SET SCHEMA writes a new one, GRANT and OWNER TO do not."""
-    column_rows: str = ""
-    """``attnum:xmin`` of pg_attribute, also of columns that are not published: if the relfilenode is another too,
-    another text means a rewrite by ALTER TABLE."""
-    enum_labels: tuple[tuple[int, str], ...] = ()
-    """oid and label of each value of its columns' enums: ALTER TYPE ... RENAME VALUE changes rows, and the stream does
-    not carry it."""
-    enum_rows: str = ""
-    """``oid:xmin`` of these values' rows in pg_enum: another text with the same label means that the label was another
-    one meanwhile."""
-    composites: tuple[Composite, ...] = ()
-    """The composite types that its columns' values are made of, at any depth: ADD ATTRIBUTE and DROP ATTRIBUTE change
-    rows in the same way."""
+    marks: TableMarks = field(default_factory=TableMarks)
     attnums_given: int = 0
     """pg_class.relnatts: how many attnums its columns have got, also those that were dropped. 0 if nothing tells."""
     lineage: Lineage | None = None
@@ -271,7 +229,7 @@ class Table:
     @property
     def live(self) -> tuple[int, ...]:
         """attnums of all its columns, published or not."""
-        return tuple(int(mark.split(":")[0]) for mark in self.column_rows.split())
+        return tuple(attnum for attnum, _ in self.marks.columns)
 
     @property
     def columns_since(self) -> Lsn | None:
@@ -302,8 +260,7 @@ class Table:
                 "columns": tuple(Column.from_json(column) for column in data["columns"]),
                 "key": tuple(data["key"]),
                 "identity_key": tuple(data["identity_key"]),
-                "enum_labels": tuple((oid, label) for oid, label in data["enum_labels"]),
-                "composites": tuple(Composite(**composite) for composite in data["composites"]),
+                "marks": TableMarks.from_json(data["marks"]),
                 "leaves": tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
                 "unpublished": tuple(Leaf.from_json(leaf) for leaf in data["unpublished"]),
                 "outside": tuple(Outside.from_json(one) for one in data["outside"]),
@@ -316,9 +273,8 @@ class Table:
     def without_volatile(self) -> Self:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
         return replace(
-            self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, unpublished=(), outside=(),
-            pages=0, rows=0, publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="",
-            composites=(), attnums_given=0, key_constraint=0, lineage=None, comments=(),
+            self, leaves=(), via_root=False, unpublished=(), outside=(), pages=0, rows=0, marks=TableMarks(),
+            attnums_given=0, lineage=None, comments=(),
         )  # fmt: skip
 
 

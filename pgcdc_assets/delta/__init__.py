@@ -1,6 +1,6 @@
 """Delta tables by their logs and files: what delta-rs cannot do, or does by listing folders. No Spark.
 
-datafile, vectors -> log -> checkpoint -> commit; log -> listing -> references -> sweep
+datafile, vectors -> log -> checkpoint -> commit; log -> loglisting -> references -> sweep
 
 logfiles    the actions of a commit's lines and of a checkpoint, read strictly
 log         a table's versions, found by the numbers of their commits
@@ -10,7 +10,7 @@ mapping     columns as the metadata states them, with ids where files name them 
 definition  tables made, their columns and properties changed
 datafile    Parquet files with exact bounds
 vectors     deletion vectors
-listing     the files of a log, listed once
+loglisting  the files of a log, listed once
 references  which files some versions need
 sweep       the files that nobody needs any more
 removal     a whole table goes

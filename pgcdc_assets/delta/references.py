@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from pgcdc_assets.delta.listing import LogListing
 from pgcdc_assets.delta.log import Added, Replay, checkpoint_actions
 from pgcdc_assets.delta.logfiles import commit_actions
+from pgcdc_assets.delta.loglisting import LogListing
 from pgcdc_assets.errors import TornLog
 
 

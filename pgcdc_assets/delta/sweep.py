@@ -11,8 +11,8 @@ from collections.abc import Collection
 from datetime import timedelta
 
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.delta.listing import LogListing
 from pgcdc_assets.delta.log import open_delta
+from pgcdc_assets.delta.loglisting import LogListing
 from pgcdc_assets.delta.references import references
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Entry

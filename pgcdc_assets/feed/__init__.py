@@ -8,8 +8,6 @@ transform   derives the feeds of tables from a span of the log
 task        what one Spark task does: segments in, feed files out
 events      turns rows of the log into changes: which images there are, and what they lack
 routing     which table takes the rows of a relation
-evolve      whether a changed relation can still be followed
-alignment   which columns a message means after a change of structure
 messages    the feed of logical messages
 file        the Parquet file of one task        table       the feed as a Delta table
 recovery    mends what a power cut left of feeds

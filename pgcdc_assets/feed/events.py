@@ -17,11 +17,11 @@ from pgcdc_assets.core.catalog import Column, Table
 from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.feed.alignment import Alignment
 from pgcdc_assets.feed.schema import DELETE, INSERT, POSTIMAGE, PREIMAGE
 from pgcdc_assets.protocol.columns import Images, UndecodedValue, images
 from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.shape import Shape
+from pgcdc_assets.structure.alignment import Alignment
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.events import Route
-from pgcdc_assets.feed.evolve import Refusal, alignment, evolved, together
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import FACTS, read_rows
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
+from pgcdc_assets.structure.rowshapes import Refusal, alignment, evolved, together
 
 
 @dataclass(frozen=True)

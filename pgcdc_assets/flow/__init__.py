@@ -12,11 +12,10 @@ messages    the feed of logical messages within a run
 closing     closes the ranges of a run          copies      its snapshot copies, round after round
 copying     one round of them, in its thread
 progress    where all tables stand              standing    what the lake says of one
-listedtables  what of them a point lists        naming      from which position on a table has its name
-accounting  counts rows that no mirror takes
-drift       compares tables with the catalog    backfill    derives, applies and repairs ranges by hand
+listedtables  what of them a point lists        accounting  counts rows that no mirror takes
+catalogwatch  looks at the catalog              backfill    derives, applies and repairs ranges by hand
 maintenance deletes what nobody needs           thinning    deletes old points while a run goes on
-restructuring  follows tables whose structure has changed
+structurechanges  carries out what a verdict says of a table
 commenting  carries comments of tables and columns
 newtables   publishes the tables and partitions that came
 renaming    lets mirrors go on under the new names of their tables

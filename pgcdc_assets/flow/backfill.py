@@ -16,9 +16,9 @@ from pgcdc_assets.flow.closing import range_report
 from pgcdc_assets.flow.messages import derive_messages
 from pgcdc_assets.flow.ranges import summed
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
-from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.turn import record, take_turn
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.structure.record import TableRecord
 
 
 def check(work: Work, span: LsnRange) -> RangeReport:
@@ -82,7 +82,7 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
         for turn in take_turn(work, span.end, forward).tables:
             turns[turn.table] = turn
     for name in tables:
-        reason = work.restructured.get(name) or work.astray.get(name)
+        reason = work.progress[name].unread or work.progress[name].stray
         if reason is not None:
             raise NotRepairable(f"rows came under another structure: {reason}", thing=str(name),
                                 lsn=work.progress[name].replay_lsn,
@@ -104,21 +104,21 @@ def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
     return _report(work, span, {name: _repaired(work, entry, span)})
 
 
-def _readable(work: Work, name: TableName) -> TableProgress:
+def _readable(work: Work, name: TableName) -> TableRecord:
     entry = work.progress[name]
     if not entry.state.readable:
         raise _unreadable(entry)
     return entry
 
 
-def _unreadable(entry: TableProgress) -> UsageError:
+def _unreadable(entry: TableRecord) -> UsageError:
     name = entry.table.name
     what = str(entry.state).replace("_", " ")
     return UsageError(f"is {what}, so no range of it can be worked on", thing=str(name),
                       do=f"copy it first: `pgcdc snapshot {name.shell}`")  # fmt: skip
 
 
-def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
+def _repaired(work: Work, entry: TableRecord, span: LsnRange) -> TableTurn:
     table = entry.table
     try:
         result = work.target.repair(work.log, table, span, entry.replay_lsn)

@@ -16,13 +16,13 @@ from pgcdc_assets.flow.accounting import keep_untaken, untaken
 from pgcdc_assets.flow.messages import merge_messages, messages_report
 from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
-from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.thinning import Thinning
 from pgcdc_assets.flow.turn import Turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.log.upkeep import compact
+from pgcdc_assets.structure.record import TableRecord
 
 
 class RunRanges:
@@ -96,7 +96,7 @@ def merge_files(work: Work, report: RangeReport) -> None:
             _merge_feed(work, work.progress[name])
 
 
-def _merge_feed(work: Work, entry: TableProgress) -> None:
+def _merge_feed(work: Work, entry: TableRecord) -> None:
     """Merge a feed's small files. If that fails they stay: the mirror has taken what they held, and goes on."""
     try:
         FeedTable(work.layout, work.identity, entry.table).compact(entry.replay_lsn)

@@ -30,9 +30,9 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.failures import machine_told
 from pgcdc_assets.flow import backfill, sentinel
+from pgcdc_assets.flow.catalogwatch import refuse_emptied
 from pgcdc_assets.flow.copies import COPY_ROUNDS
 from pgcdc_assets.flow.decide import Bounds
-from pgcdc_assets.flow.drift import refuse_emptied
 from pgcdc_assets.flow.forgetting import ForgetReport, forget
 from pgcdc_assets.flow.lock import free_again, lake_in_turn, lake_lock
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from pgcdc_assets.core.catalog import Catalog, Leaf, Table
+from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.marks import Marks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.listedtables import ListedTables
-from pgcdc_assets.flow.standing import Standings, TableProgress
+from pgcdc_assets.flow.standing import Standings
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.structure.record import TableRecord
 
 
 class TablesProgress:
@@ -38,19 +40,37 @@ class TablesProgress:
         self.recovered = target.recover(rows)
         """Names of the files, by place, that a power cut left torn in the mirrors, and that were put aside."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
-        self.listed = ListedTables(self.points, self._tables, target, self._standings.unlisted)
+        self.listed = ListedTables(self.points, self._tables)
+        self._note_away()
         self._note_changed()
+
+    def _note_away(self) -> None:
+        """Have points list tables again only from the next look on that older points list and the newest does not: they
+        were away under another name. A table that no point has listed since its copy was not away: its run ended
+        early."""
+        newest = self.points.newest()
+        if newest is None:
+            return
+        for record in self.followed():
+            name = record.table.name
+            if name not in newest.tables and self._was_listed(name):
+                self._tables[name] = replace(record, listed_from=None)
+
+    def _was_listed(self, name: TableName) -> bool:
+        """Whether a point has listed the table since its copy."""
+        listing, held = self.points.listing(name), self._target.standing(name)
+        return listing is not None and held is not None and listing.replay_lsn >= held.snapshot_lsn
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._tables
 
-    def __getitem__(self, name: TableName) -> TableProgress:
+    def __getitem__(self, name: TableName) -> TableRecord:
         try:
             return self._tables[name]
         except KeyError:
             raise UnknownTable("is not among the published tables", thing=str(name)) from None
 
-    def __iter__(self) -> Iterator[TableProgress]:
+    def __iter__(self) -> Iterator[TableRecord]:
         return iter(list(self._tables.values()))
 
     def waiting(self) -> list[Table]:
@@ -58,11 +78,11 @@ class TablesProgress:
         return [entry.table for entry in self._tables.values()
                 if entry.state is TableState.WAITING and not entry.reshaping and entry.former is None]  # fmt: skip
 
-    def renamed_tables(self) -> list[TableProgress]:
+    def renamed_tables(self) -> list[TableRecord]:
         """Tables whose mirrors stand under former names so far."""
         return [entry for entry in self._tables.values() if entry.former is not None]
 
-    def followed(self) -> list[TableProgress]:
+    def followed(self) -> list[TableRecord]:
         return [entry for entry in self._tables.values() if entry.state.readable]
 
     @property
@@ -70,7 +90,7 @@ class TablesProgress:
         """Which of the followed tables takes the rows of a relation."""
         return Router.of(entry.table for entry in self.followed())
 
-    def set_aside(self) -> list[TableProgress]:
+    def set_aside(self) -> list[TableRecord]:
         return [entry for entry in self._tables.values() if entry.state is TableState.SET_ASIDE]
 
     @property
@@ -100,10 +120,9 @@ class TablesProgress:
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
             self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
-            self._tables[name] = entry
-            self.listed.naming.found(name)
+            self._tables[name] = replace(entry, listed_from=None)
 
-    def _healed(self, entry: TableProgress) -> TableProgress:
+    def _healed(self, entry: TableRecord) -> TableRecord:
         name = entry.table.name
         if entry.state is not TableState.SET_ASIDE or entry.refused:
             why = (
@@ -130,7 +149,8 @@ class TablesProgress:
         copied = list(tables)
         self.states.set_all(copied, TableState.COPYING, consistent_point)
         for table in copied:
-            self._tables[table.name] = TableProgress(table, TableState.COPYING, consistent_point)
+            columns = self._tables[table.name].columns if table.name in self._tables else None
+            self._tables[table.name] = TableRecord(table, TableState.COPYING, consistent_point, columns=columns)
 
     def not_copied(self, name: TableName, reason: str) -> bool:
         """Note that a copy could not read the table, for this reason: it waits for another copy. Returns whether the
@@ -151,8 +171,8 @@ class TablesProgress:
         """Note that a copy was committed. It is made durable before its state: an older mirror must not pass for it."""
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
-        self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
-        self.listed.naming.copied(table.name)
+        # The snapshot showed it under its name.
+        self._tables[table.name] = TableRecord(table, TableState.CATCHING_UP, consistent_point, version)
 
     def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
         """Set a table's position after a turn; it never goes down."""
@@ -166,22 +186,43 @@ class TablesProgress:
             version=entry.version if version is None else version,
         )
 
-    def widening(self, name: TableName, columns: str, position: Callable[[], Lsn]) -> Lsn:
-        """Note that the table has columns that came without a value, with the marks ``columns``
-        (:attr:`Table.column_rows`); returns where it was first seen so, which is ``position`` if that is now. A row
-        from below may bring them. No point lists the table until its mirror has them."""
+    def columns_came(self, name: TableName, columns: Marks, position: Callable[[], Lsn]) -> Lsn:
+        """Note that the table has columns that came without a value, with the marks ``columns``; returns where it was
+        first seen so, which is ``position`` if that is now. A row from below may bring them. No point lists the table
+        until its mirror has them."""
         entry = self[name]
-        seen = entry.widening
+        seen = entry.since_columns
         if seen is None or seen[1] != columns:
             seen = position(), columns
-            self._tables[name] = replace(entry, widening=seen)
+            self._tables[name] = replace(entry, since_columns=seen)
         return seen[0]
+
+    def wait_for_look(self, name: TableName, *, stray: str | None = None, unread: str | None = None) -> None:
+        """Have the table stand where it is until a look at the catalog, for one of these reasons."""
+        entry = self[name]
+        self._tables[name] = replace(entry, stray=stray or entry.stray, unread=unread or entry.unread)
+
+    def looked(self, name: TableName, told: str, *, answered: bool) -> None:
+        """Note what a look told of a table, and whether it ``answered`` what the table waited for."""
+        entry = replace(self[name], told=told)
+        self._tables[name] = replace(entry, stray=None, unread=None) if answered else entry
+
+    def columns_seen(self, live: Iterable[Table], altered: Container[TableName]) -> None:
+        """Note the columns' rows as a look showed them. The ``altered`` tables are listed again from the next position
+        on."""
+        for table in live:
+            entry = replace(self[table.name], columns=table.marks.columns)
+            self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
+
+    def listed_from(self, position: Lsn) -> None:
+        """Note that the catalog showed all tables under their names before the source came to ``position``."""
+        for name, entry in self._tables.items():
+            if entry.listed_from is None:
+                self._tables[name] = replace(entry, listed_from=position)
 
     @property
     def waits_for_look(self) -> bool:
-        """Whether a table has taken all rows that may have come before its new columns, and its mirror lacks these."""
-        return any(not entry.reshaping and entry.widening is not None and entry.replay_lsn >= entry.widening[0]
-                   for entry in self.followed())  # fmt: skip
+        return any(entry.waits_for_look for entry in self)
 
     def reshaping(self, name: TableName) -> None:
         """Note that the structure of a table's mirror is being changed."""
@@ -190,7 +231,7 @@ class TablesProgress:
     def reshaped(self, table: Table, version: int) -> bool:
         """Note that a mirror has another structure; returns whether its table is still followed. It is made durable
         before its state: the structure tells how the rows that follow are to be read."""
-        entry = replace(self[table.name], reshaping=False, widening=None)
+        entry = replace(self[table.name], reshaping=False, since_columns=None)
         self._tables[table.name] = entry
         if not entry.state.readable:
             return False
@@ -219,18 +260,19 @@ class TablesProgress:
             # A crash right before leaves both: then the one that stands higher goes on.
             self.states.set(replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"goes on as {name}")
         passed(FaultPoint.RENAME_RECORDED)
-        self._tables[name] = TableProgress(entry.table, TableState.CATCHING_UP, held.replay_lsn, version, entry.reason)
+        self._tables[name] = replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=version,
+                                     reshaping=False, former=None)  # fmt: skip
         return True
 
     def rest(self, name: TableName, now: Table) -> None:
         """Note that a followed table still is as its mirror has it, but for its files: from now on, others again are
         new files, whatever made these."""
         entry = self[name]
-        self._tables[name] = entry = replace(entry, widening=None)
+        self._tables[name] = entry = replace(entry, since_columns=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
-        leaves = tuple(_as_seen(leaf, stores[leaf.oid]) for leaf in entry.table.leaves)
-        table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, leaves=leaves,
-                        column_rows=now.column_rows)  # fmt: skip
+        leaves = tuple(replace(leaf, files=stores[leaf.oid].files) for leaf in entry.table.leaves)
+        marks = replace(entry.table.marks, files=now.marks.files, columns=now.marks.columns)
+        table = replace(entry.table, leaves=leaves, marks=marks)
         if table != entry.table:
             self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
             self._tables[name] = replace(entry, table=table)
@@ -284,8 +326,7 @@ class TablesProgress:
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:
-            self._tables[table.name] = self._standings.load(table, rows)
-            self.listed.naming.found(table.name)
+            self._tables[table.name] = replace(self._standings.load(table, rows), listed_from=None)
         return [table.name for table in new]
 
     def publish(self, lsn: Lsn, transform_lsn: Lsn, messages: Lsn | None = None) -> bool:
@@ -359,7 +400,3 @@ class TablesProgress:
                 self.put_aside(entry.table.name, entry.replay_lsn, failure)
                 continue
             self._tables[entry.table.name] = replace(entry, version=version)
-
-
-def _as_seen(leaf: Leaf, now: Leaf) -> Leaf:
-    return replace(leaf, relfilenode=now.relfilenode, toast=now.toast)

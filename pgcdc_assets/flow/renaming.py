@@ -13,11 +13,11 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.feed.table import FeedTable, begin_anew_if_unreadable
 from pgcdc_assets.flow.reports import Restructured
 from pgcdc_assets.flow.reshaping import Reshaped
-from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.structure.record import TableRecord
 
 
-def rename(work: Work, entries: Sequence[TableProgress]) -> None:
+def rename(work: Work, entries: Sequence[TableRecord]) -> None:
     """Begin to let the mirrors go on that stand under their tables' former names. The former place stays as it is, so a
     run that dies on the way is followed by one that begins again."""
     for entry in entries:

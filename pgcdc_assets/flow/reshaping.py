@@ -11,8 +11,8 @@ from functools import partial
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.failures import of_one_table
-from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.mirror.target import Target
+from pgcdc_assets.structure.record import TableRecord
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Reshapes:
         done = self._pool.submit(self._target.reshape, before, after, by_metadata=by_metadata)
         self._under_way.append(_UnderWay(after, what, None, done))
 
-    def begin_rename(self, entry: TableProgress, former: TableName, what: str) -> None:
+    def begin_rename(self, entry: TableRecord, former: TableName, what: str) -> None:
         rename = partial(self._target.rename, former, entry.table, entry.version, entry.replay_lsn)
         self._under_way.append(_UnderWay(entry.table, what, former, self._pool.submit(rename)))
 

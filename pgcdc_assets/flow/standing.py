@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -12,37 +12,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.mirror.target import Generation, Target
 from pgcdc_assets.points.states import StateRow, TableStates
-
-
-@dataclass(frozen=True)
-class TableProgress:
-    table: Table
-    """The table as it was at its copy, plus the columns that appeared since."""
-    state: TableState
-    replay_lsn: Lsn = ZERO
-    """The effective position: what lies below it is applied, or known to hold nothing for this table."""
-    version: int = -1
-    reason: str | None = None
-    """What is wrong with it: why it was set aside or waits, or that another writer changed rows of its mirror."""
-    refused: bool = False
-    """Set aside because it cannot be mirrored at all: no copy brings it back."""
-    reshaping: bool = False
-    """Its mirror's structure, or place, is being changed: nothing is applied to it, and no copy begins, before that has
-    ended."""
-    widening: tuple[Lsn, str] | None = None
-    """Set once the catalog has shown columns that came without a value, and no row has brought them so far: from where
-    on they were certainly there, and the marks of all columns then (:attr:`Table.column_rows`)."""
-    former: TableName | None = None
-    """The name under which the mirror stands that is to go on as this table's, in place of a copy: in ``version``, at
-    ``replay_lsn``."""
-
-    def changes_after(self, lsn: Lsn) -> bool:
-        """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""
-        lineage = self.table.lineage
-        if self.reshaping or self.widening is not None:
-            # Its columns may be others, too.
-            return True
-        return lineage is not None and lsn < lineage.since
+from pgcdc_assets.structure.record import TableRecord
 
 
 class Standings:
@@ -54,9 +24,6 @@ class Standings:
         self._states = states
         self._log_began = log_began
         self.log_start = log_start
-        self.unlisted = set[TableName]()
-        """Tables whose mirrors went on from other names, or in other structures, in a run that ended before a point
-        listed them: nothing stored says since when the source has them so."""
 
     @property
     def log_begins(self) -> Lsn:
@@ -66,7 +33,7 @@ class Standings:
         """Whether the log holds what came after the mirror's position."""
         return held.snapshot_lsn >= self._log_began and held.replay_lsn >= self.log_start
 
-    def load(self, table: Table, rows: Mapping[TableName, StateRow]) -> TableProgress:
+    def load(self, table: Table, rows: Mapping[TableName, StateRow]) -> TableRecord:
         """Where a table stands; set aside if its mirror cannot be read. ``rows``: the last of every table."""
         row = rows.get(table.name)
         try:
@@ -78,30 +45,32 @@ class Standings:
                 raise
         if row is None or row.state is not TableState.SET_ASIDE or row.table is None:
             self._states.set(table, TableState.SET_ASIDE, ZERO if row is None else row.lsn, failure)
-        return TableProgress(table, TableState.SET_ASIDE, reason=failure)
+        return TableRecord(table, TableState.SET_ASIDE, reason=failure)
 
-    def _found(self, table: Table, row: StateRow | None) -> TableProgress:
+    def _found(self, table: Table, row: StateRow | None) -> TableRecord:
         if (reason := self._target.refusal(table)) is not None:
-            return TableProgress(table, TableState.SET_ASIDE, reason=reason, refused=True)
+            return TableRecord(table, TableState.SET_ASIDE, reason=reason, refused=True)
         held = self._target.standing(table.name)
         if row is None or row.table is None or row.table.oid != table.oid:
-            return TableProgress(table, TableState.WAITING)
+            return TableRecord(table, TableState.WAITING)
         if held is None or held.oid not in (None, table.oid):
             # There is no mirror under this name, or it has another table's rows.
-            aside = TableProgress(row.table, row.state, reason=row.reason)
-            return aside if row.state is TableState.SET_ASIDE else TableProgress(table, TableState.WAITING)
+            aside = TableRecord(row.table, row.state, reason=row.reason)
+            return aside if row.state is TableState.SET_ASIDE else TableRecord(table, TableState.WAITING)
         if row.state is TableState.MOVED or (row.state is TableState.COPYING and held.snapshot_lsn < row.lsn):
-            return TableProgress(table, TableState.WAITING)
+            return TableRecord(table, TableState.WAITING)
         shape = self._as_followed(row, row.table, held)
         if row.state is TableState.SET_ASIDE:
-            return TableProgress(shape, row.state, held.replay_lsn, held.version, row.reason)
+            return TableRecord(shape, row.state, held.replay_lsn, held.version, row.reason)
         if not self.in_log(held):
             # The table was copied under an earlier log, which this one need not continue, or was away while the log
             # was cut.
-            return TableProgress(table, TableState.WAITING)
-        if held.unlisted:
-            self.unlisted.add(table.name)
-        return TableProgress(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
+            return TableRecord(table, TableState.WAITING)
+        # A mirror that went on from another name, or in another structure, in a run that ended before a point listed
+        # it: nothing stored says since when the source has it so.
+        listed_from = None if held.unlisted else ZERO
+        return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason,
+                           listed_from=listed_from)  # fmt: skip
 
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
         """The table as the mirror's rows have it: a run may have died right after changing the structure."""
@@ -111,7 +80,7 @@ class Standings:
         self._states.set(followed, row.state, row.lsn, row.reason)
         return followed
 
-    def _of_former(self, waiting: TableProgress, rows: Mapping[TableName, StateRow]) -> TableProgress:
+    def _of_former(self, waiting: TableRecord, rows: Mapping[TableName, StateRow]) -> TableRecord:
         """A table without a copy of its own, with the mirror that it has under a former name, if it was followed.
 
         A mirror moves only to a name that is free. Where another table's mirror stands, as if two tables swapped their
@@ -130,10 +99,11 @@ class Standings:
             return self._aside(waiting, max(own, key=lambda row: row.at)) if there else waiting
         held = max(going_on, key=lambda entry: entry.replay_lsn)
         return replace(
-            held, table=replace(held.table, name=name), state=TableState.WAITING, former=held.table.name
+            held, table=replace(held.table, name=name), state=TableState.WAITING, former=held.table.name,
+            listed_from=None,
         )  # fmt: skip
 
-    def _aside(self, waiting: TableProgress, last: StateRow) -> TableProgress:
+    def _aside(self, waiting: TableRecord, last: StateRow) -> TableRecord:
         """A table that was set aside under its last name stays so: another name is no word that it be copied."""
         if last.state is not TableState.SET_ASIDE or last.table is None:
             return waiting
@@ -141,7 +111,7 @@ class Standings:
         if last.name != noted.name:
             self._states.set(last.table, TableState.MOVED, last.lsn, f"goes on as {noted.name}")
             self._states.set(noted, TableState.SET_ASIDE, last.lsn, last.reason)
-        return TableProgress(noted, TableState.SET_ASIDE, reason=last.reason)
+        return TableRecord(noted, TableState.SET_ASIDE, reason=last.reason)
 
 
 def _oid(row: StateRow) -> int | None:

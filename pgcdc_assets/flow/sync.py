@@ -8,11 +8,11 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
-from pgcdc_assets.flow import lock, renaming, restructuring, sentinel
+from pgcdc_assets.flow import lock, renaming, sentinel, structurechanges
+from pgcdc_assets.flow.catalogwatch import CatalogWatch
 from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import Bounds, Situation, finished
-from pgcdc_assets.flow.drift import CatalogWatch
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.sentinel import Sentinel
@@ -134,7 +134,7 @@ class Sync:
 
     def _landed(self, reshaped: Reshaped) -> bool:
         if reshaped.former is None:
-            return restructuring.land(self._work, reshaped)
+            return structurechanges.land(self._work, reshaped)
         return renaming.land(self._work, reshaped, self._catalog.named)
 
     def _take_landed(self) -> bool:

@@ -13,9 +13,9 @@ from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import known_leaves
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.reports import TableTurn
-from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.target import Applied
+from pgcdc_assets.structure.record import TableRecord
 
 
 @dataclass(frozen=True)
@@ -28,30 +28,35 @@ class Turn:
     """Tables that wait for a copy instead, because a partition came, and perhaps went again."""
 
 
-def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = None) -> Turn:
+def take_turn(work: Work, upto: Lsn, tables: Sequence[TableRecord] | None = None) -> Turn:
     """Bring those of the tables (default: all followed ones) that stand below ``upto`` to it.
 
     ``upto`` must be a boundary up to which the log is complete. Tables without changes move without a commit. A table
     that cannot be followed is set aside; the others go on. A table stays below ``upto`` until the next turn if another
     writer's commits to its mirror came first each time, and until a look at the catalog if a row came under a
-    structure, or of a partition, that its mirror does not have (:attr:`Work.restructured`, :attr:`Work.astray`).
+    structure, or of a partition, that its mirror does not have.
     """
     entries = work.progress.followed() if tables is None else tables
     behind = [entry for entry in entries if entry.replay_lsn < upto and not entry.reshaping
-              and entry.table.name not in work.restructured]  # fmt: skip
+              and entry.unread is None]  # fmt: skip
     outdated = _note_strays(work, behind)
-    behind = [entry for entry in behind if entry.table.name not in {*outdated, *work.astray}]
+    behind = [entry for entry in behind if _goes_on(work, entry.table.name)]
     names = _changed(work, behind, upto) if behind else set()
     changed = [entry for entry in behind if entry.table.name in names]
     done, outrun, seconds = _derive_and_apply(work, changed, upto) if changed else ([], set(), {})
     for entry in behind:
-        stays = entry.table.name in outrun or entry.table.name in work.restructured
-        if not stays and work.progress[entry.table.name].state.readable:
+        if entry.table.name not in outrun and _goes_on(work, entry.table.name):
             work.progress.moved(entry.table.name, upto)
     return Turn(upto, done, seconds, outdated)
 
 
-def _note_strays(work: Work, tables: Sequence[TableProgress]) -> list[TableName]:
+def _goes_on(work: Work, name: TableName) -> bool:
+    """Whether the table is followed, and waits for no look."""
+    record = work.progress[name]
+    return record.followed and record.stray is None and record.unread is None
+
+
+def _note_strays(work: Work, tables: Sequence[TableRecord]) -> list[TableName]:
     """Note the tables of which the log has rows of an unknown leaf, for a look at the catalog, and ask for new copies
     of those whose rows came as another table's; returns the names of these.
 
@@ -68,12 +73,13 @@ def _note_strays(work: Work, tables: Sequence[TableProgress]) -> list[TableName]
             work.progress.must_copy(name, work.log.position(), what)
             outdated.append(name)
         elif any(set(leaves.get(entry.table.oid, ())) - known_leaves(entry.table) for leaves in told):
-            work.astray[name] = "a partition came, and rows with it, which may have gone as it was dropped or detached"
+            what = "a partition came, and rows with it, which may have gone as it was dropped or detached"
+            work.progress.wait_for_look(name, stray=what)
     return outdated
 
 
 def _derive_and_apply(
-    work: Work, changed: Sequence[TableProgress], upto: Lsn
+    work: Work, changed: Sequence[TableRecord], upto: Lsn
 ) -> tuple[list[TableTurn], set[TableName], dict[str, float]]:
     span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
     started = time.monotonic()
@@ -89,11 +95,11 @@ def _derive_and_apply(
     # A structure that the mirror does not have yet is looked up in the catalog.
     waits = work.settings.schema_changes != "set_aside"
     unread = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None and part.restructured}
-    work.restructured |= {name: reason for name, (_, reason) in unread.items() if waits}
     for name, (lsn, reason) in unread.items() if waits else ():
+        work.progress.wait_for_look(name, unread=reason)
         work.observer.progress("apply", f"{name} waits for a look at the catalog: {reason}", lsn=str(lsn))
     reasons = {name: part.set_aside for name, part in parts.items()
-               if part.set_aside is not None and name not in work.restructured}  # fmt: skip
+               if part.set_aside is not None and not (waits and name in unread)}  # fmt: skip
     reasons |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
     for name, (lsn, reason) in reasons.items():
         work.progress.put_aside(name, lsn, reason)
@@ -101,7 +107,7 @@ def _derive_and_apply(
     return done, outrun, seconds
 
 
-def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[TableName]:
+def _changed(work: Work, behind: Sequence[TableRecord], upto: Lsn) -> set[TableName]:
     """The tables for which the batches between the lowest position and ``upto`` have messages."""
     span = LsnRange(min(entry.replay_lsn for entry in behind), upto)
     # A boundary that verify asked for may cut through a batch: that batch counts too.

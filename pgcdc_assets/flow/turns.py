@@ -10,16 +10,16 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.flow import hold
+from pgcdc_assets.flow.catalogwatch import CatalogWatch
 from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.commenting import carry_comments
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import PointDue, Standing, TakeLateTurn, TakeTurn, View, next_step
-from pgcdc_assets.flow.drift import CatalogWatch
 from pgcdc_assets.flow.messages import messages_at, take_messages
-from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.structure.record import TableRecord
 
 
 class Turns:
@@ -156,8 +156,7 @@ class Turns:
 
     def _go_on_restructured(self) -> None:
         """Look up the structures and partitions of which rows have come; the next turn goes on with them."""
-        progress = self._work.progress
-        if self._work.restructured or self._work.astray or progress.waits_for_look:
+        if self._work.progress.waits_for_look:
             self.look()
             self.begin_copies()
 
@@ -183,5 +182,5 @@ class Turns:
                 self._work.changed_told.add(name)
                 self._work.observer.progress("watch", f"the mirror of {name} is not what the source has: {what}")
 
-    def _entries(self, names: Sequence[TableName]) -> list[TableProgress]:
+    def _entries(self, names: Sequence[TableName]) -> list[TableRecord]:
         return [self._work.progress[name] for name in names]

@@ -31,14 +31,6 @@ class Work:
     """For the transform; the target uses the same one."""
     changed_told: set[TableName] = field(default_factory=set)
     """Tables for which this run has reported that another writer changed rows of the mirror."""
-    drift_told: dict[TableName, str] = field(default_factory=dict)
-    """By table: what the last look at the catalog showed of it, as it was reported; empty if that was nothing."""
-    restructured: dict[TableName, str] = field(default_factory=dict)
-    """Tables of which a row came under a structure that their mirrors do not have, and how that shows. The next look at
-    the catalog tells how they go on; until then they stand where they are."""
-    astray: dict[TableName, str] = field(default_factory=dict)
-    """Tables of which a partition came that their mirrors do not know, as the log shows. The next look tells whether
-    they can go on; until then they stand where they are."""
     reshapes: Reshapes = field(init=False)
     """Mirrors whose structure is being changed."""
     messages: MessageFeed | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from pgcdc_assets.checks.verdict import TableReport, VerifyReport
+from pgcdc_assets.checks.report import TableReport, VerifyReport
 from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn

@@ -11,13 +11,14 @@ import pytest
 from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, PublicationFacts, SourceFacts, TableFacts, UntakenFacts
 from pgcdc_assets.checks.health import problems
 from pgcdc_assets.checks.problem import GIB, MIB
-from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Outside, Table
+from pgcdc_assets.core.catalog import Catalog, Identity, Outside, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.untaken import UntakenRows
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.slot.slotstatus import SlotStatus
+from tests.structure.marked import leaf
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 SOURCE = Identity("7123", "shop", "pgcdc")
@@ -29,7 +30,7 @@ CATALOG = Catalog(
     SOURCE, "pgcdc", 180004,
     (
         Table(1, ORDERS, (), key=(1,)),
-        Table(2, EVENTS, (), key=(1,), partitioned=True, leaves=(Leaf(3, LEAF_A, 3), Leaf(4, LEAF_B, 4))),
+        Table(2, EVENTS, (), key=(1,), partitioned=True, leaves=(leaf(3, LEAF_A, 3), leaf(4, LEAF_B, 4))),
     ),
     ("pgcdc",),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.checks.verdict import Example
+from pgcdc_assets.checks.report import Example
 from tests.checks.lakes import Lake
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
+from tests.structure.marked import marks
 
 OWNER = Identity("7000000000000000001", "shop", "pgcdc")
 
@@ -67,7 +68,7 @@ def test_as_columns_and_comments_change() -> None:
     column = Column(1, "id", PgType(23, "int4"))
     _saved("a", columns=(column,))
     reloading = Reloading(reload)
-    _saved("a", columns=(column,), rows=5, pages=1, relfilenode=7)
+    _saved("a", columns=(column,), rows=5, pages=1, marks=marks(relfilenode=7))
     reloading.load()
     assert asked == [], "estimates and files are drawn nowhere"
     _saved("a", columns=(replace(column, not_null=True),))

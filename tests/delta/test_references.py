@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.delta.listing import LogListing
 from pgcdc_assets.delta.log import Added
+from pgcdc_assets.delta.loglisting import LogListing
 from pgcdc_assets.delta.references import references
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta import upkeep

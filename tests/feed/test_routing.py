@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.catalog import Leaf, Table
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.routing import Place, Router
 from pgcdc_assets.protocol.shape import Shape
+from tests.structure.marked import leaf
 
 
 def name(text: str) -> TableName:
@@ -17,8 +18,8 @@ def name(text: str) -> TableName:
 
 
 T, U = Table(1, name("t"), ()), Table(2, name("u"), ())
-P = Table(3, name("p"), (), partitioned=True, leaves=(Leaf(31, name("p_1"), 1), Leaf(32, name("p_2"), 1)))
-Q = Table(4, name("q"), (), partitioned=True, leaves=(Leaf(41, name("q_1"), 1),))
+P = Table(3, name("p"), (), partitioned=True, leaves=(leaf(31, name("p_1"), 1), leaf(32, name("p_2"), 1)))
+Q = Table(4, name("q"), (), partitioned=True, leaves=(leaf(41, name("q_1"), 1),))
 ROUTER = Router.of([T, U, P, Q])
 
 
@@ -73,7 +74,7 @@ def test_a_table_that_became_a_partition_keeps_its_rows_and_ends_both() -> None:
     place = ROUTER.place(shape(1, "t", root=P.name, root_oid=3))
     assert place.table == T.name
     assert refused(place).keys() == {"p"}
-    joined = Router.of([T, replace(P, leaves=(Leaf(1, T.name, 1),))])
+    joined = Router.of([T, replace(P, leaves=(leaf(1, T.name, 1),))])
     place = joined.place(shape(1, "t", root=P.name, root_oid=3))
     assert (place.table, refused(place)) == (P.name, {"t": "the table became a partition of public.p"})
 

@@ -23,7 +23,6 @@ from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
 from pgcdc_assets.flow.accounting import Why, untaken
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
-from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog
@@ -35,6 +34,7 @@ from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.record import TableRecord
 from tests.fix_postgres import Database
 from tests.flow.mirrors import delta_target, no_spark
 from tests.flow.rig import Rig, following
@@ -110,7 +110,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
     progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
     a, b, _ = tables
     # As after its copy: nothing here looks at a mirror.
-    progress._tables[a.name] = TableProgress(a, TableState.CATCHING_UP, start, 0)
+    progress._tables[a.name] = TableRecord(a, TableState.CATCHING_UP, start, 0)
     progress.put_aside(b.name, start, "as a test has it")
     work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
     found = untaken(work, LsnRange(start, end), log.batches(start))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.verdict import VerifyReport
+from pgcdc_assets.checks.report import VerifyReport
 from pgcdc_assets.cli.console import ConsoleProgress
 from pgcdc_assets.cli.status_verify import verified
 from pgcdc_assets.core.lsn import Lsn

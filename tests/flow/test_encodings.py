@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.checks.verdict import Verdict
+from pgcdc_assets.checks.report import Verdict
 from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer

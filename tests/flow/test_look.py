@@ -30,6 +30,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.structure.listing import shown
 from tests.fix_postgres import Database
 from tests.flow.mirrors import copied_mirror, delta_target, no_spark
 
@@ -126,7 +127,7 @@ def test_columns_that_are_followed_take_the_table_out_of_later_points_alone(run:
     assert newest.tables[T] == version
     entry = run.work.progress[T]
     assert (entry.state.readable, entry.reshaping) == (True, True)
-    assert entry.changes_after(Lsn(6))
+    assert not shown(entry, Lsn(6))
 
 
 def test_a_copy_is_listed_only_after_a_look_that_shows_it_so(run: Run) -> None:
@@ -149,9 +150,7 @@ def test_a_table_under_another_name_is_not_listed_where_the_log_stands_when_it_i
     assert run.listed() == {QUIET, T}, "as the point of the same LSN had it before"
     run.user.execute("ALTER TABLE other RENAME TO quiet")
     assert run.listed() == {QUIET, T}, "a point stays what it is"
-    assert not run.work.progress.listed.naming.holds(QUIET, run.work.log.position()), (
-        "the log ends where it was `other`"
-    )
+    assert not shown(run.work.progress[QUIET], run.work.log.position()), "the log ends where it was `other`"
     assert run.work.progress[QUIET].state.readable, "its rows are followed all the same"
 
 
@@ -167,8 +166,8 @@ def test_a_table_that_was_a_partition_between_two_looks_is_not_listed_at_a_point
     assert len(points.all()) == seen, "quiet may have been a partition, and of any partitioned table"
     for name in (QUIET, T):
         assert run.work.progress[name].state.readable, "their rows are followed all the same"
-        assert run.work.progress.listed.naming.holds(name, catalog.named)
-        assert not run.work.progress.listed.naming.holds(name, Lsn(catalog.named - 1))
+        assert shown(run.work.progress[name], catalog.named)
+        assert not shown(run.work.progress[name], Lsn(catalog.named - 1))
     assert catalog.named > run.work.log.position()
 
 
@@ -181,8 +180,8 @@ def test_a_copy_whose_table_was_a_partition_after_its_snapshot(run: Run) -> None
     run.sync._turns.publish(at)
     run.land(at_the_snapshot)
     run.sync._turns.publish(at)
-    assert not run.work.progress.listed.naming.holds(QUIET, at)
-    assert run.work.progress.listed.naming.holds(QUIET, run.sync._catalog.named)
+    assert not shown(run.work.progress[QUIET], at)
+    assert shown(run.work.progress[QUIET], run.sync._catalog.named)
 
 
 def test_a_table_that_is_copied_is_not_thinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

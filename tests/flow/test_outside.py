@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.checks.problem import Problem
+from pgcdc_assets.checks.report import TableReport
 from pgcdc_assets.checks.status import status
-from pgcdc_assets.checks.verdict import TableReport
 from pgcdc_assets.cli.console import ConsoleProgress
 from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.cli.status_verify import verified

@@ -25,6 +25,7 @@ from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, opened
 from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, copied_mirror, delta_target
+from tests.structure.marked import parsed
 
 RECORDED = Lsn(30)
 """How far the change log is recorded."""
@@ -198,11 +199,11 @@ def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert first.found([A, B]) == [B.name]
     for progress, end in ((first, 25), (second, 29)):
-        assert progress.listed.naming.asks
+        assert progress[B.name].listed_from is None
         for table in (A, B):
             progress.moved(table.name, Lsn(end - 2))
         assert not progress.publish(Lsn(end - 2), RECORDED), "before anybody looked at the catalog"
-        progress.listed.naming.seen(Lsn(end))
+        progress.listed_from(Lsn(end))
         assert not progress.publish(Lsn(end - 2), RECORDED)
         assert _listed(progress) == {"a"}
         for table in (A, B):
@@ -222,13 +223,13 @@ def test_a_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) 
     first.states.set(B, TableState.MOVED, Lsn(20), "goes on as public.z")
     catalog = Catalog(OWNER, "p", 180000, (A, renamed))
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
-    assert second.listed.naming.asks
+    assert second[renamed.name].listed_from is None
     for lsn, listed in ((22, {"a"}), (24, {"a", "z"})):
         for table in (A, renamed):
             second.moved(table.name, Lsn(lsn))
         second.publish(Lsn(lsn), RECORDED)
         assert _listed(second) == listed
-        second.listed.naming.seen(Lsn(23))
+        second.listed_from(Lsn(23))
 
 
 def test_a_point_of_before_keeps_tables_whose_mirrors_are_to_go_on(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp
     first.copied(B, Lsn(10), 2)
     for b_stands_at, listed in ((21, {"a"}), (20, {"a", "b"})):
         second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
-        assert not second.listed.naming.asks, "no point has listed b yet"
+        assert second[B.name].listed_from is not None, "no point has listed b yet"
         second.moved(A.name, Lsn(20))
         second.moved(B.name, Lsn(b_stands_at))
         second.publish(Lsn(20), RECORDED)
@@ -307,8 +308,8 @@ def test_a_table_that_is_back_and_stands_at_the_newest_point_is_not_listed_there
     assert first.publish(Lsn(20), RECORDED)
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert second[B.name].replay_lsn == 20
-    assert second.listed.naming.asks
-    second.listed.naming.seen(Lsn(22))
+    assert second[B.name].listed_from is None
+    second.listed_from(Lsn(22))
     second.publish(Lsn(20), RECORDED)
     assert _listed(second) == {"a"}
 
@@ -391,14 +392,16 @@ def test_a_table_with_more_columns_is_not_listed_before_its_mirror_has_them(prog
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
         progress.moved(table.name, Lsn(20))
-    assert progress.widening(B.name, "1:7 2:7", lambda: Lsn(25)) == 25
-    assert progress.widening(B.name, "1:7 2:7", lambda: Lsn(30)) == 25, "from the first look on that showed it"
+    assert progress.columns_came(B.name, parsed("1:7 2:7"), lambda: Lsn(25)) == 25
+    assert progress.columns_came(B.name, parsed("1:7 2:7"), lambda: Lsn(30)) == 25, (
+        "from the first look on that showed it"
+    )
     assert not progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "c"}
     assert not progress.waits_for_look
     progress.moved(B.name, Lsn(25))
     assert progress.waits_for_look
-    assert progress.widening(B.name, "1:7 2:7 3:9", lambda: Lsn(35)) == 35, "others again"
+    assert progress.columns_came(B.name, parsed("1:7 2:7 3:9"), lambda: Lsn(35)) == 35, "others again"
     assert not progress.waits_for_look
     progress.rest(B.name, B)
     progress.moved(B.name, Lsn(40))

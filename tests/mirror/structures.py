@@ -18,11 +18,12 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.protocol.text.typed import typed
-from pgcdc_assets.source.catalog.successor import successor
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.successor import successor
 from tests.deltatables import commit, live_files
 from tests.flow.mirrors import no_spark
+from tests.structure.marked import marks
 
 OWNER = Identity("7000000000000000001", "shop", "pgcdc")
 NAME = TableName("public", "t")
@@ -34,8 +35,8 @@ def numeric(precision: int, scale: int) -> PgType:
 
 
 def table(*columns: Column) -> Table:
-    marks = " ".join(f"{column.attnum}:7" for column in columns)
-    return Table(1000, NAME, columns, key=(1,), relfilenode=5, column_rows=marks)
+    rows = " ".join(f"{column.attnum}:7" for column in columns)
+    return Table(1000, NAME, columns, key=(1,), marks=marks(rows, relfilenode=5))
 
 
 ID, A, N = Column(1, "id", INT), Column(2, "a", TEXT), Column(3, "n", numeric(10, 2))

@@ -63,7 +63,7 @@ def waiters_are_kept_waiting(_original: Original) -> Any:
 @override(
     "pgcdc_assets.source.catalog.tables:at_one_moment",
     rule="the catalog is read at one moment",
-    test="tests/source/test_drift.py::test_a_change_between_two_queries_is_seen_whole_or_not_at_all",
+    test="tests/structure/test_differences.py::test_a_change_between_two_queries_is_seen_whole_or_not_at_all",
 )
 def catalog_is_read_in_pieces(_original: Original) -> Any:
     @contextmanager
@@ -74,54 +74,54 @@ def catalog_is_read_in_pieces(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.source.catalog.drift:_maybe_rewritten",
+    "pgcdc_assets.structure.differences:_maybe_rewritten",
     rule="ALTER TABLE rewrites rows, and the stream does not carry that",
-    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
 )
 def rewrite_is_missed(_original: Original) -> Any:
     return lambda before, now: False
 
 
 @override(
-    "pgcdc_assets.source.catalog.drift:_behind_the_stream",
+    "pgcdc_assets.structure.differences:_behind_the_stream",
     rule="a table that was UNLOGGED for a while has changes in no stream",
-    test="tests/source/test_drift.py::test_unlogged_and_logged_again",
+    test="tests/structure/test_differences.py::test_unlogged_and_logged_again",
 )
 def unlogged_for_a_while_is_missed(_original: Original) -> Any:
     return lambda before, now: iter(())
 
 
 @override(
-    "pgcdc_assets.source.catalog.drift:_partitions",
+    "pgcdc_assets.structure.differences:_partitions",
     rule="ATTACH and DETACH move rows, and the stream does not carry that",
-    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
 )
 def attached_partition_is_missed(_original: Original) -> Any:
     return lambda before, now: iter(())
 
 
 @override(
-    "pgcdc_assets.source.catalog.drift:key_changed",
+    "pgcdc_assets.structure.differences:key_changed",
     rule="a key that was dropped and added again may not have told rows apart in between",
-    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
 )
 def recreated_key_passes(original: Original) -> Any:
-    return with_instead(original, "before.key_constraint != now.key_constraint", "False")
+    return with_instead(original, "before.marks.key_constraint != now.marks.key_constraint", "False")
 
 
 @override(
-    "pgcdc_assets.source.catalog.drift:table_changes",
+    "pgcdc_assets.structure.differences:changes",
     rule="a table that was dropped and created again is another table",
-    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
 )
 def recreated_table_is_missed(original: Original) -> Any:
     return with_instead(original, "before.oid != now.oid", "False")
 
 
 @override(
-    "pgcdc_assets.source.catalog.drift:_publication",
+    "pgcdc_assets.structure.differences:_publication",
     rule="a table that left the publication and came back has changes in no stream",
-    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
 )
 def publication_regained_is_missed(_original: Original) -> Any:
     return lambda before, now: iter(())

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
+from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.messages import Relation, RelationColumn
 from pgcdc_assets.protocol.shape import TEXT, RelationFacts, Shape, ShapeColumn, fingerprint
 from tests.protocol import wire
+from tests.structure.marked import leaf, marks
 
 INT = PgType(23, "int4")
 NUMERIC = PgType(1700, "numeric")
@@ -30,7 +31,7 @@ TABLE = Table(
     16384, TableName("public", "item"),
     (Column(1, "id", INT, True), Column(3, "amount", replace(NUMERIC, typmod=(12 << 16 | 3) + 4)),
      Column(4, "price", PRICE), Column(7, "tags", TAGS)),
-    key=(1,), identity_key=(1,), relfilenode=5,
+    key=(1,), identity_key=(1,), marks=marks(relfilenode=5),
 )  # fmt: skip
 FACTS = RelationFacts(TABLE, {t.oid: t for t in (INT, NUMERIC, PRICE, TAGS)})
 
@@ -88,7 +89,7 @@ def test_the_empty_namespace_is_pg_catalog() -> None:
 
 
 def test_facts_survive_the_log() -> None:
-    facts = replace(FACTS, table=replace(TABLE, leaves=(Leaf(1, TableName("a", "b"), 2),), root=TableName("a", "r")))
+    facts = replace(FACTS, table=replace(TABLE, leaves=(leaf(1, TableName("a", "b"), 2),), root=TableName("a", "r")))
     assert RelationFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
     assert RelationFacts.from_json(json.loads(json.dumps(RelationFacts(None).to_json()))) == RelationFacts(None)
 
@@ -96,7 +97,7 @@ def test_facts_survive_the_log() -> None:
 def test_the_fingerprint_changes_with_what_decides_the_decoding_alone() -> None:
     first = fingerprint(PAYLOAD, FACTS)
     assert -(1 << 63) <= first < 1 << 63
-    grown = replace(TABLE, relfilenode=77, pages=5, rows=10, leaves=(Leaf(1, TABLE.name, 2),))
+    grown = replace(TABLE, marks=marks(relfilenode=77), pages=5, rows=10, leaves=(leaf(1, TABLE.name, 2),))
     reordered = RelationFacts(grown, dict(reversed(FACTS.types.items())))
     assert fingerprint(PAYLOAD, reordered) == first
     assert fingerprint(PAYLOAD, RelationFacts.from_json(json.loads(json.dumps(FACTS.to_json())))) == first

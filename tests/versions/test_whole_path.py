@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.checks.verdict import VerifyReport
+from pgcdc_assets.checks.report import VerifyReport
 from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer

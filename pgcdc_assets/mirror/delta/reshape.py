@@ -32,10 +32,10 @@ from pgcdc_assets.mirror.delta.mirrorschema import OWN_COLUMNS, MirrorSchema, ne
 from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.protocol.text.types import may_not_fit
-from pgcdc_assets.protocol.text.widening import holds
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.spark.tasks import run_tasks
+from pgcdc_assets.structure.casts import holds
 
 TASK_BYTES: Final = 64 << 20
 """Size of the files that one task writes anew as one, so that small files do not stay small. A task that has one large
@@ -49,7 +49,7 @@ def reshape_mirror(
     spark: SparkOnDemand, layout: Layout, identity: Identity, before: Table, after: Table, *,
     by_metadata: bool = False,
 ) -> int:  # fmt: skip
-    """Bring the mirror from one structure to the next (of :func:`pgcdc_assets.source.catalog.successor.successor`);
+    """Bring the mirror from one structure to the next (of :func:`pgcdc_assets.structure.successor.successor`);
     returns its version then. It may have that structure already.
 
     Columns that were dropped go. Rows of leaves that ``after`` lacks go; then the columns are the same.

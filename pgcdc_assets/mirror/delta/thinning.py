@@ -19,9 +19,9 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.checkpoint import make_checkpoint, write_checkpoint
-from pgcdc_assets.delta.listing import LogListing
 from pgcdc_assets.delta.log import hinted, is_whole
 from pgcdc_assets.delta.logfiles import checkpoint_files, checksum_of
+from pgcdc_assets.delta.loglisting import LogListing
 from pgcdc_assets.delta.sweep import unneeded
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import Mirror

@@ -6,6 +6,5 @@ slices      many slices of one buffer as one array
 encoded     texts in the server's encoding, as UTF-8
 arraytext   the text form of arrays, taken apart
 types       the table of types, and their casts
-widening    types whose values keep their text under another one
 typed       the columns of a mirror: typed values, the texts that no type holds, hashes of rows
 """

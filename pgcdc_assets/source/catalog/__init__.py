@@ -1,4 +1,4 @@
-"""The source's catalog as plain facts, and the changes in it that the stream does not carry.
+"""The source's catalog as plain facts. :mod:`pgcdc_assets.structure` compares them.
 
 tables      the mirrored tables, read        assembly    how they are put together of relations: pure
 pgclass     relations with their columns     mirrorkey   the choice of a mirror's key: pure
@@ -6,6 +6,4 @@ pgtypes     types down to their base         typeparts   what values of a type a
 published   what publications publish        bare        the same without waiting for a lock
 comments    what COMMENT ON has set
 patterns    what the setting `tables` means  look        the published tables and a fingerprint
-drift       what no LSN shows: what changed between two looks
-successor   how a mirror goes on when its table has another structure
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pgcdc_assets.core.catalog import Column, Leaf, Table
+from pgcdc_assets.core.marks import Marks, TableMarks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.comments import Comments
 from pgcdc_assets.source.catalog.mirrorkey import RowIdentity, followable, mirror_key
@@ -25,8 +26,8 @@ class Assembly:
     relations: Mapping[int, CatalogRelation]
     leaves: Mapping[int, tuple[int, ...]]
     rows: PublicationRows | None = None
-    places: Mapping[int, str] = field(default_factory=dict)
-    attached: Mapping[int, str] = field(default_factory=dict)
+    places: Mapping[int, int] = field(default_factory=dict)
+    attached: Mapping[int, Marks] = field(default_factory=dict)
     parts: TypeParts = field(default_factory=TypeParts)
     comments: Mapping[int, Comments] = field(default_factory=dict)
     keys: Mapping[int, int] = field(default_factory=dict)
@@ -116,24 +117,15 @@ class Assembly:
             key=relation.attnums(key),
             replica_identity="f" if whole_rows else relation.replica_identity,
             identity_key=relation.attnums(relation.identity.carried),
-            relfilenode=relation.relfilenode,
             partitioned=relation.partitioned,
             via_root=relation.partitioned and sender == relation.oid and entry is not None and entry.via_root,
             leaves=self._leaves(storage, relation, sender),
             outside=tuple(one.outside for one in (relation, *self._every_leaf(relation)) if one.outside),
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
-            key_constraint=self.keys.get(relation.oid, 0),
             pages=relation.pages + sum(leaf.pages for leaf in storage),
             rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
-            toast=relation.toast,
-            traceless=self._traceless(relation),
-            publication_rows=self._rows(relation, storage)[0],
-            schema_rows=self._rows(relation, storage)[1],
-            column_rows=relation.column_rows,
-            enum_labels=self.parts.labels(relation.types),
-            enum_rows=self.parts.label_rows(relation.types),
-            composites=self.parts.composites(relation.types),
+            marks=self._marks(relation, storage),
             attnums_given=relation.attnums_given,
             comments=self._comments(relation, columns),
         )
@@ -147,32 +139,43 @@ class Assembly:
         return tuple(self._leaf(leaf, root, sender) for leaf in sorted(storage, key=lambda r: r.name))
 
     def _leaf(self, leaf: CatalogRelation, root: CatalogRelation, sender: int) -> Leaf:
-        return Leaf(
-            leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""),
-            sender == root.oid or self._traceless(leaf), leaf.numbering_in(root), self._listed(leaf),
-        )  # fmt: skip
+        files = replace(leaf.files, traceless=sender == root.oid or self._traceless(leaf))
+        attached = self.attached.get(leaf.oid, ())
+        return Leaf(leaf.oid, leaf.name, files, attached, leaf.numbering_in(root), self._listed(leaf))
 
-    def _listed(self, leaf: CatalogRelation) -> str:
+    def _listed(self, leaf: CatalogRelation) -> Marks:
         if self.rows is None or leaf.oid not in self.published:
-            return ""
+            return ()
         return self.rows.listing(self.published[leaf.oid].publications, leaf.oid)
 
     def _traceless(self, relation: CatalogRelation) -> bool:
         entry = self.published.get(relation.oid)
         listed = self.rows is not None and relation.oid in self.rows.listed
         unseen = entry is not None and not entry.truncates
-        return not relation.partitioned and (unseen or not (relation.toast or listed))
+        return not relation.partitioned and (unseen or not (relation.files.toast or listed))
 
-    def _rows(self, relation: CatalogRelation, storage: Sequence[CatalogRelation]) -> tuple[str, str]:
-        """The marks ``publication_rows`` and ``schema_rows``."""
-        if self.rows is None:
-            return "", ""
+    def _marks(self, relation: CatalogRelation, storage: Sequence[CatalogRelation]) -> TableMarks:
         members = {relation.oid: relation, **{leaf.oid: leaf for leaf in storage}}
+        publications, schemas = self._publishing(members)
+        return TableMarks(
+            files=replace(relation.files, traceless=self._traceless(relation)),
+            key_constraint=self.keys.get(relation.oid, 0),
+            publications=publications,
+            schemas=schemas,
+            columns=relation.column_rows,
+            labels=self.parts.labels(relation.types),
+            composites=self.parts.composites(relation.types),
+        )
+
+    def _publishing(self, members: Mapping[int, CatalogRelation]) -> tuple[Marks, Marks]:
+        """As :attr:`TableMarks.publications` and :attr:`TableMarks.schemas`."""
+        if self.rows is None:
+            return (), ()
         names = {name for oid in members if oid in self.published for name in self.published[oid].publications}
         schemas = sorted({member.name.schema for member in members.values()})
-        marks = [f"{oid}:{self.places[oid]}" for oid in sorted(members) if oid in self.places]
+        places = tuple((oid, self.places[oid]) for oid in sorted(members) if oid in self.places)
         by_schema = any((name, schema) in self.rows.schemas for name in names for schema in schemas)
-        return self.rows.text(names, sorted(members), schemas), " ".join(marks) if by_schema else ""
+        return self.rows.of(names, sorted(members), schemas), places if by_schema else ()
 
     def _columns(self, relation: CatalogRelation, entry: Published | None) -> tuple[Column, ...]:
         listed = entry.columns if entry else None

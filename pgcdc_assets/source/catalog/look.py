@@ -14,9 +14,9 @@ import psycopg
 
 from pgcdc_assets.core.catalog import Table, relations_of
 from pgcdc_assets.source.catalog.bare import LISTS_SINCE
-from pgcdc_assets.source.catalog.drift import table_changes
 from pgcdc_assets.source.catalog.pgclass import of_catalog
 from pgcdc_assets.source.catalog.tables import at_one_moment, read_tables
+from pgcdc_assets.structure.differences import changes
 
 _SUM = "count(*)::text || ':' || coalesce(sum(hashint8extended(xmin::text::int8, {})), 0)::text"
 # A change of a catalog row writes a new row with an xmin of its own, a deletion writes none: no two sums are alike.
@@ -64,7 +64,7 @@ class CatalogLook:
             tables = read_tables(conn, publications, patterns, before)
             oids = relations_of(tables) | {leaf.oid for table in tables for leaf in table.unpublished}
             oids |= {leaf.oid for table in tables for leaf in table.outside}
-            types = {composite.oid for table in tables for composite in table.composites}
+            types = {composite.oid for table in tables for composite in table.marks.composites}
             found = conn.execute(_RELATIONS, {"oids": sorted(oids), "types": sorted(types)}).fetchall()
             relations = tuple(sorted(oid for (oid,) in found))
             return cls(tables, relations, _fingerprint(conn, relations))
@@ -73,7 +73,7 @@ class CatalogLook:
         """Whether it saw this table exactly as given, which may be older or newer: marks that changed never come
         back."""
         seen = next((other for other in self.tables if other.name == table.name), None)
-        return seen is not None and not table_changes(table, seen) and seen.comments == table.comments
+        return seen is not None and not changes(table, seen) and seen.comments == table.comments
 
     def stands(self, conn: psycopg.Connection[Any]) -> bool:
         """Whether nothing that it saw has changed since, not even changed and changed back."""

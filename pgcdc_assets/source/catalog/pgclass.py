@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 
 from pgcdc_assets.core.catalog import Column, Outside, ReplicaIdentity
 from pgcdc_assets.core.formats import reading
+from pgcdc_assets.core.marks import Files, Marks, marks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
@@ -33,7 +34,7 @@ WHERE c.oid = ANY(%s)
 """
 _COLUMNS = """
 SELECT attrelid, attnum, attname::text, atttypid, atttypmod, attnotnull, attgenerated::text,
-       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, attnum::text || ':' || xmin::text
+       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, ARRAY[attnum::int8, xmin::text::int8]
 FROM pg_catalog.pg_attribute
 WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
 """
@@ -75,15 +76,14 @@ class CatalogRelation:
     name: TableName
     kind: Literal["r", "p", "f"]
     replica_identity: ReplicaIdentity
-    relfilenode: int
-    toast: int
+    files: Files
     pages: int
     rows: int
     root: int | None
     unlogged: bool
     columns: tuple[Column, ...]
     identity: RowIdentity
-    column_rows: str
+    column_rows: Marks
     attnums_given: int
     """As of :attr:`Table.attnums_given`."""
     access_method: str | None
@@ -144,20 +144,20 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
         raise ValueError("an OID, a number, a name or a kind is NULL")
     types = PgTypes.read(conn, {row[3] for row in attributes})
     columns: dict[int, list[Column]] = defaultdict(list)
-    marks: dict[int, list[str]] = defaultdict(list)
+    rows: dict[int, list[Sequence[int]]] = defaultdict(list)
     for oid, attnum, name, type_oid, typmod, not_null, generated, missing, mark in attributes:
-        marks[oid].append(mark)
+        rows[oid].append(mark)
         columns[oid].append(Column(attnum, name, types.get(type_oid, typmod), not_null, generated, missing))
     indexes: dict[int, list[Index]] = defaultdict(list)
     for oid, primary, identity, usable, names in conn.execute(_INDEXES, [wanted]):
         indexes[oid].append(Index(tuple(names), primary, identity, usable))
     return {
         oid: CatalogRelation(
-            oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root, unlogged,
-            tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
+            oid, TableName(schema, name), kind, replident, Files(filenode or 0, toast), pages, tuples, root, unlogged,
+            tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), marks(rows[oid]),
             given, method,
         )
-        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged, given, method in heads
+        for oid, schema, name, kind, replident, filenode, toast, pages, tuples, root, unlogged, given, method in heads
     }  # fmt: skip
 
 

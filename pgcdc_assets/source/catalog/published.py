@@ -15,6 +15,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.errors import InternalError_, LockNotAvailable
 
+from pgcdc_assets.core.marks import Mark, Marks
 from pgcdc_assets.source.catalog.bare import (
     COLUMNS,
     LISTS_SINCE,
@@ -119,16 +120,16 @@ def _any_filter(filters: Iterable[str | None]) -> str | None:
 
 
 _PUBLICATION_ROWS = """
-SELECT p.pubname::text, NULL::oid, NULL::text, p.oid::text || ':' || p.xmin::text
+SELECT p.pubname::text, NULL::oid, NULL::text, ARRAY[p.oid::int8, p.xmin::text::int8]
 FROM pg_catalog.pg_publication p WHERE p.pubname = ANY(%(names)s)
 UNION ALL
-SELECT p.pubname::text, r.prrelid, NULL, r.oid::text || ':' || r.xmin::text
+SELECT p.pubname::text, r.prrelid, NULL, ARRAY[r.oid::int8, r.xmin::text::int8]
 FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
 WHERE p.pubname = ANY(%(names)s)
 """
 _SCHEMA_ROWS = """
 UNION ALL
-SELECT p.pubname::text, NULL, n.nspname::text, s.oid::text || ':' || s.xmin::text
+SELECT p.pubname::text, NULL, n.nspname::text, ARRAY[s.oid::int8, s.xmin::text::int8]
 FROM pg_catalog.pg_publication_namespace s JOIN pg_catalog.pg_publication p ON p.oid = s.pnpubid
 JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid
 WHERE p.pubname = ANY(%(names)s)
@@ -140,13 +141,13 @@ SELECT pubname::text FROM pg_catalog.pg_publication
 WHERE pubname = ANY(%(names)s) AND starts_with(pg_catalog.obj_description(oid, 'pg_publication'), %(mark)s)
 """
 _PLACES = """
-SELECT objid, xmin::text FROM pg_catalog.pg_depend
+SELECT objid, xmin::text::int8 FROM pg_catalog.pg_depend
 WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid = 0
   AND refclassid = 'pg_catalog.pg_namespace'::regclass AND deptype = 'n'
 """
 
 
-def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, str]:
+def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, int]:
     """xmin of the row in pg_depend that ties each relation to its schema: SET SCHEMA alone writes a new one.
 
     Only a publication of a schema loses a table that way, and regains it when the table comes back.
@@ -158,9 +159,9 @@ def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int,
 class PublicationRows:
     """The catalog rows that publish the table. A table that was taken out and put back has new ones."""
 
-    publications: Mapping[str, str]
-    relations: Mapping[tuple[str, int], str]
-    schemas: Mapping[tuple[str, str], str]
+    publications: Mapping[str, Mark]
+    relations: Mapping[tuple[str, int], Mark]
+    schemas: Mapping[tuple[str, str], Mark]
     ours: frozenset[str]
     """The publications that setup made."""
 
@@ -170,9 +171,9 @@ class PublicationRows:
         rows = list(conn.execute(query.encode(), {"names": list(names)}))
         ours = frozenset(name for (name,) in conn.execute(_OURS, {"names": list(names), "mark": MARK}))
         return cls(
-            {name: mark for name, oid, schema, mark in rows if oid is None and schema is None},
-            {(name, oid): mark for name, oid, _, mark in rows if oid is not None},
-            {(name, schema): mark for name, _, schema, mark in rows if schema is not None},
+            {name: (row, xmin) for name, oid, schema, (row, xmin) in rows if oid is None and schema is None},
+            {(name, oid): (row, xmin) for name, oid, _, (row, xmin) in rows if oid is not None},
+            {(name, schema): (row, xmin) for name, _, schema, (row, xmin) in rows if schema is not None},
             ours,
         )
 
@@ -181,15 +182,16 @@ class PublicationRows:
         """The relations that a publication lists by themselves."""
         return frozenset(oid for _, oid in self.relations)
 
-    def listing(self, publications: Iterable[str], oid: int) -> str:
+    def listing(self, publications: Iterable[str], oid: int) -> Marks:
         """The rows that list a relation by itself."""
-        return " ".join(sorted(self.relations[name, oid] for name in publications if (name, oid) in self.relations))
+        return tuple(sorted(self.relations[name, oid] for name in publications if (name, oid) in self.relations))
 
-    def text(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> str:
+    def of(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> Marks:
         """The rows that concern a table: its publications', its own or its relatives', its schemas'."""
-        members, places, marks = list(oids), list(schemas), []
-        for name in sorted(publications):
-            marks.append(self.publications.get(name, ""))
+        members, places = list(oids), list(schemas)
+        marks: list[Mark] = []
+        for name in publications:
+            marks += [self.publications[name]] if name in self.publications else []
             marks += [self.relations[name, oid] for oid in members if (name, oid) in self.relations]
             marks += [self.schemas[name, schema] for schema in places if (name, schema) in self.schemas]
-        return " ".join(sorted(marks))
+        return tuple(sorted(marks))

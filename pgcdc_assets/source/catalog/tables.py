@@ -11,6 +11,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from pgcdc_assets.core.catalog import Catalog, Identity, Table
+from pgcdc_assets.core.marks import marks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.protocol.shape import RelationFacts
@@ -28,12 +29,12 @@ from pgcdc_assets.source.connect.failures import no_publication
 # Upwards from each leaf, because a branch with partitions of its own may be detached and attached too.
 _ATTACHED = """
 WITH RECURSIVE chain (leaf, parent, level, mark) AS (
-  SELECT inhrelid, inhparent, 1, inhparent::text || ':' || xmin::text
+  SELECT inhrelid, inhparent, 1, ARRAY[inhparent::int8, xmin::text::int8]
   FROM pg_catalog.pg_inherits WHERE inhrelid = ANY(%s)
-  UNION ALL SELECT chain.leaf, i.inhparent, chain.level + 1, i.inhparent::text || ':' || i.xmin::text
+  UNION ALL SELECT chain.leaf, i.inhparent, chain.level + 1, ARRAY[i.inhparent::int8, i.xmin::text::int8]
     FROM chain JOIN pg_catalog.pg_inherits i ON i.inhrelid = chain.parent
 )
-SELECT leaf, string_agg(mark, ' ' ORDER BY level) FROM chain GROUP BY leaf
+SELECT leaf, array_agg(mark ORDER BY level) FROM chain GROUP BY leaf
 """
 
 _KEYS = "SELECT conrelid, oid FROM pg_catalog.pg_constraint WHERE conrelid = ANY(%s) AND contype = 'p'"
@@ -63,7 +64,8 @@ def read_tables(
             raise no_publication(gone)
         places = read_places(conn, relations) if rows.schemas else {}
         partitions = [oid for oid, relation in relations.items() if relation.root and not relation.partitioned]
-        attached = dict(conn.execute(_ATTACHED, [partitions]).fetchall()) if partitions else {}
+        chains = conn.execute(_ATTACHED, [partitions]).fetchall() if partitions else []
+        attached = {leaf: marks(chain) for leaf, chain in chains}
         parts = TypeParts.read(conn, {oid for relation in relations.values() for oid in relation.types})
         shown = [oid for oid in relations if oid in published or oid in roots]
         comments, keys = read_comments(conn, shown), dict(conn.execute(_KEYS, [shown]).fetchall())
@@ -87,7 +89,7 @@ def read_tables(
 def _filtered(table: Table, before: Table | None) -> Table:
     if table.row_filter != UNREAD:
         return table
-    if before is None or not table.publication_rows or before.publication_rows != table.publication_rows:
+    if before is None or not table.marks.publications or before.marks.publications != table.marks.publications:
         refuse_unread(table.name)
     return replace(table, row_filter=before.row_filter)
 

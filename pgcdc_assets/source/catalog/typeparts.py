@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from pgcdc_assets.core.catalog import Composite
+from pgcdc_assets.core.marks import Composite, EnumLabel
 
 NAMING_TYPES = frozenset(
     {"aclitem", "regclass", "regcollation", "regconfig", "regdatabase", "regdictionary", "regnamespace", "regoper",
@@ -50,8 +50,7 @@ class _Part:
     name: str
     family: str
     inner: tuple[int, ...]
-    labels: tuple[tuple[int, str, str], ...] = ()
-    """oid, xmin and label."""
+    labels: tuple[EnumLabel, ...] = ()
     attributes: str = ""
 
 
@@ -66,18 +65,15 @@ class TypeParts:
         """Read with one query, however many types and however deep."""
         found = {}
         for oid, name, family, inner, labels, attributes in conn.execute(_PARTS, [sorted(set(oids))]):
-            values = tuple((int(row), xmin, label) for row, xmin, label in (text.split(" ", 2) for text in labels))
+            values = (text.split(" ", 2) for text in labels)
             inside = tuple(part for part in inner if part)
-            found[oid] = _Part(oid, name, family, inside, values, attributes or "")
+            own = tuple(EnumLabel(int(row), label, int(xmin)) for row, xmin, label in values)
+            found[oid] = _Part(oid, name, family, inside, own, attributes or "")
         return cls(found)
 
-    def labels(self, types: Iterable[int]) -> tuple[tuple[int, str], ...]:
-        """Oid and label of each value of the enums in these types."""
-        return tuple((oid, label) for part in self._within(types) for oid, _, label in part.labels)
-
-    def label_rows(self, types: Iterable[int]) -> str:
-        """``oid:xmin`` of each value's row in pg_enum."""
-        return " ".join(f"{oid}:{xmin}" for part in self._within(types) for oid, xmin, _ in part.labels)
+    def labels(self, types: Iterable[int]) -> tuple[EnumLabel, ...]:
+        """The values of the enums in these types."""
+        return tuple(label for part in self._within(types) for label in part.labels)
 
     def composites(self, types: Iterable[int]) -> tuple[Composite, ...]:
         return tuple(

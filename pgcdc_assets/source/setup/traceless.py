@@ -43,7 +43,9 @@ def _names(conn: psycopg.Connection[Any], relations: list[CatalogRelation]) -> l
 def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
     """PostgreSQL refuses SET UNLOGGED where a publication lists the table itself. A rewrite leaves another TOAST
     table; without one it leaves what TRUNCATE and VACUUM FULL leave."""
-    tables = sorted(str(relation.name) for relation in relations if not relation.partitioned and not relation.toast)
+    tables = sorted(
+        str(relation.name) for relation in relations if not relation.partitioned and not relation.files.toast
+    )
     if not tables:
         return []
     return [

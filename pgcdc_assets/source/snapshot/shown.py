@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated
-from pgcdc_assets.source.catalog.drift import Remedy, table_changes
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.export import Snapshot
+from pgcdc_assets.structure.differences import Difference, changes
 
 
 def shown_tables(
@@ -34,7 +34,11 @@ def shown_tables(
             outdated[name] = blocked[name]
         elif table is None:
             outdated[name] = CopyOutdated("is not published any more, or was dropped", thing=f"table {name}")
-        elif any(change.action is not Remedy.FOLLOW for change in table_changes(table, now.get(name))):
+        elif name not in now or _altered(table, now[name]):
             outdated[name] = CopyOutdated("was altered right after the snapshot", thing=f"table {name}",
                                           do="run again: it takes a new one")  # fmt: skip
     return {name: then[name] for name in names if name in then}, outdated
+
+
+def _altered(then: Table, now: Table) -> bool:
+    return any(change.difference is not Difference.COLUMN_ADDED for change in changes(then, now))

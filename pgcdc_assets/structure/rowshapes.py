@@ -23,9 +23,9 @@ from itertools import pairwise
 
 from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.feed.alignment import Alignment, aligned
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
-from pgcdc_assets.protocol.text.widening import keeps_text
+from pgcdc_assets.structure.alignment import Alignment, aligned
+from pgcdc_assets.structure.casts import keeps_text
 
 NOT_WHOLE = "REPLICA IDENTITY is no longer FULL, and there is no key"
 
@@ -245,11 +245,11 @@ def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) ->
 def _rewritten(table: Table, shape: Shape, relation: Table) -> bool:
     """Whether the table was rewritten since the copy: a default that is not constant fills in old rows by a rewrite."""
     if not _leaf(table, shape):
-        now = {leaf.oid: leaf.relfilenode for leaf in relation.leaves}
-        leaves = any(now.get(leaf.oid, leaf.relfilenode) != leaf.relfilenode for leaf in table.leaves)
-        return leaves or table.relfilenode != relation.relfilenode
+        now = {leaf.oid: leaf.files.relfilenode for leaf in relation.leaves}
+        leaves = any(now.get(leaf.oid, leaf.files.relfilenode) != leaf.files.relfilenode for leaf in table.leaves)
+        return leaves or table.marks.files.relfilenode != relation.marks.files.relfilenode
     at_copy = next((leaf for leaf in table.leaves if leaf.oid == shape.relation_id), None)
-    return at_copy is not None and at_copy.relfilenode != relation.relfilenode
+    return at_copy is not None and at_copy.files.relfilenode != relation.marks.files.relfilenode
 
 
 def _same_type(left: PgType, right: PgType) -> bool:

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
+from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.marks import Files
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.feed.evolve import Refusal, added, evolved, together
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
+from pgcdc_assets.structure.rowshapes import Refusal, added, evolved, together
+from tests.structure import marked
+from tests.structure.marked import marks, remarked
 
 INT, TEXT, NUMERIC = PgType(23, "int4"), PgType(25, "text"), PgType(1700, "numeric", 655366)
 NAME = TableName("public", "t")
@@ -19,7 +22,7 @@ TABLE = Table(
     columns=(Column(1, "id", INT, True), Column(2, "b", TEXT), Column(4, "n", NUMERIC)),
     key=(1,),
     identity_key=(1,),
-    relfilenode=50,
+    marks=marks(relfilenode=50),
 )
 
 
@@ -35,7 +38,7 @@ NEW = ShapeColumn("c", 5, TEXT, False)
 
 
 def facts(*columns: Column, relfilenode: int = 50) -> RelationFacts:
-    return RelationFacts(replace(TABLE, columns=(*TABLE.columns, *columns), relfilenode=relfilenode))
+    return RelationFacts(remarked(replace(TABLE, columns=(*TABLE.columns, *columns)), relfilenode=relfilenode))
 
 
 def reason(found: Table | Refusal) -> str:
@@ -108,12 +111,12 @@ def test_a_column_that_the_catalog_calls_otherwise_is_taken_by_name_while_it_exi
 
 
 def test_a_column_that_appeared_may_have_the_values_of_one_that_was_dropped() -> None:
-    there = RelationFacts(replace(TABLE, columns=(*TABLE.columns, Column(6, "c", TEXT)), column_rows="1:7 2:7 4:7 6:9"))
+    there = RelationFacts(remarked(replace(TABLE, columns=(*TABLE.columns, Column(6, "c", TEXT))), "1:7 2:7 4:7 6:9"))
     found = evolved(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), there)
     assert "beside one that was dropped" in reason(found)
-    unpublished = RelationFacts(replace(there.table or TABLE, column_rows="1:7 2:7 4:7 5:8 6:9"))
+    unpublished = RelationFacts(remarked(there.table or TABLE, "1:7 2:7 4:7 5:8 6:9"))
     assert isinstance(evolved(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), unpublished), Table)
-    older = replace(TABLE, column_rows="1:7 2:7 4:7 5:6")
+    older = remarked(TABLE, "1:7 2:7 4:7 5:6")
     assert isinstance(evolved(older, shape(ID, B, N, replace(NEW, attnum=6)), there), Table), "gone before the copy"
 
 
@@ -125,10 +128,10 @@ def test_columns_added_since_are_lacking_in_the_past_alone() -> None:
 
 def test_a_leaf_is_compared_by_name() -> None:
     leaf = TableName("public", "t_1")
-    root = replace(TABLE, partitioned=True, leaves=(Leaf(7, leaf, 70),))
+    root = replace(TABLE, partitioned=True, leaves=(marked.leaf(7, leaf, 70),))
     columns = (replace(B, attnum=1), replace(ID, attnum=2), replace(N, attnum=3))
     assert evolved(root, shape(*columns, oid=7, leaf=leaf)) is root
-    told = RelationFacts(replace(TABLE, columns=(Column(4, "c", TEXT),), relfilenode=70, root=NAME))
+    told = RelationFacts(replace(TABLE, columns=(Column(4, "c", TEXT),), marks=marks(relfilenode=70), root=NAME))
     after = evolved(root, shape(*columns, replace(NEW, attnum=4), oid=7, leaf=leaf), told)
     assert "in another order" in reason(after)
 
@@ -136,32 +139,32 @@ def test_a_leaf_is_compared_by_name() -> None:
 def test_a_column_that_appears_at_leaves_that_know_of_one_before_or_not() -> None:
     """The root has lost its fifth column: one leaf had it, the other was made later."""
     old, new = TableName("public", "t_1"), TableName("public", "t_2")
-    leaves = (Leaf(7, old, 70, numbering=((1, 0),)), Leaf(8, new, 70, numbering=((1, 0), (5, 1))))
+    leaves = (marked.leaf(7, old, 70, numbering=((1, 0),)), marked.leaf(8, new, 70, numbering=((1, 0), (5, 1))))
     root = replace(TABLE, partitioned=True, leaves=leaves, attnums_given=5)
     for leaf, attnum in ((leaves[0], 6), (leaves[1], 5)):
-        column, marks = Column(attnum, "c", TEXT), f"1:7 2:7 4:7 {attnum}:9"
-        told = RelationFacts(replace(TABLE, columns=(column,), relfilenode=70, root=NAME, column_rows=marks))
+        column, rows = Column(attnum, "c", TEXT), marks(f"1:7 2:7 4:7 {attnum}:9", relfilenode=70)
+        told = RelationFacts(replace(TABLE, columns=(column,), root=NAME, marks=rows))
         found = evolved(root, shape(ID, B, N, replace(NEW, attnum=attnum), oid=leaf.oid, leaf=leaf.name), told)
         assert isinstance(found, Table), reason(found)
         assert added(root, found) == (Column(6, "c", TEXT),)
         later = replace(NEW, attnum=attnum + 1)
-        told = RelationFacts(replace(TABLE, columns=(replace(column, attnum=attnum + 1),), relfilenode=70, root=NAME,
-                                     column_rows=f"1:7 2:7 4:7 {attnum + 1}:9"))  # fmt: skip
+        told = RelationFacts(replace(TABLE, columns=(replace(column, attnum=attnum + 1),), root=NAME,
+                                     marks=marks(f"1:7 2:7 4:7 {attnum + 1}:9", relfilenode=70)))  # fmt: skip
         found = evolved(root, shape(ID, B, N, later, oid=leaf.oid, leaf=leaf.name), told)
         assert "beside one that was dropped" in reason(found), "one came and went since the copy"
 
 
 def test_a_leaf_that_was_rewritten_may_hold_values_in_a_new_column() -> None:
     """The root, whose relation the stream names, has no rows of its own."""
-    root = replace(TABLE, partitioned=True, relfilenode=0, leaves=(Leaf(7, TableName("public", "t_1"), 70),))
+    root = replace(TABLE, partitioned=True, marks=marks(), leaves=(marked.leaf(7, TableName("public", "t_1"), 70),))
     wider = replace(root, columns=(*TABLE.columns, Column(5, "c", TEXT)))
     assert isinstance(evolved(root, shape(ID, B, N, NEW), RelationFacts(wider)), Table)
-    rewritten = replace(wider, leaves=(replace(root.leaves[0], relfilenode=71),))
+    rewritten = replace(wider, leaves=(replace(root.leaves[0], files=Files(71)),))
     assert "rewritten" in reason(evolved(root, shape(ID, B, N, NEW), RelationFacts(rewritten)))
 
 
 def test_columns_of_a_leaf_that_changed_names_are_seen_by_its_own_attnums() -> None:
-    root = replace(TABLE, partitioned=True, leaves=(Leaf(7, TableName("public", "t_1"), 70),))
+    root = replace(TABLE, partitioned=True, leaves=(marked.leaf(7, TableName("public", "t_1"), 70),))
     swapped = (replace(B, attnum=3), replace(ID, attnum=1), N)
     assert "changed names" in reason(evolved(root, shape(*swapped, oid=7, leaf=TableName("public", "t_1"))))
 

@@ -6,22 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, ReplicaIdentity, Table
+from pgcdc_assets.core.catalog import Column, Lineage, PgType, ReplicaIdentity, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.feed.alignment import aligned
 from pgcdc_assets.feed.events import Route
-from pgcdc_assets.feed.evolve import Refusal, alignment, evolved
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
+from pgcdc_assets.structure.alignment import aligned
+from pgcdc_assets.structure.rowshapes import Refusal, alignment, evolved
+from tests.structure import marked
+from tests.structure.marked import marks
 
 INT, TEXT, VARCHAR = PgType(23, "int4"), PgType(25, "text"), PgType(1043, "varchar", 14)
 NAME = TableName("public", "t")
 
 
 def table(*columns: Column, copied: int, former: tuple[Column, ...] = (), since: int = 100) -> Table:
-    marks = " ".join(f"{column.attnum}:7" for column in columns)
+    rows = " ".join(f"{column.attnum}:7" for column in columns)
     lineage = Lineage(1, copied, since, former)
-    return Table(1000, NAME, columns, key=(1,), identity_key=(1,), column_rows=marks, lineage=lineage)
+    return Table(1000, NAME, columns, key=(1,), identity_key=(1,), marks=marks(rows), lineage=lineage)
 
 
 def message(*columns: ShapeColumn, live: tuple[int, ...]) -> Shape:
@@ -146,7 +148,7 @@ def test_the_key_of_a_message_is_what_it_flags() -> None:
 def _parted(known: Table, numbering: tuple[tuple[int, int], ...] | None = ((1, 0),), since: int = 100) -> Table:
     assert known.lineage is not None
     lineage = replace(known.lineage, since=200, restructured=1, columns_since=since)
-    leaf = Leaf(7, TableName("public", "t_1"), 70, numbering=numbering)
+    leaf = marked.leaf(7, TableName("public", "t_1"), 70, numbering=numbering)
     return replace(known, partitioned=True, leaves=(leaf,), lineage=lineage)
 
 
@@ -216,7 +218,7 @@ def test_a_column_that_appears_at_such_a_leaf_has_its_roots_attnum() -> None:
     known = _parted(table(*columns, copied=3), ((1, 0), (2, 1), (3, 2)), since=0)
     new = Column(3, "c", INT)
     told = _of_leaf(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
-    facts = RelationFacts(replace(known, oid=7, columns=(ID, Column(2, "b", INT), new), relfilenode=70,
+    facts = RelationFacts(replace(known, oid=7, columns=(ID, Column(2, "b", INT), new), marks=marks(relfilenode=70),
                                   lineage=None, leaves=()))  # fmt: skip
     after = evolved(known, told, facts, after=Lsn(300))
     assert isinstance(after, Table)

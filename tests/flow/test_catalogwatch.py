@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.core.catalog import Catalog, Column, Leaf, PgType, Table
+from pgcdc_assets.core.catalog import Catalog, Column, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import EmptyPublication
-from pgcdc_assets.flow.drift import Look, watch
+from pgcdc_assets.flow.catalogwatch import CatalogWatch
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.work import Work
@@ -21,13 +21,14 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, delta_target, no_spark
+from tests.structure.marked import leaf, marks, remarked
 
 INT = PgType(23, "int4")
 
 
 def _table(oid: int, name: str, *columns: str) -> Table:
     made = tuple(Column(number, column, INT) for number, column in enumerate(("id", *columns), 1))
-    return Table(oid, TableName("public", name), made, key=(1,), publication_rows="1:1")
+    return Table(oid, TableName("public", name), made, key=(1,), marks=marks(publications="1:1"))
 
 
 class Told(Silent):
@@ -63,16 +64,30 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     return work
 
 
+@dataclass
+class _Source:
+    work: Work
+    empty: bool
+
+    def mark_now(self) -> Lsn:
+        return self.work.log.position()
+
+    def without_rows(self, _: int) -> bool:
+        return self.empty
+
+
 def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: bool = False) -> None:
-    watch(work, Look(live, work.log.position, lambda _: empty), paused=paused)
+    watch = CatalogWatch(work, _Source(work, empty))  # type: ignore[arg-type]
+    watch.paused = paused
+    watch.compare_all(live)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda: replace(B, publication_rows="1:2"),
+        lambda: replace(B, marks=marks(publications="1:2")),
         lambda: replace(B, oid=3),
-        lambda: replace(B, leaves=(Leaf(7, TableName("public", "b_1"), 7),)),
+        lambda: replace(B, leaves=(leaf(7, TableName("public", "b_1"), 7),)),
     ],
     ids=["regained", "made anew", "attached"],
 )
@@ -110,9 +125,9 @@ def test_a_large_table_waits_for_a_word(work: Work) -> None:
 def test_new_files_of_a_large_table_wait_for_a_word(work: Work) -> None:
     """Where they may be those of a TRUNCATE that the stream does not carry."""
     work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
-    new_files = replace(B, relfilenode=7, traceless=True)
+    new = marks(relfilenode=7, traceless=True)
     for _ in range(2):
-        _watched(work, [replace(A, relfilenode=7, traceless=True), replace(new_files, pages=129)])
+        _watched(work, [replace(A, marks=new), replace(B, marks=new, pages=129)])
     assert work.progress[A.name].state is TableState.WAITING
     entry = work.progress[B.name]
     assert entry.state is TableState.SET_ASIDE
@@ -129,12 +144,12 @@ def test_nothing_follows_a_structure_while_applying_is_paused(work: Work) -> Non
 
 def test_new_files_are_those_since_the_last_look(work: Work) -> None:
     """TRUNCATE one day, and SET NOT NULL another one, are no rewrite."""
-    marked = replace(B, relfilenode=5, column_rows="1:7 2:7")
+    marked = remarked(B, "1:7 2:7", relfilenode=5)
     work.progress.moved(B.name, Lsn(20), table=marked)
-    _watched(work, [A, replace(marked, relfilenode=6)])
-    _watched(work, [A, replace(marked, relfilenode=6, column_rows="1:7 2:8")])
+    _watched(work, [A, remarked(marked, relfilenode=6)])
+    _watched(work, [A, remarked(marked, "1:7 2:8", relfilenode=6)])
     assert work.progress[B.name].state is TableState.CATCHING_UP
-    _watched(work, [A, replace(marked, relfilenode=7, column_rows="1:7 2:9")])
+    _watched(work, [A, remarked(marked, "1:7 2:9", relfilenode=7)])
     assert work.progress[B.name].state is TableState.WAITING
 
 
@@ -151,12 +166,12 @@ def test_an_emptied_publication_ends_the_run(work: Work) -> None:
 
 
 def test_a_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
-    refused = replace(_table(2, "b", "V", "v"), publication_rows="1:2")
+    refused = replace(_table(2, "b", "V", "v"), marks=marks(publications="1:2"))
     _watched(work, [A, refused])
     entry = work.progress[B.name]
     assert (entry.state, entry.refused, work.progress.waiting()) == (TableState.SET_ASIDE, True, [])
     assert "differ in case alone" in (entry.reason or "")
-    _watched(work, [A, replace(B, publication_rows="1:2")])
+    _watched(work, [A, replace(B, marks=marks(publications="1:2"))])
     assert [table.name for table in work.progress.waiting()] == [B.name], "its columns fit now"
 
 

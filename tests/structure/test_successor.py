@@ -9,9 +9,11 @@ import pytest
 from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, ReplicaIdentity, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.feed.alignment import aligned
 from pgcdc_assets.protocol.shape import Shape, ShapeColumn
-from pgcdc_assets.source.catalog.successor import successor, with_leaves
+from pgcdc_assets.structure.alignment import aligned
+from pgcdc_assets.structure.successor import obstacle, successor, with_leaves
+from tests.structure import marked
+from tests.structure.marked import marks, remarked
 
 INT, OID, BIGINT = PgType(23, "int4"), PgType(26, "oid"), PgType(20, "int8")
 TEXT, VARCHAR, LONGER = PgType(25, "text"), PgType(1043, "varchar", 14), PgType(1043, "varchar", 24)
@@ -24,8 +26,8 @@ def numeric(precision: int, scale: int) -> PgType:
 
 
 def table(*columns: Column) -> Table:
-    marks = " ".join(f"{column.attnum}:7" for column in columns)
-    return Table(1000, TableName("public", "t"), columns, key=(1,), relfilenode=5, column_rows=marks)
+    rows = " ".join(f"{column.attnum}:7" for column in columns)
+    return Table(1000, TableName("public", "t"), columns, key=(1,), marks=marks(rows, relfilenode=5))
 
 
 ID, A = Column(1, "id", INT), Column(2, "a", VARCHAR)
@@ -33,9 +35,8 @@ T = table(ID, A)
 
 
 def goes_on(now: Table, before: Table = T, since: int = 50) -> Table:
-    found = successor(before, now, Lsn(since))
-    assert isinstance(found, Table), found
-    return found
+    assert obstacle(before, now) is None
+    return successor(before, now, Lsn(since))
 
 
 @pytest.mark.parametrize(
@@ -61,14 +62,14 @@ def test_followed_by_its_own_rows(now: Table) -> None:
 
 @pytest.mark.parametrize("identity", ["d", "f"])
 def test_a_key_that_was_created_again_has_the_table_copied(identity: ReplicaIdentity) -> None:
-    before = replace(T, key_constraint=7, replica_identity=identity)
-    assert successor(before, replace(before, key_constraint=8), Lsn(50)) == "its key was dropped and created again"
+    before = replace(remarked(T, key_constraint=7), replica_identity=identity)
+    assert obstacle(before, remarked(before, key_constraint=8)) == "its key was dropped and created again"
 
 
 @pytest.mark.parametrize(
     ("now", "reason"),
     [
-        (replace(T, relfilenode=6), "its rows were rewritten"),
+        (remarked(T, relfilenode=6), "its rows were rewritten"),
         (replace(T, key=(2,)), "its key changed"),
         (replace(T, key=(2,), replica_identity="f"), "its key changed"),
         (replace(T, key=(2,), replica_identity="i"), "its key changed"),
@@ -78,21 +79,21 @@ def test_a_key_that_was_created_again_has_the_table_copied(identity: ReplicaIden
         (replace(T, partitioned=True), "it is partitioned or published in another way now"),
         (replace(T, root=TableName("public", "p")), "it is partitioned or published in another way now"),
         (table(ID, A, Column(3, "c", INT, generated="s")), 'column "c" came, and is generated'),
-        (replace(table(ID), column_rows="1:7 2:7"), 'column "a" is not published any more'),
+        (remarked(table(ID), "1:7 2:7"), 'column "a" is not published any more'),
         (table(ID, Column(2, "a", CHAR)), 'the type of column "a" changed'),
         (table(Column(1, "id", OID), A), 'the type of column "id" changed'),
         (table(Column(1, "id", BIGINT), A), 'the type of column "id" changed'),
     ],
 )
 def test_copied(now: Table, reason: str) -> None:
-    found = successor(T, now, Lsn(50))
-    assert isinstance(found, str)
+    found = obstacle(T, now)
+    assert found is not None
     assert reason in found
 
 
 def test_a_column_that_is_published_only_now_holds_what_nobody_knows() -> None:
     before = replace(T, columns=(ID,))
-    assert successor(before, T, Lsn(1)) == 'column "a", which was there before, is published now'
+    assert obstacle(before, T) == 'column "a", which was there before, is published now'
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,8 @@ def test_a_column_that_is_published_only_now_holds_what_nobody_knows() -> None:
      (numeric(38, 2), numeric(40, 2), False)],
 )  # fmt: skip
 def test_decimals(was: PgType, now: PgType, *, followed: bool) -> None:
-    found = successor(table(ID, Column(2, "a", was)), table(ID, Column(2, "a", now)), Lsn(1))
-    assert isinstance(found, Table) is followed
+    found = obstacle(table(ID, Column(2, "a", was)), table(ID, Column(2, "a", now)))
+    assert (found is None) is followed
 
 
 def test_the_value_of_older_rows_outlives_what_postgresql_forgets() -> None:
@@ -127,13 +128,13 @@ INSERTS = replace(T, key=(), updates_seen=False)
 @pytest.mark.parametrize("before", [UNKEYED, INSERTS], ids=["whole rows", "inserts only"])
 def test_a_table_without_a_key_is_copied(before: Table) -> None:
     more = table(ID, A, Column(3, "c", INT, True, missing="5"))
-    now = replace(before, columns=more.columns, column_rows=more.column_rows)
-    assert successor(before, now, Lsn(50)) == "it has no key"
-    assert successor(before, T, Lsn(50)) == "its key changed"
+    now = replace(before, columns=more.columns, marks=more.marks)
+    assert obstacle(before, now) == "it has no key"
+    assert obstacle(before, T) == "its key changed"
 
 
 def parted(table: Table, *leaves: Leaf) -> Table:
-    return replace(table, partitioned=True, relfilenode=0, leaves=leaves)
+    return replace(remarked(table, relfilenode=0), partitioned=True, leaves=leaves)
 
 
 SAME = ((1, 0),)
@@ -144,7 +145,7 @@ def leaf(
     name: str = "",
 ) -> Leaf:  # fmt: skip
     title = TableName("public", name or f"t_{oid}")
-    return Leaf(oid, title, relfilenode, 0, attached, numbering=numbering)
+    return marked.leaf(oid, title, relfilenode, attached, numbering)
 
 
 P, MORE = parted(T, leaf(1), leaf(2)), table(ID, A, Column(3, "c", INT, True, missing="5"))
@@ -186,8 +187,8 @@ def test_partitions_follow() -> None:
     ],
 )
 def test_partitions_that_are_copied(before: Table, now: Table, reason: str) -> None:
-    found = successor(before, now, Lsn(50))
-    assert isinstance(found, str)
+    found = obstacle(before, now)
+    assert found is not None
     assert reason in found
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from pgcdc_assets.core.catalog import Lineage, PgType, Table
 from pgcdc_assets.protocol.shape import Shape, ShapeColumn
-from pgcdc_assets.protocol.text.widening import keeps_text
+from pgcdc_assets.structure.casts import keeps_text
 
 Alignment = tuple[int | None, ...]
 """The attnum of each column of a message, in the message's order; None for a column that is gone."""

@@ -17,18 +17,15 @@ from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Column, Leaf, Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.protocol.text.widening import keeps_text
-from pgcdc_assets.source.catalog.drift import key_changed
+from pgcdc_assets.structure.casts import keeps_text
+from pgcdc_assets.structure.differences import key_changed
 
 
-def successor(before: Table, now: Table, since: Lsn) -> Table | str:
-    """The table as its mirror goes on, or why it has to be copied, in words.
+def successor(before: Table, now: Table, since: Lsn) -> Table:
+    """The table as its mirror goes on, where there is no :func:`obstacle`.
 
     ``before``: as the mirror has it. ``now``: as the catalog shows it, which the source did at ``since`` at the latest.
     """
-    reason = _beyond_following(before, now)
-    if reason is not None:
-        return reason
     lineage = before.descent
     left = {column.attnum: column for column in now.columns}
     changed = tuple(column for column in before.columns if not _as_before(column, left.get(column.attnum)))
@@ -59,7 +56,7 @@ def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
     )
     return replace(
         before, leaves=_as_known(before, now), outside=now.outside, lineage=follows, pages=now.pages, rows=now.rows,
-        publication_rows=now.publication_rows, schema_rows=now.schema_rows,
+        marks=replace(before.marks, publications=now.marks.publications, schemas=now.marks.schemas),
     )  # fmt: skip
 
 
@@ -85,7 +82,8 @@ def _as_before(column: Column, now: Column | None) -> bool:
     return now is not None and (column.name, column.type) == (now.name, now.type)
 
 
-def _beyond_following(before: Table, now: Table) -> str | None:
+def obstacle(before: Table, now: Table) -> str | None:
+    """Why the mirror's rows cannot get the structure that the table has ``now``, in words; None if they can."""
     if before.root or now.root or (before.partitioned, before.via_root) != (now.partitioned, now.via_root):
         return "it is partitioned or published in another way now"
     if (reason := key_changed(before, now)) is not None:
@@ -94,7 +92,7 @@ def _beyond_following(before: Table, now: Table) -> str | None:
         return "it has no key"
     if now.partitioned and (reason := _of_partitions(before, now)) is not None:
         return reason
-    if before.relfilenode != now.relfilenode:
+    if before.marks.files.relfilenode != now.marks.files.relfilenode:
         return "its rows were rewritten"
     return _of_columns(before, now)
 
@@ -105,7 +103,7 @@ def _of_partitions(before: Table, now: Table) -> str | None:
     attached = [{oid: leaf.attached for oid, leaf in leaves.items()} for leaves in (was, is_)]
     if attached[0] != attached[1] or not is_:
         return "its structure changed, and partitions came or went"
-    if any(was[oid].relfilenode != is_[oid].relfilenode for oid in is_):
+    if any(was[oid].files.relfilenode != is_[oid].files.relfilenode for oid in is_):
         return "its rows were rewritten"
     odd = next((leaf for oid, leaf in is_.items() if not _as_numbered(was[oid], leaf, now)), None)
     if odd is not None:

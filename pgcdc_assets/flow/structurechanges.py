@@ -1,0 +1,75 @@
+"""Carries out what a verdict says of a table, and takes in the mirrors that have got another structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.feed.table import FeedTable
+from pgcdc_assets.flow.reports import Restructured
+from pgcdc_assets.flow.reshaping import Reshaped
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.successor import successor, with_leaves
+from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, SetAside, Stay, Verdict
+
+
+def carry_out(work: Work, found: Verdict, record: TableRecord, now: Table, position: Callable[[], Lsn]) -> None:
+    """Do what the verdict on a table says, which the catalog shows as ``now``. ``position``: of the source, now."""
+    name = now.name
+    match found:
+        case SetAside(reason, refused=True):
+            work.progress.refuse(now, reason)
+        case SetAside(reason):
+            if record.followed or record.reason != reason:
+                work.progress.put_aside(name, work.log.position(), reason)
+        case Recopy(reason, restructured):
+            lsn = work.log.position()
+            work.progress.must_copy(name, lsn, reason)
+            if restructured:
+                work.observer.restructured(Restructured(name, reason, record.table, now, lsn, copied=True))
+        case Reshape():
+            _reshape(work, found, record, now, position())
+        case AfterRows(what):
+            since = work.progress.columns_came(name, now.marks.columns, position)
+            if record.replay_lsn >= since:
+                _reshape(work, Reshape(what), record, now, since)
+        case Stay():
+            work.progress.rest(name, now)
+        case Later():
+            pass
+
+
+def _reshape(work: Work, found: Reshape, record: TableRecord, now: Table, since: Lsn) -> None:
+    """Begin to give the mirror the structure that the source has at ``since`` at the latest."""
+    if found.leaves:
+        # Rows of a leaf that went may have been derived, and not applied yet.
+        FeedTable(work.layout, work.identity, record.table).end_at(record.replay_lsn)
+    after = (with_leaves if found.leaves else successor)(record.table, now, since)
+    work.progress.reshaping(after.name)
+    by_metadata = work.settings.schema_changes == "metadata" and not found.leaves
+    work.reshapes.begin(record.table, after, found.what, by_metadata=by_metadata)
+
+
+def land(work: Work, reshaped: Reshaped) -> bool:
+    """Take in a change of structure that has ended; returns whether the table goes on with it.
+
+    A table that waits for a copy meanwhile, or was set aside, does not.
+    """
+    name = reshaped.after.name
+    if name not in work.progress or not work.progress[name].reshaping:
+        return False
+    if reshaped.failure is not None and work.progress[name].followed:
+        work.progress.put_aside(name, work.progress[name].replay_lsn, reshaped.failure)
+        work.observer.progress("watch", f"{name} is set aside: {reshaped.failure}")
+        return False
+    before, after = work.progress[name].table, reshaped.after
+    if not work.progress.reshaped(after, reshaped.version):
+        return False
+    since = Lsn(after.descent.since)
+    work.observer.restructured(Restructured(name, reshaped.what, before, after, since, False, reshaped.version))
+    work.observer.progress(
+        "watch", f"table {name}: {reshaped.what}; its mirror has followed, as of {since}", lsn=str(since)
+    )
+    return True

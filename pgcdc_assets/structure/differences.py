@@ -1,0 +1,221 @@
+"""Finds what differs between a table as its mirror has it and as the catalog shows it. Pure.
+
+These are changes that no LSN shows: of the table, its columns, its partitions, and what publishes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.marks import Files, Mark, rewritten
+
+
+class Difference(Enum):
+    """A kind of difference. What follows from each: :mod:`pgcdc_assets.structure.verdict`."""
+
+    RECREATED = auto()
+    """Another table has the name now."""
+    REPUBLISHED = auto()
+    """Its publication was changed, or lost and regained it."""
+    PARTITIONS = auto()
+    """Partitions came or went."""
+    PARTITIONS_UNTOLD = auto()
+    """Partitions went whose rows the mirror cannot tell, or came back, or were away meanwhile."""
+    REWRITTEN = auto()
+    """Its rows were rewritten by an ALTER TABLE that the stream tells of."""
+    NEW_FILES = auto()
+    """Its files are others, and the stream may lack what was done to it."""
+    VALUES = auto()
+    """Values of older rows have another text now."""
+    COLUMN_ADDED = auto()
+    """A column came, with NULL in all older rows."""
+    COLUMNS = auto()
+    """Columns changed in any other way."""
+    KEY = auto()
+    """Its key is another one, or its updates and deletes are not seen any more."""
+    KEY_SEEN = auto()
+    """Its updates and deletes are seen now."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference of a table, and what it is in words."""
+
+    difference: Difference
+    what: str
+
+
+def changes(before: Table, now: Table) -> list[Change]:
+    """All differences between a table as it was and as the catalog shows it."""
+    if before.oid != now.oid:
+        return [Change(Difference.RECREATED, "was dropped and made anew")]
+    return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_labels(before, now),
+            *_composites(before, now), *_columns(before, now), *_key(before, now)]  # fmt: skip
+
+
+def _publication(before: Table, now: Table) -> Iterator[Change]:
+    was, is_ = before.marks, now.marks
+    if was.publications and is_.publications and _kept_rows(before, now) != _kept_rows(now, before):
+        what = "its publication was changed or made anew, or lost and regained it: changes may be missing"
+        yield Change(Difference.REPUBLISHED, what)
+    elif before.row_filter != now.row_filter:
+        yield Change(Difference.REPUBLISHED, "its publication's row filter changed")
+    elif rewritten(was.schemas, is_.schemas):
+        what = "was in another schema meanwhile, which its publication does not publish: changes may be missing"
+        yield Change(Difference.REPUBLISHED, what)
+
+
+def _kept_rows(table: Table, other: Table) -> set[Mark]:
+    """The rows that publish it, without those that list the leaves that the other one has not."""
+    kept = {leaf.oid for leaf in other.leaves}
+    own = {mark for leaf in table.leaves if leaf.oid not in kept for mark in leaf.listed}
+    return set(table.marks.publications) - own
+
+
+def _partitions(before: Table, now: Table) -> Iterator[Change]:
+    """ATTACH adds rows and DETACH removes some, and the stream carries neither."""
+    old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
+    # The mirror tells rows of a leaf by the name that it had when it came; via the root it does not know them.
+    unknown = before.via_root or now.via_root
+    outside = {one.oid: one.why for one in now.outside}
+    for oid in sorted(old.keys() - new.keys()):
+        kind = Difference.PARTITIONS_UNTOLD if unknown else Difference.PARTITIONS
+        what = f"lost partition {old[oid].name}" + (f", which {outside[oid]}" if oid in outside else "")
+        yield Change(kind, what)
+    names = {old[oid].name for oid in old.keys() & new.keys()}
+    left = before.lineage.left if before.lineage is not None else ()
+    for oid in sorted(new.keys() - old.keys()):
+        back = oid in left or new[oid].name in names
+        kind = Difference.PARTITIONS_UNTOLD if back else Difference.PARTITIONS
+        yield Change(kind, f"has a new partition {new[oid].name}")
+    for oid in sorted(old.keys() & new.keys()):
+        was, is_ = old[oid].attached, new[oid].attached
+        if was and is_ and was != is_:
+            what = f"partition {new[oid].name} was detached, and attached again: changes may be missing"
+            yield Change(Difference.PARTITIONS_UNTOLD, what)
+
+
+def _storage(before: Table, now: Table) -> Iterator[Change]:
+    """TRUNCATE, VACUUM FULL and CLUSTER make new files too, and the stream stays exact. They keep a TOAST table, and
+    mostly leave pg_attribute alone (VACUUM FULL and CLUSTER write the values of older rows into these).
+
+    Where nothing else distinguishes these from a rewrite that the stream does not carry, new files are enough for a
+    difference.
+    """
+    if _maybe_rewritten(before, now) and rewritten(before.marks.columns, now.marks.columns):
+        yield Change(Difference.REWRITTEN, "its rows were rewritten by ALTER TABLE")
+    elif not list(_columns(before, now)):
+        yield from _behind_the_stream(before, now)
+
+
+def _behind_the_stream(before: Table, now: Table) -> Iterator[Change]:
+    old, new = _files(before), _files(now)
+    names = {now.oid: now.name, **{leaf.oid: leaf.name for leaf in now.leaves}}
+    for oid in _new_files(before, now):
+        if old[oid].toast not in (0, new[oid].toast):
+            what = "was rewritten by ALTER TABLE, as SET UNLOGGED and SET LOGGED do: changes may be missing"
+        elif new[oid].traceless:
+            what = f"{names[oid]} has new files, and nothing tells whether the stream carries all that was done"
+        else:
+            continue
+        yield Change(Difference.NEW_FILES, what)
+
+
+def _maybe_rewritten(before: Table, now: Table) -> bool:
+    """Whether ALTER TABLE may have made the new files of a relation: it would have made a new TOAST table, too."""
+    old, new = _files(before), _files(now)
+    return any(old[oid].toast == 0 or old[oid].toast != new[oid].toast for oid in _new_files(before, now))
+
+
+def _new_files(before: Table, now: Table) -> list[int]:
+    """The relations whose relfilenode has changed."""
+    old, new = _files(before), _files(now)
+    return [oid for oid in sorted(old.keys() & new.keys()) if old[oid].relfilenode != new[oid].relfilenode]
+
+
+def _files(table: Table) -> dict[int, Files]:
+    """Of the table and its leaves, by OID."""
+    return {table.oid: table.marks.files, **{leaf.oid: leaf.files for leaf in table.leaves}}
+
+
+def _labels(before: Table, now: Table) -> Iterator[Change]:
+    old, new = ({one.oid: one for one in table.marks.labels} for table in (before, now))
+    for oid in sorted(old.keys() & new.keys()):
+        was, is_ = old[oid], new[oid]
+        if was.label != is_.label:
+            yield Change(
+                Difference.VALUES, f"value {was.label!r} of an enum is called {is_.label!r} now, in older rows too"
+            )
+        elif was.xmin != is_.xmin:
+            what = f"value {was.label!r} of an enum was called otherwise meanwhile, and rows may hold that"
+            yield Change(Difference.VALUES, what)
+
+
+def _composites(before: Table, now: Table) -> Iterator[Change]:
+    old = {composite.oid: composite for composite in before.marks.composites}
+    for composite in now.marks.composites:
+        if composite.oid in old and old[composite.oid].attributes != composite.attributes:
+            what = f"type {composite.name!r} has other attributes now, in older rows too"
+            yield Change(Difference.VALUES, what)
+
+
+def _columns(before: Table, now: Table) -> Iterator[Change]:
+    old, new = ({column.attnum: column for column in table.columns} for table in (before, now))
+    for attnum in sorted(old.keys() | new.keys()):
+        was, is_ = old.get(attnum), new.get(attnum)
+        if was is None and is_ is not None:
+            yield _added(before, now, is_)
+        elif was is not None and is_ is None:
+            yield _changed_column(f'column "{was.name}" was dropped or is not published any more')
+        elif was is not None and is_ is not None and was.name != is_.name:
+            yield _changed_column(f'column "{was.name}" was renamed to "{is_.name}"')
+        elif was is not None and is_ is not None and _changed(was.type, is_.type):
+            yield _changed_column(f'the type of column "{was.name}" changed')
+
+
+def _changed(was: PgType, is_: PgType) -> bool:
+    """Whether the type is another one; a renamed type is the same."""
+    return (was.oid, was.typmod) != (is_.oid, is_.typmod)
+
+
+def _added(before: Table, now: Table, column: Column) -> Change:
+    """An added column is followed exactly only if every older row has NULL in it."""
+    if column.attnum <= before.highest_attnum:
+        return _changed_column(f'column "{column.name}", which was there before, is published now')
+    if column.missing is not None or column.not_null or column.generated:
+        return _changed_column(f'column "{column.name}" came with a value in older rows')
+    if _new_files(before, now):
+        # A volatile default rewrites the table; VACUUM FULL writes a default into the rows and forgets it.
+        return _changed_column(f'column "{column.name}" came, and older rows may have a value in it')
+    return Change(Difference.COLUMN_ADDED, f'has a new column "{column.name}"')
+
+
+def _changed_column(what: str) -> Change:
+    return Change(Difference.COLUMNS, what)
+
+
+def _key(before: Table, now: Table) -> Iterator[Change]:
+    if before.updates_seen != now.updates_seen:
+        if now.updates_seen:
+            yield Change(Difference.KEY_SEEN, "its updates and deletes are seen now")
+        else:
+            yield Change(Difference.KEY, "its updates are not seen any more")
+    elif (reason := key_changed(before, now)) is not None:
+        yield Change(Difference.KEY, reason)
+
+
+def key_changed(before: Table, now: Table) -> str | None:
+    """How the key differs; None if it is the same one.
+
+    A primary key that was dropped and created again has a constraint with another OID (REINDEX CONCURRENTLY keeps it).
+    In between, nothing kept rows with equal keys out: under REPLICA IDENTITY FULL such rows are changed and deleted,
+    and the stream does not say which of them is meant.
+    """
+    if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
+        return "its key changed"
+    if before.key and before.marks.key_constraint != now.marks.key_constraint:
+        return "its key was dropped and created again"
+    return None

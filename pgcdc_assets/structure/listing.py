@@ -1,0 +1,49 @@
+"""Which tables a consistent point may list: pure functions of the records.
+
+A point may list a table only if the source certainly had it at the point's LSN: under its name, and in the structure of
+its mirror.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.structure.record import TableRecord
+
+
+def shown(record: TableRecord, lsn: Lsn) -> bool:
+    """Whether the source certainly had a followed table under its name, and in its mirror's structure, at ``lsn``."""
+    if record.reshaping or record.since_columns is not None or record.listed_from is None:
+        return False
+    lineage = record.table.lineage
+    return record.listed_from <= lsn and (lineage is None or lineage.since <= lsn)
+
+
+def versions_at(records: Iterable[TableRecord], lsn: Lsn) -> dict[TableName, int]:
+    """The versions of the mirrors that a point at ``lsn`` would list."""
+    return {record.table.name: record.version for record in records
+            if record.followed and record.replay_lsn == lsn and shown(record, lsn)}  # fmt: skip
+
+
+def structures_from(records: Iterable[TableRecord]) -> Lsn:
+    """The LSN from which on all followed tables have the structures of their mirrors."""
+    lineages = (record.table.lineage for record in records if record.followed)
+    return max((Lsn(lineage.since) for lineage in lineages if lineage is not None), default=ZERO)
+
+
+def late(records: Iterable[TableRecord], newest: Lsn) -> list[TableRecord]:
+    """Followed tables that are below the ``newest`` point although others are not: they were copied while the others
+    went on."""
+    followed = [record for record in records if record.followed]
+    below = [record for record in followed if record.replay_lsn < newest]
+    return below if len(below) < len(followed) else []
+
+
+def left_out(records: Iterable[TableRecord], listed: Container[TableName], lsn: Lsn) -> set[TableName]:
+    """Tables that a point at ``lsn`` has ``listed``, and that another one at the same LSN would not list: they have
+    another structure or name since."""
+    changed = (record for record in records if record.former is not None
+               or (record.followed and not shown(record, lsn)))  # fmt: skip
+    return {record.table.name for record in changed if record.table.name in listed}
