@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, delta_target, no_spark
-from tests.structure.marked import leaf, marks, remarked
+from tests.structure.marked import marks, remarked
 
 INT = PgType(23, "int4")
 
@@ -82,44 +82,14 @@ def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: 
     watch.compare_all(live)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda: replace(B, marks=marks(publications="1:2")),
-        lambda: replace(B, oid=3),
-        lambda: replace(B, leaves=(leaf(7, TableName("public", "b_1"), 7),)),
-    ],
-    ids=["regained", "made anew", "attached"],
-)
-def test_a_table_set_aside_is_watched_on(work: Work, changed: Callable[[], Table]) -> None:
+def test_a_table_set_aside_is_watched_on(work: Work) -> None:
     """The stream may show that rows are missing before the catalog is asked why."""
     work.progress.put_aside(B.name, Lsn(15), "the mirror lacks a row")
     _watched(work, [A, B])
     assert work.progress[B.name].state is TableState.SET_ASIDE
-    _watched(work, [A, changed()])
+    _watched(work, [A, replace(B, marks=marks(publications="1:2"))])
     assert work.progress[B.name].state is TableState.WAITING
     assert work.progress[A.name].state is TableState.CATCHING_UP
-
-
-def test_a_table_set_aside_waits_for_a_word_where_that_is_wanted(work: Work) -> None:
-    work.settings = work.settings.model_copy(update={"schema_changes": "set_aside"})
-    _watched(work, [A, _table(2, "b", "w")])
-    assert work.progress[B.name].reason == 'column "v" was renamed to "w"'
-    _watched(work, [A, _table(2, "b", "w", "more")])
-    assert work.progress[B.name].reason == 'column "v" was renamed to "w"'
-
-
-def test_a_structure_that_rows_do_not_tell_is_copied_by_itself(work: Work) -> None:
-    _watched(work, [A, replace(B, key=())])
-    assert (work.progress[B.name].state, work.progress[B.name].reason) == (TableState.WAITING, "its key changed")
-
-
-def test_a_large_table_waits_for_a_word(work: Work) -> None:
-    work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
-    _watched(work, [A, replace(B, key=(), pages=129)])
-    entry = work.progress[B.name]
-    assert entry.state is TableState.SET_ASIDE
-    assert entry.reason == "its key changed; it has 1 MiB, more than `recopy_bytes`, and waits for a word"
 
 
 def test_new_files_of_a_large_table_wait_for_a_word(work: Work) -> None:
@@ -133,13 +103,6 @@ def test_new_files_of_a_large_table_wait_for_a_word(work: Work) -> None:
     assert entry.state is TableState.SET_ASIDE
     assert "has new files" in (entry.reason or "")
     assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, and waits for a word")
-
-
-def test_nothing_follows_a_structure_while_applying_is_paused(work: Work) -> None:
-    _watched(work, [A, replace(B, key=())], paused=True)
-    assert work.progress[B.name].state is TableState.CATCHING_UP
-    _watched(work, [A, replace(B, key=())])
-    assert work.progress[B.name].state is TableState.WAITING
 
 
 def test_new_files_are_those_since_the_last_look(work: Work) -> None:

@@ -1,0 +1,98 @@
+"""What becomes of a mirror, one situation each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, Rules, SetAside, Stay, Verdict, verdict
+from tests.structure.marked import leaf, marks, parsed, remarked
+
+INT = PgType(23, "int4")
+ID, A = Column(1, "id", INT), Column(2, "a", INT)
+T = Table(1, TableName("public", "t"), (ID, A), key=(1,), marks=marks("1:7 2:7", relfilenode=5, publications="9:1"))
+P1, P2 = (leaf(oid, TableName("public", f"p{oid}"), 5, "1:7", ((1, 0),)) for oid in (11, 12))
+P = replace(T, partitioned=True, leaves=(P1,))
+RENAMED = replace(T, columns=(ID, replace(A, name="b")))
+LARGE = replace(RENAMED, key=(), pages=129)
+ADDED = remarked(replace(T, columns=(*T.columns, Column(3, "c", INT))), "1:7 2:7 3:9")
+REGAINED = remarked(T, publications=parsed("9:2"))
+TRUNCATED_UNTOLD = replace(
+    T, marks=replace(marks("1:7 2:7", relfilenode=6, traceless=True), publications=T.marks.publications)
+)
+
+FOLLOWED = TableRecord(T, TableState.STREAMING, Lsn(20), 3)
+PARTED = replace(FOLLOWED, table=P)
+ASIDE = replace(FOLLOWED, state=TableState.SET_ASIDE, reason="a row cannot be read")
+STRAY, UNREAD = replace(FOLLOWED, stray="a partition came"), replace(FOLLOWED, unread="column 'b' was dropped")
+RESHAPED = replace(UNREAD, table=replace(T, lineage=Lineage(1, 2, 15)))
+REWRITE, WORD = Rules("rewrite", 1 << 20), Rules("set_aside", 1 << 20)
+BY_ROWS = 'column "a" was renamed to "b"'
+TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`, and waits for a word"
+
+
+@pytest.mark.parametrize(
+    ("record", "now", "rules", "said"),
+    [
+        pytest.param(FOLLOWED, T, REWRITE, Stay(), id="as before"),
+        pytest.param(FOLLOWED, remarked(T, relfilenode=6), REWRITE, Stay(), id="truncated"),
+        pytest.param(FOLLOWED, REGAINED, REWRITE, Recopy("its publication was changed or made anew, or lost and "
+                     "regained it: changes may be missing"), id="publication regained"),
+        pytest.param(ASIDE, REGAINED, REWRITE, Recopy("its publication was changed or made anew, or lost and "
+                     "regained it: changes may be missing"), id="publication regained, set aside"),
+        pytest.param(FOLLOWED, replace(T, oid=2), WORD, Recopy("was dropped and made anew"), id="made anew"),
+        pytest.param(FOLLOWED, TRUNCATED_UNTOLD, REWRITE, Recopy("public.t has new files, and nothing tells whether "
+                     "the stream carries all that was done", restructured=True), id="new files"),
+        pytest.param(replace(FOLLOWED, refused=True, state=TableState.SET_ASIDE), T, REWRITE,
+                     Recopy("can be mirrored now"), id="could not be mirrored until now"),
+        pytest.param(ASIDE, T, REWRITE, Later(), id="set aside"),
+        pytest.param(ASIDE, RENAMED, REWRITE, Later(), id="set aside, and has other columns"),
+        pytest.param(replace(ASIDE, table=P), replace(P, leaves=(P1, P2)), REWRITE,
+                     Recopy("has a new partition public.p12"), id="set aside, and got a partition"),
+        pytest.param(replace(FOLLOWED, reshaping=True), RENAMED, REWRITE, Later(), id="is being changed"),
+        pytest.param(FOLLOWED, RENAMED, REWRITE, Reshape(BY_ROWS), id="column renamed"),
+        pytest.param(FOLLOWED, RENAMED, WORD, SetAside(BY_ROWS), id="column renamed, waits for a word"),
+        pytest.param(FOLLOWED, replace(LARGE, pages=1), REWRITE, Recopy(f"{BY_ROWS}, its key changed",
+                     restructured=True), id="key dropped"),
+        pytest.param(FOLLOWED, LARGE, REWRITE, SetAside(TOO_LARGE), id="key dropped, and large"),
+        pytest.param(PARTED, replace(P, leaves=()), REWRITE, Reshape("lost partition public.p11", leaves=True),
+                     id="partition lost"),
+        pytest.param(PARTED, replace(P, leaves=(P1, P2)), REWRITE, Recopy(
+                     "has a new partition public.p12, with rows in it", restructured=True), id="partition with rows"),
+        pytest.param(STRAY, T, REWRITE, Recopy("a partition came"), id="rows of a partition that went"),
+        pytest.param(UNREAD, T, REWRITE, Reshape("column 'b' was dropped"), id="rows that cannot be read"),
+        pytest.param(RESHAPED, T, REWRITE, Recopy("column 'b' was dropped", restructured=True),
+                     id="rows that the newest structure cannot read"),
+        pytest.param(FOLLOWED, ADDED, REWRITE, AfterRows('has a new column "c"'), id="column added"),
+        pytest.param(FOLLOWED, ADDED, WORD, Later(), id="column added: rows bring it"),
+        pytest.param(replace(FOLLOWED, table=replace(T, key=())), replace(ADDED, key=()), REWRITE, Recopy(
+                     'has a new column "c" (it has no key)', restructured=True), id="column added, without a key"),
+    ],
+)  # fmt: skip
+def test_verdict(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
+    assert verdict(record, now, rules) == said
+
+
+def test_a_table_that_no_mirror_can_hold_is_set_aside_whatever_else_it_is() -> None:
+    assert verdict(STRAY, REGAINED, REWRITE, refusal="it has no column") == SetAside("it has no column", refused=True)
+
+
+def test_a_partition_without_a_row_is_followed() -> None:
+    now = replace(P, leaves=(P1, P2))
+    said = verdict(PARTED, now, REWRITE, without_rows=lambda oid: oid == P2.oid)
+    assert said == Reshape("has a new partition public.p12", leaves=True)
+
+
+@pytest.mark.parametrize("now", [RENAMED, ADDED, T], ids=["renamed", "added", "as before"])
+def test_while_mirrors_are_not_to_change_a_later_look_decides(now: Table) -> None:
+    assert verdict(FOLLOWED, now, REWRITE, paused=True) == Later()
+
+
+def test_a_loss_is_known_at_once_while_mirrors_are_not_to_change() -> None:
+    assert isinstance(verdict(FOLLOWED, REGAINED, REWRITE, paused=True), Recopy)
