@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 import pyarrow as pa
 
@@ -94,10 +94,36 @@ def of_one_table(error: BaseException) -> str | None:
     return _by_spark(error)
 
 
+class contained:  # noqa: N801 (used as a statement)
+    """Contains a failure for which one table is to be set aside; others are raised.
+
+    ``with contained() as failed: ...``, and then ``failed.reason`` is the failure in words, or None. Where the block
+    returns, whatever comes after it has failed, and ``failed.told`` is the failure.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.outrun = False
+        """Whether another writer's commit came first, so that looking again may help."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if isinstance(error, Exception):
+            self.reason, self.outrun = of_one_table(error), lost_race(error)
+        return self.reason is not None
+
+    @property
+    def told(self) -> str:
+        assert self.reason is not None
+        return self.reason
+
+
 def lost_race(error: BaseException) -> bool:
     """Whether another writer's commit came first, so that looking again may help."""
-    if isinstance(error, CommitLost):
-        return True
+    if isinstance(error, (PgcdcError, OSError, ValueError, MemoryError, pa.ArrowException)):
+        return isinstance(error, CommitLost)
     told = _by_spark(error)
     return told is not None and "CONCURRENT" in told
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pgcdc_assets.checks.facts import Facts, MessageFacts
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.points.points import ConsistentPoints
 
@@ -14,13 +14,11 @@ def read_message_facts(layout: Layout, facts: Facts) -> MessageFacts:
     complete."""
     if facts.log is None:
         return MessageFacts()
-    try:
+    with contained() as failed:
         feed = MessageFeed(layout, facts.log.identity)
         newest = ConsistentPoints(layout).newest()
-    except Exception as error:
-        if (failure := of_one_table(error)) is None:
-            raise
-        return MessageFacts(failure=failure)
+    if failed.reason is not None:
+        return MessageFacts(failure=failed.reason)
     if newest is not None and newest.messages is not None:
         feed.known_to(newest.replay_lsn)
     return MessageFacts(feed.complete_to if feed.exists else None)

@@ -18,7 +18,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import GRACE
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, PgcdcError
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
@@ -51,13 +51,11 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
             )
         else:
             mirror = Mirror(layout, catalog.identity, table.name)
-            try:
+            with contained() as failed:
                 facts = _behind(mirror, table, row, points)
                 yield replace(facts, kept_until=_kept_until(mirror, facts, log, retention))
-            except Exception as error:
-                if (failure := of_one_table(error)) is None:
-                    raise
-                yield TableFacts(table.name, TableState.SET_ASIDE, None, failure, row.lsn, table.updates_seen)
+            if failed.reason is not None:
+                yield TableFacts(table.name, TableState.SET_ASIDE, None, failed.reason, row.lsn, table.updates_seen)
 
 
 def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: timedelta) -> datetime | None:

@@ -13,7 +13,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.table import FeedTable
@@ -67,12 +67,10 @@ def planned(
     for entry, reach in zip(tables, reaches, strict=True):
         mine = placed.get(entry.table.name, _Placed())
         evolution = _Evolution.of(log, entry.table, mine, reach, past=again)
-        try:
+        with contained() as failed:
             plan = _plan(log, span, entry, mine, evolution, again=again)
-        except Exception as error:
-            if (failure := of_one_table(error)) is None:
-                raise
-            failures[entry.table.name] = evolution.table, entry.after, failure
+        if failed.reason is not None:
+            failures[entry.table.name] = evolution.table, entry.after, failed.reason
             continue
         if plan.todo is not None and not reach.start <= plan.todo.start <= plan.todo.end <= reach.end:
             plan = _widened(log, router, entry, plan, plan.todo)

@@ -32,7 +32,7 @@ from pgcdc_assets.delta.removal import remove_table
 from pgcdc_assets.delta.smallfiles import neighbours
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.file import feed_file, merged_file
 from pgcdc_assets.feed.schema import COMMIT_LSN, FeedFile, feed_schema
 from pgcdc_assets.store import storage
@@ -208,11 +208,9 @@ class FeedTable:
 def begin_anew_if_unreadable(layout: Layout, identity: Identity, table: Table) -> None:
     """Begin the feed again if it cannot be opened, so that it does not hold back a table that was copied again: its
     rows are in the log."""
-    try:
+    with contained() as failed:
         FeedTable(layout, identity, table)
-    except Exception as error:
-        if of_one_table(error) is None:
-            raise
+    if failed.reason is not None:
         moved_away(layout, layout.changes(table.name))
 
 

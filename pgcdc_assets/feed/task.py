@@ -24,7 +24,7 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.events import Route, RowChanges, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import (
@@ -155,13 +155,11 @@ class _Work:
     def _decode(self, kind: str, group: pa.Table, route: Route) -> None:
         """Write a group as changes. If it cannot be decoded it is halved, until its first bad row is known."""
         name = route.table.name
-        try:
+        with contained() as failed:
             found = list(_decoded(kind, group, route))
-        except Exception as error:
-            if (failure := of_one_table(error)) is None:
-                raise
+        if failed.reason is not None:
             if group.num_rows == 1:
-                self._refuse(name, group["commit_lsn"][0].as_py(), failure)
+                self._refuse(name, group["commit_lsn"][0].as_py(), failed.reason)
                 return
             half = group.num_rows // 2
             for part in (group.slice(0, half), group.slice(half)):
@@ -181,13 +179,11 @@ class _Work:
 
     def _write(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
         """``moved``: which rows are halves of key changes."""
-        try:
+        with contained() as failed:
             self._write_to_files(change, rows, route, moved)
             self._let_go()
-        except Exception as error:
-            if (failure := of_one_table(error)) is None:
-                raise
-            self._give_up(route.table.name, failure)
+        if failed.reason is not None:
+            self._give_up(route.table.name, failed.reason)
 
     def _give_up(self, name: TableName, failure: str) -> None:
         """Give up a table whose rows the task cannot write: they stay in the log."""
@@ -237,12 +233,10 @@ class _Work:
     def close(self) -> dict[TableName, list[FeedFile]]:
         files: dict[TableName, list[FeedFile]] = {}
         for (name, _, _), writer in list(self._writers.items()):
-            try:
+            with contained() as failed:
                 files.setdefault(name, []).append(writer.close())
-            except Exception as error:
-                if (failure := of_one_table(error)) is None:
-                    raise
-                self._give_up(name, failure)
+            if failed.reason is not None:
+                self._give_up(name, failed.reason)
         return {name: written for name, written in files.items() if any(key[0] == name for key in self._writers)}
 
     def abandon(self) -> None:

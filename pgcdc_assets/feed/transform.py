@@ -19,7 +19,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import settle
 from pgcdc_assets.delta.datafile import opened_parquet
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.events import without_key
 from pgcdc_assets.feed.file import trimmed
 from pgcdc_assets.feed.plan import FeedPlan, Followed, hull, planned
@@ -60,12 +60,10 @@ def transform(
     _check_taken(log, router, plans, done)
     written: list[Location] = []
     for plan in plans:
-        try:
+        with contained() as failed:
             parts[plan.table.name] = _committed(plan, log, done, span, written)
-        except Exception as error:
-            if (failure := of_one_table(error)) is None:
-                raise
-            parts[plan.table.name] = _nothing(plan.table, plan.after, failure)
+        if failed.reason is not None:
+            parts[plan.table.name] = _nothing(plan.table, plan.after, failed.reason)
     # A mirror that took a part of a feed must not outlive it.
     settle(written)
     return parts

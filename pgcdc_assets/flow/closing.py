@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.accounting import keep_untaken, untaken
 from pgcdc_assets.flow.messages import merge_messages, messages_report
@@ -98,12 +98,10 @@ def merge_files(work: Work, report: RangeReport) -> None:
 
 def _merge_feed(work: Work, entry: TableRecord) -> None:
     """Merge a feed's small files. If that fails they stay: the mirror has taken what they held, and goes on."""
-    try:
+    with contained() as failed:
         FeedTable(work.layout, work.identity, entry.table).compact(entry.replay_lsn)
-    except Exception as error:
-        if (failure := of_one_table(error)) is None:
-            raise
-        work.observer.progress("apply", f"the change feed of {entry.table.name} is not merged: {failure}; "
+    if failed.reason is not None:
+        work.observer.progress("apply", f"the change feed of {entry.table.name} is not merged: {failed.reason}; "
                                "`pgcdc repair` of the ranges that it holds derives them again")  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.flow.work import Work
 
 
@@ -23,13 +23,12 @@ def carry_comments(work: Work) -> bool:
         version = None
         if not table.comments_read:
             work.observer.progress("watch", unread_comments(table.name))
-        try:
+        with contained() as failed:
             version = work.target.comment(table)
             carried = True
-        except Exception as error:
-            if (failure := of_one_table(error)) is None:
-                raise
-            work.observer.progress("watch", f"the mirror of {table.name} lacks the comments of its table: {failure}")
+        if failed.reason is not None:
+            what = f"the mirror of {table.name} lacks the comments of its table: {failed.reason}"
+            work.observer.progress("watch", what)
         work.progress.commented(table.name, table.comments, version)
     return carried
 

@@ -9,7 +9,7 @@ from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import UsageError
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.messages import MessageFeed, MessagesTaken
 from pgcdc_assets.flow.reports import MessagesReport
 from pgcdc_assets.flow.work import Work
@@ -24,12 +24,10 @@ def begin_messages(work: Work) -> None:
     """
     if not work.settings.messages:
         return
-    try:
+    with contained() as failed:
         feed = _opened(work)
-    except Exception as error:
-        if (failure := of_one_table(error)) is None:
-            raise
-        _tell(work, failure)
+    if failed.reason is not None:
+        _tell(work, failed.reason)
         return
     feed.begin(work.log.position(), work.log.start)
     work.messages = feed
@@ -42,14 +40,11 @@ def take_messages(work: Work, upto: Lsn) -> MessagesTaken:
         begin_messages(work)
     if work.messages is None:
         return MessagesTaken()
-    try:
+    with contained() as failed:
         return work.messages.advance(work.log, upto)
-    except Exception as error:
-        if (failure := of_one_table(error)) is None:
-            raise
-        _tell(work, failure)
-        work.messages = None
-        return MessagesTaken()
+    _tell(work, failed.told)
+    work.messages = None
+    return MessagesTaken()
 
 
 def messages_at(work: Work, lsn: Lsn) -> Lsn | None:
@@ -92,12 +87,10 @@ def merge_messages(work: Work) -> None:
     """Merge the feed's small files. Those that cannot be merged stay, and are read as they are."""
     if work.messages is None:
         return
-    try:
+    with contained() as failed:
         work.messages.compact()
-    except Exception as error:
-        if (failure := of_one_table(error)) is None:
-            raise
-        _tell(work, failure)
+    if failed.reason is not None:
+        _tell(work, failed.reason)
 
 
 def _opened(work: Work) -> MessageFeed:

@@ -17,7 +17,7 @@ from pgcdc_assets.core.marks import Marks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageError
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.listedtables import ListedTables
 from pgcdc_assets.flow.standing import Standings
@@ -392,11 +392,9 @@ class TablesProgress:
     def reread_versions(self) -> None:
         """Read the versions of the mirrors again, so that ``verify`` sees a change made from outside."""
         for entry in self.followed():
-            try:
+            with contained() as failed:
                 version = self._target.version(entry.table.name)
-            except Exception as error:
-                if (failure := of_one_table(error)) is None:
-                    raise
-                self.put_aside(entry.table.name, entry.replay_lsn, failure)
+            if failed.reason is not None:
+                self.put_aside(entry.table.name, entry.replay_lsn, failed.reason)
                 continue
             self._tables[entry.table.name] = replace(entry, version=version)

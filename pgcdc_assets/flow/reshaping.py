@@ -10,7 +10,7 @@ from functools import partial
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.structure.record import TableRecord
 
@@ -64,12 +64,9 @@ class Reshapes:
         """Those that have ended since the last call. Raises what concerns more than one table."""
         for one in [one for one in self._under_way if one.done.done()]:
             self._under_way.remove(one)
-            try:
-                yield one.ended(one.done.result())
-            except Exception as error:
-                if (failure := of_one_table(error)) is None:
-                    raise
-                yield one.ended(failure=failure)
+            with contained() as failed:
+                version = one.done.result()
+            yield one.ended(version) if failed.reason is None else one.ended(failure=failed.reason)
 
     def give_up(self) -> None:
         """End what is under way, and wait for its end: nothing may commit once the lock is free. What was committed

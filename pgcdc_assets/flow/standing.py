@@ -9,7 +9,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.mirror.target import Generation, Target
 from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.structure.record import TableRecord
@@ -36,16 +36,13 @@ class Standings:
     def load(self, table: Table, rows: Mapping[TableName, StateRow]) -> TableRecord:
         """Where a table stands; set aside if its mirror cannot be read. ``rows``: the last of every table."""
         row = rows.get(table.name)
-        try:
+        with contained() as failed:
             found = self._found(table, row)
             astray = found.state is TableState.WAITING and found.former is None
             return self._of_former(found, rows) if astray else found
-        except Exception as error:
-            if (failure := of_one_table(error)) is None:
-                raise
         if row is None or row.state is not TableState.SET_ASIDE or row.table is None:
-            self._states.set(table, TableState.SET_ASIDE, ZERO if row is None else row.lsn, failure)
-        return TableRecord(table, TableState.SET_ASIDE, reason=failure)
+            self._states.set(table, TableState.SET_ASIDE, ZERO if row is None else row.lsn, failed.told)
+        return TableRecord(table, TableState.SET_ASIDE, reason=failed.told)
 
     def _found(self, table: Table, row: StateRow | None) -> TableRecord:
         if (reason := self._target.refusal(table)) is not None:

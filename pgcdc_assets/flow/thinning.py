@@ -10,7 +10,7 @@ from typing import Final
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.flow.work import Work
 
 EVERY: Final = 600
@@ -63,9 +63,7 @@ class Thinning:
         """Delete old versions of one mirror. If it cannot be read the others are thinned all the same, and a turn that
         needs it says what is wrong."""
         work = self._work
-        try:
+        with contained() as failed:
             work.target.let_go(name, promised, retention.GRACE, lambda: True)
-        except Exception as error:
-            if (failure := of_one_table(error)) is None:
-                raise
-            work.observer.progress("maintain", f"the old versions of {name} stay: {failure}")
+        if failed.reason is not None:
+            work.observer.progress("maintain", f"the old versions of {name} stay: {failed.reason}")

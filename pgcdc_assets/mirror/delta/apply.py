@@ -30,7 +30,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_compaction
 from pgcdc_assets.delta.log import Added, DeltaVersion
-from pgcdc_assets.failures import ATTEMPTS, lost_race, of_one_table
+from pgcdc_assets.failures import ATTEMPTS, contained
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compacted, Compaction, compact_mirror
 from pgcdc_assets.mirror.delta.mirror import Mirror
@@ -110,14 +110,10 @@ def _committed(seconds: float, found: tuple[tuple[TableWork, list[Collapsing]], 
 
 def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Applied:
     """Do a step of one table's apply. A failure of that table alone sets it aside where it stands, at ``start``."""
-    try:
+    with contained() as failed:
         return step()
-    except Exception as error:
-        if lost_race(error):
-            return Applied(table, -1, start, outrun=True)
-        if (failure := of_one_table(error)) is None:
-            raise
-        return Applied(table, -1, start, set_aside=(start, failure))
+    set_aside = None if failed.outrun else (start, failed.told)
+    return Applied(table, -1, start, outrun=failed.outrun, set_aside=set_aside)
 
 
 def _compacted(
@@ -144,14 +140,12 @@ def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added]
     """Commit a merged file. If another writer's commit came first, the files are left for the next look."""
     if made.failure is not None:
         return replace(result, set_aside=(result.replay_lsn, made.failure))
-    try:
+    with contained() as failed:
         version = commit_compaction(delta, files, made.report)
-    except Exception as error:
-        if lost_race(error):
-            return result
-        if (failure := of_one_table(error)) is None:
-            raise
-        return replace(result, set_aside=(result.replay_lsn, failure))
+    if failed.outrun:
+        return result
+    if failed.reason is not None:
+        return replace(result, set_aside=(result.replay_lsn, failed.reason))
     passed(FaultPoint.MIRROR_FILES_COMMITTED)
     return replace(result, version=version)
 

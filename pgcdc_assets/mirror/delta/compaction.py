@@ -17,7 +17,7 @@ import pyarrow as pa
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.log import Added
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, gathered
 
 SMALL_BYTES: Final = 4 << 20
@@ -67,12 +67,9 @@ class Compacted:
 
 def compact_mirror(target: MergeTarget) -> Compacted:
     """Write the target's files to one file. A file that cannot be read is a failure of that mirror alone."""
-    try:
+    with contained() as failed:
         return Compacted(compact_file(target))
-    except Exception as error:
-        if (failure := of_one_table(error)) is None:
-            raise
-        return Compacted(failure=failure)
+    return Compacted(failure=failed.told)
 
 
 def compact_file(target: MergeTarget) -> FileReport | None:

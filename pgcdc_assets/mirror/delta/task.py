@@ -20,7 +20,7 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
 from pgcdc_assets.errors import MergeMismatch
-from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.schema import COMMIT_LSN, ORIGIN, XID, feed_columns, feed_schema
 from pgcdc_assets.mirror.delta.match import Merged, Write, merge_keyed, merge_multiset
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
@@ -83,15 +83,13 @@ def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
 def _effect(unit: Collapsing) -> Effect:
     with DataFile(unit.target.folder, unit.target.schema) as file:
         try:
-            merged = _merged(unit, lambda rows: _write(file, unit.target, rows))
-            report = file.finish()
+            with contained() as failed:
+                merged = _merged(unit, lambda rows: _write(file, unit.target, rows))
+                report = file.finish()
+                return Effect(report, merged.gone, merged.inserted, merged.updated, merged.deleted)
         except MergeMismatch as error:
             return Effect(mismatch=error)
-        except Exception as error:
-            if (failure := of_one_table(error)) is None:
-                raise
-            return Effect(mismatch=MergeMismatch(failure))
-        return Effect(report, merged.gone, merged.inserted, merged.updated, merged.deleted)
+        return Effect(mismatch=MergeMismatch(failed.told))
 
 
 def _merged(unit: Collapsing, write: Write) -> Merged:
