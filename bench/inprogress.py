@@ -31,6 +31,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.store.local import path_of
 
 WORKLOAD = "W6"
@@ -145,8 +146,9 @@ class InProgress:
             slot = _published_slot(conninfo, f"{name}_s")
             layout = Layout.of(self.folder / name)
             empty_log(layout, conninfo, slot)
-            receiver = ReceiverProcess(conninfo, layout, (PUBLICATION,), batch_bytes=32 << 20, batch_seconds=1,
-                                       drain_bytes=NEVER, streaming=streaming)  # fmt: skip
+            receiver = ReceiverProcess(ReceiverSettings(
+                conninfo, str(layout.root), (PUBLICATION,), 32 << 20, 1, NEVER, streaming=streaming
+            ))  # fmt: skip
             with usage(self.server) as used, _receiving(receiver), _Looks(conninfo, slot) as looks:
                 committed = self._two(conninfo)
                 waited(lambda: looks.below(little, committed) is not None, f"the slot {slot} lets no WAL go", SECONDS)

@@ -24,6 +24,7 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.slot.slotstatus import identity
@@ -140,8 +141,9 @@ def receive(
 ) -> Run:  # fmt: skip
     """Measure our receiver, into a log of its own that is deleted then."""
     log = empty_log(layout, conninfo, slot)
-    receiver = ReceiverProcess(conninfo, layout, (PUBLICATION,), batch_bytes=32 << 20, batch_seconds=1,
-                               drain_bytes=drain_bytes, streaming=streaming)  # fmt: skip
+    receiver = ReceiverProcess(ReceiverSettings(
+        conninfo, str(layout.root), (PUBLICATION,), 32 << 20, 1, drain_bytes, streaming=streaming
+    ))  # fmt: skip
     with usage(server) as used:
         spawned = time.monotonic()
         receiver.start()

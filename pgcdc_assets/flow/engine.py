@@ -51,6 +51,7 @@ from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
@@ -136,19 +137,7 @@ class Engine:
             log = self._log(conn, catalog.identity)
             work = self._work(catalog, log)
             work.operation = operation
-            receiver = ReceiverProcess(
-                self._conninfo,
-                self._settings.layout,
-                catalog.publications,
-                batch_bytes=self._settings.batch_bytes,
-                drain_bytes=self._settings.drain_bytes,
-                batch_seconds=self._settings.batch_seconds,
-                highest=work.progress.highest,
-                messages=self._settings.messages,
-                origin=self._settings.origin,
-                streaming=self._settings.streaming == "auto",
-                two_phase=self._settings.two_phase,
-            )
+            receiver = ReceiverProcess(self._receiver_settings(catalog, work.progress.highest))
             begin_messages(work)
             stream = LogStream(receiver, log, conn)
             self._check_level(work, stream.source_position())
@@ -209,6 +198,14 @@ class Engine:
     def _at_once(self, *, gives_way: bool) -> AbstractContextManager[None]:
         """The lake's lock, for what is refused beside another writer."""
         return lake_lock(self._settings.layout, self._command, gives_way=gives_way)
+
+    def _receiver_settings(self, catalog: Catalog, highest: Lsn) -> ReceiverSettings:
+        settings = self._settings
+        return ReceiverSettings(
+            self._conninfo, str(settings.layout.root), catalog.publications, settings.batch_bytes,
+            settings.batch_seconds, settings.drain_bytes, highest, tuple(settings.messages), settings.origin,
+            streaming=settings.streaming == "auto", two_phase=settings.two_phase,
+        )  # fmt: skip
 
     def _in_turn(self, stop: threading.Event) -> AbstractContextManager[None]:
         """The lake's lock, for what is done beside a sync that follows."""

@@ -25,6 +25,7 @@ from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
@@ -85,7 +86,7 @@ def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
         work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
         receiver = ReceiverProcess(
-            database.conninfo, settings.layout, catalog.publications, batch_bytes=1, batch_seconds=1
+            ReceiverSettings(database.conninfo, str(settings.layout.root), catalog.publications, 1, 1)
         )
         stream = LogStream(receiver, log, conn)
         stream.arrived = True

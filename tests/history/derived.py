@@ -21,6 +21,7 @@ from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.setup import setup
@@ -130,9 +131,10 @@ def _receive(workload: Workload, settings: Settings, publications: tuple[str, ..
     assert settings.source is not None
     row = workload.conn.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
     assert row is not None
-    receiver = ReceiverProcess(settings.source, settings.layout, publications, batch_bytes=1 << 20, batch_seconds=0.2,
-                               drain_bytes=1 if len(workload.positions) % 2 else LEAST_BYTES,
-                               messages=["*"])  # fmt: skip
+    receiver = ReceiverProcess(ReceiverSettings(
+        settings.source, str(settings.layout.root), tuple(publications), 1 << 20, 0.2,
+        drain_bytes=1 if len(workload.positions) % 2 else LEAST_BYTES, messages=("*",),
+    ))  # fmt: skip
     run_to(receiver, Lsn.parse(str(row[0])))
 
 

@@ -27,6 +27,7 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
@@ -204,14 +205,10 @@ def _ahead(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 
 def _receive(at: Project, batch_bytes: int) -> None:
-    receiver = ReceiverProcess(
-        at.conninfo,
-        at.settings.layout,
-        ("pgcdc", "pgcdc_inserts"),
-        batch_bytes=batch_bytes,
-        batch_seconds=0.2,
-        messages=at.settings.messages,
-    )
+    publications = ("pgcdc", "pgcdc_inserts")
+    receiver = ReceiverProcess(ReceiverSettings(
+        at.conninfo, str(at.settings.layout.root), publications, batch_bytes, 0.2, messages=tuple(at.settings.messages)
+    ))  # fmt: skip
     run_to(receiver, Lsn(at.insert_position()))
 
 

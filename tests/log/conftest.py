@@ -100,12 +100,12 @@ class Source:
         two_phase: bool = False, segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> ReceiverProcess:  # fmt: skip
         """Started; killed at the end of the test if it still runs."""
-        receiver = ReceiverProcess(
-            conninfo or self.database.conninfo, Layout.of(log.path.parent.parent), (PUBLICATION,),
+        receiver = ReceiverProcess(ReceiverSettings(
+            conninfo or self.database.conninfo, str(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
-            highest=highest, messages=messages, origin=origin, streaming=streaming,
+            highest=highest, messages=tuple(messages), origin=origin, streaming=streaming,
             two_phase=two_phase, segment_bytes=segment_bytes, fallback_seconds=fallback_seconds,
-        )  # fmt: skip
+        ))  # fmt: skip
         self.running.append(receiver)
         receiver.start()
         return receiver

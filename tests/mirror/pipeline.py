@@ -24,6 +24,7 @@ from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.mirror.delta.apply import apply_tables
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
@@ -95,9 +96,9 @@ class Pipeline:
         """Everything committed so far into the log; the position it then has."""
         # A commit of another table gives the receiver a boundary above all others.
         goal = self.lsn("pg_current_wal_insert_lsn()")
-        receiver = ReceiverProcess(
-            self.database.conninfo, self.layout, ("p",), batch_bytes=32 << 20, batch_seconds=0.1, messages=["*"]
-        )  # fmt: skip
+        receiver = ReceiverProcess(ReceiverSettings(
+            self.database.conninfo, str(self.layout.root), ("p",), 32 << 20, 0.1, messages=("*",)
+        ))  # fmt: skip
         run_to(receiver, goal)
         return self.log.position()
 

@@ -13,6 +13,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
@@ -59,10 +60,10 @@ class Received:
         row = self.journal.conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
         turn = len(self.boundaries)
-        receiver = ReceiverProcess(
-            self.database.conninfo, Layout.of(self.log.path.parent.parent), self.publications, batch_bytes=1 << 20,
-            batch_seconds=0.2, drain_bytes=LEAST_BYTES if turn % 2 else 1, messages=["*"],
-        )  # fmt: skip
+        receiver = ReceiverProcess(ReceiverSettings(
+            self.database.conninfo, str(self.log.path.parent.parent), tuple(self.publications), 1 << 20, 0.2,
+            drain_bytes=LEAST_BYTES if turn % 2 else 1, messages=("*",),
+        ))  # fmt: skip
         run_to(receiver, Lsn.parse(row[0]))
         self.boundaries.append(self.log.position())
 

@@ -8,7 +8,6 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import IO
 
@@ -16,10 +15,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.fallback import FALLBACK_SECONDS
-from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, Order, OrderName, ReceiverSettings, heard
-from pgcdc_assets.source.connect.pluginoptions import Origins
-from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, heard
 from pgcdc_assets.store import storage
 
 _ALLOCATION = {
@@ -38,17 +34,9 @@ class ReceiverProcess:
     """Owns the receiver process. It takes orders as lines on its stdin; the end of stdin tells it that this process
     died."""
 
-    def __init__(
-        self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
-        drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO,
-        messages: Sequence[str] = (), origin: str = Origins.ANY, streaming: bool = True, two_phase: bool = False,
-        segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
-    ) -> None:  # fmt: skip
-        self._layout = layout
-        self._settings = ReceiverSettings(
-            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, highest,
-            tuple(messages), origin, streaming, two_phase, segment_bytes, fallback_seconds,
-        )  # fmt: skip
+    def __init__(self, settings: ReceiverSettings) -> None:
+        self._settings = settings
+        self._layout = Layout.of(settings.lake)
         self._child: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Event | PgcdcError | None] = queue.SimpleQueue()
         self._early: list[Event | PgcdcError | None] = []
