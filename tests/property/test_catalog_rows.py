@@ -20,8 +20,8 @@ from pgcdc_assets.errors import PgcdcError, SourceFailed
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog import look, pgclass, pgtypes, published, tables, typeparts
 from pgcdc_assets.source.catalog.comments import _COMMENTS
-from pgcdc_assets.source.catalog.drift import table_changes
 from pgcdc_assets.source.catalog.tables import read_catalog, relation_facts
+from pgcdc_assets.structure.differences import changes
 
 WHO = Identity("7", "db", "slot")
 FEW = settings(max_examples=150, deadline=None)
@@ -153,7 +153,7 @@ def read_all(lists: dict[str, list[Row]]) -> None:
     for table in catalog.tables:
         assert f"{table.name} {table.name.folder}"
         for was in sound().tables:
-            table_changes(was, table)
+            changes(was, table)
     seen = look.CatalogLook.now(conn, ["p", "q"], [], sound().tables)
     seen.stands(conn)
     facts = relation_facts(conn, {100: [23, 16400], 301: [23, 16402], 99: [99999]}, ["p", "q"])
