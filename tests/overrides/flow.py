@@ -28,21 +28,21 @@ def point_stands_above_the_log(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.flow.listedtables:ListedTables.versions_at",
+    "pgcdc_assets.structure.listing:versions_at",
     rule="a consistent point lists only tables that stand at its LSN",
     test="tests/flow/test_progress.py::test_a_point_lists_only_tables_that_stand_at_it",
 )
 def copying_tables_are_listed(original: Original) -> Any:
-    return with_instead(original, "entry.replay_lsn == lsn", "entry.replay_lsn <= lsn")
+    return with_instead(original, "record.replay_lsn == lsn", "record.replay_lsn <= lsn")
 
 
 @override(
-    "pgcdc_assets.flow.listedtables:ListedTables._shows",
+    "pgcdc_assets.structure.listing:shown",
     rule="a table is listed in no point below the catalog check that showed its structure",
     test="tests/flow/test_progress.py::test_a_table_is_not_listed_below_the_look_that_showed_its_structure",
 )
 def structure_is_listed_before_its_look(_original: Original) -> Any:
-    return lambda self, entry, lsn: True
+    return lambda record, lsn: True
 
 
 @override(
