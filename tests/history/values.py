@@ -34,6 +34,24 @@ def _kind(type_: str, *texts: str, spare: str | None = None) -> Kind:
     return Kind(type_, pool, None if spare is None else f"'{spare}'::{type_}")
 
 
+HOSTILE = (
+    "DateStyle = 'German'", "DateStyle = 'SQL, DMY'", "IntervalStyle = 'iso_8601'", "IntervalStyle = 'sql_standard'",
+    "bytea_output = 'escape'", "extra_float_digits = -15", "TimeZone = 'Asia/Kathmandu'", "search_path = ''",
+    "search_path = 'nowhere'", "xmloption = 'document'", "quote_all_identifiers = on", "array_nulls = off",
+    "standard_conforming_strings = off", "default_transaction_read_only = on", "statement_timeout = '1ms'",
+    "lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '20ms'", "row_security = off",
+    "default_transaction_isolation = 'serializable'", "client_encoding = 'SQL_ASCII'", "enable_seqscan = off",
+)  # fmt: skip
+"""Defaults of a database or role that no mirror may depend on."""
+
+
+def default(change: str, role: str | None = None) -> str:
+    """A statement that changes a default of the current database, or of a role in it: ``SET ...`` or ``RESET ...``."""
+    change = change.replace("'", "''")
+    whose = f"ROLE {role} IN DATABASE" if role else "DATABASE"
+    return f"DO $$ BEGIN EXECUTE format('ALTER {whose} %I {change}', current_database()); END $$"
+
+
 LONG_KEYS = tuple(large(seed, 75) for seed in (1, 2))
 """2400 characters: an index still holds them, but the row's other columns push them out of line."""
 

@@ -7,6 +7,7 @@ long set with ``PGCDC_TEST_LONG=1``, one of columns with ``PGCDC_TEST_COLUMNS=1`
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from tests.history.structure.reduce import reduced
 from tests.history.structure.story import OF_COLUMNS, Story
 
 pytestmark = pytest.mark.spark
+
+logger = logging.getLogger(__name__)
 
 MANY = 300
 """Stories that together hold every move."""
@@ -70,6 +73,7 @@ def test_many_stories(server: EmbeddedServer, spark: SparkSession, *, columns: b
         at = played(server, spark, kind, told)
         silent += [f"cohort {number}, {kind}:\n{at.account()}"] * bool(at.silent)
         done.update(at.done)
+    logger.info("%s", dict(done))
     assert not silent, "\n".join(silent)
     if count >= MANY:
         wanted = OF_COLUMNS if columns else MOVES.keys() - OF_COLUMNS

@@ -32,6 +32,9 @@ LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisd
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
 GROUP BY c.oid, n.nspname, c.relname ORDER BY n.nspname, c.relname
 """
+_LOGGED = "{} t WHERE (SELECT relpersistence = 'p' FROM pg_class c WHERE c.oid = t.tableoid)"
+"""The stream has nothing of a partition that is UNLOGGED, and a mirror none of its rows."""
+_PARTIAL = "SELECT FROM pg_publication WHERE pubname = %s AND NOT (pubinsert AND pubupdate AND pubdelete)"
 _COMMITS = """
 SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', 'publication_names',
   'history_witness', 'messages', 'true') WHERE get_byte(data, 0) IN (ascii('B'), ascii('M'))
@@ -55,29 +58,32 @@ Tables = Mapping[str, Contents]
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     first: int
     """Number of the message whose commit is, or comes before, the change."""
     last: int
     """Of the message whose commit is, or comes after, it."""
     tables: Tables
+    partial: bool
+    """Whether the publication left out inserts, updates or deletes."""
 
 
 @dataclass
 class Chronicle:
     conn: psycopg.Connection[Any]
     witness: str
-    _entries: list[_Entry]
+    publication: str
+    _entries: list[Entry]
     _messages: int = 0
 
     @classmethod
-    def begin(cls, conn: psycopg.Connection[Any], schemas: Sequence[str]) -> Self:
+    def begin(cls, conn: psycopg.Connection[Any], schemas: Sequence[str], publication: str) -> Self:
         """What is there already is what was there from the start. ``conn``: in autocommit mode, for this alone."""
         conn.execute(_SETTINGS)
         conn.execute("CREATE PUBLICATION history_witness")
         witness = f"witness_{conn.info.dbname}"[:60]
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [witness])
-        chronicle = cls(conn, witness, [_Entry(0, 0, {})])
+        chronicle = cls(conn, witness, publication, [Entry(0, 0, {}, partial=False)])
         chronicle._enter(0, 0, schemas)
         return chronicle
 
@@ -100,18 +106,18 @@ class Chronicle:
         return self._messages
 
     @property
-    def now(self) -> Tables:
-        return self._entries[-1].tables
+    def now(self) -> Entry:
+        return self._entries[-1]
 
-    def at(self, lsn: int, commits: Mapping[int, int]) -> list[Tables]:
+    def at(self, lsn: int, commits: Mapping[int, int]) -> list[Entry]:
         """What the tables may have held when the transactions with ``commit_lsn`` < ``lsn`` had committed.
 
         More than one only where ``lsn`` lies within a statement of several transactions.
         """
-        found: list[Tables] = []
+        found: list[Entry] = []
         for entry in reversed(self._entries):
             if commits[entry.first] < lsn:
-                found.append(entry.tables)
+                found.append(entry)
                 if commits[entry.last] < lsn:
                     break
         return found
@@ -128,17 +134,19 @@ class Chronicle:
         return found
 
     def _enter(self, first: int, last: int, schemas: Sequence[str]) -> None:
-        tables = {title: found for title, found in self.now.items() if title.split(".", 1)[0] not in schemas}
+        tables = {title: found for title, found in self.now.tables.items() if title.split(".", 1)[0] not in schemas}
         for oid, schema, name, kind, persistence, columns, generated in self.conn.execute(
             _TABLES, [list(schemas)]
         ).fetchall():
             names = [*columns, *generated]
             rows = self._rows(sql.Identifier(schema, name), names, only=kind == "r")
             tables[f"{schema}.{name}"] = Contents(oid, persistence == "p", tuple(names), frozenset(generated), rows)
-        self._entries.append(_Entry(first, last, tables))
+        partial = bool(self.conn.execute(_PARTIAL, [self.publication]).fetchall())
+        self._entries.append(Entry(first, last, tables, partial))
 
     def _rows(self, table: sql.Identifier, names: Sequence[str], *, only: bool) -> Rows:
         text = sql.SQL("CASE WHEN num_nulls({0}) = 0 THEN format('%s', {0}) END")
         listed = sql.SQL(", ").join(text.format(sql.Identifier(name)) for name in names)
-        query = sql.SQL("SELECT {} FROM {}{}").format(listed, sql.SQL("ONLY " if only else ""), table)
+        source = sql.SQL("ONLY {}" if only else _LOGGED).format(table)
+        query = sql.SQL("SELECT {} FROM {}").format(listed, source)
         return Counter(self.conn.execute(query).fetchall())

@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import psycopg
+from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import EmptyPublication
+from pgcdc_assets.demo.server import USER, EmbeddedServer
+from pgcdc_assets.errors import EmptyPublication, RightLacking, SetupRefused
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
@@ -38,6 +40,7 @@ from tests.fix_postgres import fresh_database
 from tests.history.structure import source
 from tests.history.structure.chronicle import Chronicle
 from tests.history.structure.judge import Judge, Silence
+from tests.history.structure.moves import ALL_KINDS, granted
 from tests.history.structure.player import Player, Session
 from tests.history.structure.source import Schemas
 from tests.history.structure.story import CONNECTIONS, Kind, Story, columns_story, story
@@ -93,9 +96,17 @@ class Cohort:
 
     def converge(self) -> None:
         """What was set aside or lost comes back by the ways out that are named, and all is listed."""
+        if self.kind.scope != "tables":
+            self._execute(f"ALTER PUBLICATION {self.settings.publication} SET (publish = '{ALL_KINDS}')")
+        if self.kind.few:
+            self._execute(*(text for one in self.players for text in granted(one.schemas, one.reader)))
         self.setup()
         self.run(self._set_aside())
         self._note(self.judge.lacking())
+
+    def _execute(self, *statements: str) -> None:
+        for statement in statements:
+            self.judge.chronicle.conn.execute(statement.encode())
 
     def _note(self, found: Sequence[Silence]) -> None:
         for silence in found:
@@ -156,6 +167,8 @@ class Cohort:
         except EmptyPublication as error:
             # A story that is played alone may leave nothing published: then a run may do nothing but say so.
             self.judge.told[str(error)] += 1
+        except RightLacking:
+            self.judge.told["run without a right"] += 1
 
     def stop(self) -> None:
         if self._following is not None:
@@ -171,7 +184,12 @@ class Cohort:
         return [name for name, row in rows.items() if row.state is TableState.SET_ASIDE and name in published]
 
     def setup(self) -> None:
-        save_catalog(setup(self.settings, self.conninfo).catalog, CATALOG_FILE)
+        try:
+            save_catalog(setup(self.settings, self.conninfo).catalog, CATALOG_FILE)
+        except SetupRefused as error:
+            if "may not be" not in str(error):
+                raise
+            self.judge.told["setup without a right"] += 1
 
     def engine(self) -> Engine:
         settings = self.settings.model_copy(update=self.chance.choice(WAYS))
@@ -225,16 +243,18 @@ def cohort(
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
-        fresh_database(server) as database,
+        fresh_database(server, kind.encoding) as database,
         contextlib.ExitStack() as closing,
     ):
-        admin = closing.enter_context(database.connect())
+        admin = closing.enter_context(database.connect(client_encoding="UTF8"))
         admin.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'".encode())
         places = [Schemas(number) for number in range(len(stories))]
         for story, schemas in zip(stories, places, strict=True):
             source.make(admin, schemas, story.families)
+        reader = closing.enter_context(_few(admin, places)) if kind.few else USER
+        conninfo = make_conninfo(database.conninfo, user=reader)
         settings = Settings(
-            source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.05, range_seconds=0.3,
+            source=conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.05, range_seconds=0.3,
             messages=("*",),
             tables=tuple(f"{schema}.*" for schemas in places for schema in schemas.both),
         )  # fmt: skip
@@ -243,17 +263,20 @@ def cohort(
             carried = "ALL TABLES" if kind.scope == "all" else f"TABLES IN SCHEMA {apps}"
             root = f"publish_via_partition_root = {kind.via_root}"
             admin.execute(f"CREATE PUBLICATION {settings.publication} FOR {carried} WITH ({root})".encode())
-        chronicle = Chronicle.begin(admin, [schema for schemas in places for schema in schemas.both])
+        chronicle = Chronicle.begin(
+            admin, [schema for schemas in places for schema in schemas.both], settings.publication
+        )  # fmt: skip
         players = []
         for story, schemas in zip(stories, places, strict=True):
-            sessions = [Session(name, closing.enter_context(database.connect())) for name in "ABC"[:CONNECTIONS]]
+            sessions = [Session(name, closing.enter_context(database.connect(client_encoding="UTF8")))
+                        for name in "ABC"[:CONNECTIONS]]  # fmt: skip
             for session in sessions:
                 session.conn.execute("SET lock_timeout = '30ms'")
-            players.append(Player(story, schemas, settings.publication, kind.via_root, sessions, chronicle))
-        judge = Judge(settings, database.conninfo, chronicle, everything=kind.scope != "schema")
+            players.append(Player(story, schemas, settings.publication, kind, reader, sessions, chronicle))
+        judge = Judge(settings, conninfo, chronicle, everything=kind.scope != "schema")
         chance = random.Random(f"runs {stories[0].seed}")
         cuts = None if power is None else closing.enter_context(outages(spark, settings, admin, power))
-        found = Cohort(kind, settings, database.conninfo, spark, players, judge, chance, cuts)
+        found = Cohort(kind, settings, conninfo, spark, players, judge, chance, cuts)
         try:
             yield found
         finally:
@@ -261,14 +284,27 @@ def cohort(
                 found.stop()
 
 
+@contextmanager
+def _few(admin: psycopg.Connection[Any], places: Sequence[Schemas]) -> Iterator[str]:
+    """A role that may read what is there now."""
+    role = f"few_{admin.info.dbname}"
+    try:
+        admin.execute(f"CREATE ROLE {role} LOGIN REPLICATION".encode())
+        for statement in (statement for schemas in places for statement in granted(schemas, role)):
+            admin.execute(statement.encode())
+        yield role
+    finally:
+        admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
 def stories(
     number: int, *, size: int = SIZE, long: bool = False, columns: bool = False
 ) -> tuple[Kind, list[Story]]:  # fmt: skip
     """Those of a cohort: seeds ``number`` × 100 and up."""
-    kind = Kind.of(number)
+    kind = Kind.of(number, long=long)
     parts, ideas = (4, 3) if long else (2, 3)
     tell = columns_story if columns else story
-    return kind, [tell(number * 100 + place, kind.scope, parts=parts, ideas=ideas) for place in range(size)]
+    return kind, [tell(number * 100 + place, kind.scope, parts=parts, ideas=ideas, long=long) for place in range(size)]
 
 
 def played(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +15,14 @@ from pgcdc_assets.lake import Lake, LakeAt
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
-from tests.history.structure.chronicle import Chronicle, Contents, Tables
+from tests.history.structure.chronicle import Chronicle, Contents, Entry
 from tests.oracle import RAW, written
 
 _OURS = "_pgcdc_"
 _UNPUBLISHED_ROOTS: LiteralString = """
 SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'p' AND (
-  SELECT coalesce(bool_or(l.relpersistence = 'u'), true)
+  SELECT coalesce(bool_and(l.relpersistence = 'u'), true)
   FROM pg_partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relid WHERE t.isleaf
 )
 """
@@ -39,6 +40,8 @@ class Silence:
     what: str
     table: TableName | None = None
     """Whose rows differ."""
+    partial: bool = False
+    """The publication left out changes at that LSN."""
 
 
 @dataclass
@@ -80,20 +83,22 @@ class Judge:
             for silence in self._point(point, self.chronicle.at(int(point.replay_lsn), commits)):
                 if silence.table in inserts_only:
                     self.told["inserts only"] += 1
+                elif silence.partial and not self.chronicle.now.partial:
+                    self.told["changes left out"] += 1
                 else:
                     yield silence
         self.seen = len(points)
 
-    def _point(self, point: Point, known: Sequence[Tables]) -> Iterator[Silence]:
+    def _point(self, point: Point, known: Sequence[Entry]) -> Iterator[Silence]:
         at = LakeAt(self.settings.layout, point)
         for name in at.tables:
             title = f"{name.schema}.{name.name}"
-            wrong = [self._difference(at, name, tables.get(title)) for tables in known]
+            wrong = [self._difference(at, name, entry.tables.get(title)) for entry in known]
             self.listed += 1
             self._known.add(name)
             if all(wrong):
                 where = f"{title} at {point.replay_lsn}, version {point.tables[name]}"
-                yield Silence(name.schema, f"{where}: {wrong[0]}", name)
+                yield Silence(name.schema, f"{where}: {wrong[0]}", name, any(entry.partial for entry in known))
 
     def _difference(self, at: LakeAt, name: TableName, source: Contents | None) -> str | None:
         if source is None:
@@ -144,10 +149,10 @@ class Judge:
         """Permanent tables of the source that are not in the newest point.
 
         But a table whose schema somebody took out of a publication of his own stays away, and one without any
-        partition, or with one that is UNLOGGED, cannot be followed.
+        partition, or with UNLOGGED ones alone, cannot be followed.
         """
         names = {f"{name.schema}.{name.name}" for name in Lake(self.settings.layout.root).at().tables}
-        wanted = {title for title, source in self.chronicle.now.items() if source.logged}
+        wanted = {title for title, source in self.chronicle.now.tables.items() if source.logged}
         wanted -= self._titles(_UNPUBLISHED_ROOTS)
         if not self.everything:
             schemas = self._titles(_SCHEMAS, self.settings.publication)
@@ -163,7 +168,7 @@ class Judge:
     def _now(self, told: Status) -> Iterator[Silence]:
         newest = ConsistentPoints(self.settings.layout).newest()
         listed = set() if newest is None else set(newest.tables)
-        for title, source in self.chronicle.now.items():
+        for title, source in self.chronicle.now.tables.items():
             name = TableName(*title.split(".", 1))
             if name in listed or not source.logged:
                 continue
@@ -180,12 +185,13 @@ class Judge:
 def _told(told: Status, name: TableName) -> str | None:
     for table in told.tables:
         if table.name == name and table.state is not TableState.STREAMING:
-            return str(table.state)
+            return f"{table.state} for a grant" if "GRANT " in (table.reason or "") else str(table.state)
     return next(("problem" for problem in told.problems if problem.thing == f"table {name}"), None)
 
 
 def _inserts_only(told: Status) -> set[TableName]:
-    """Tables without a replica identity: `setup` has them published for inserts alone, and ``status`` says so."""
+    """Tables without a replica identity, and those that are published without some changes: ``status`` says so."""
     names = {problem.thing.removeprefix("table ") for problem in told.problems
-             if "updates and deletes are not seen" in problem.what}  # fmt: skip
+             if re.search("updates and deletes are not seen|is published without .*(insert|update|delete)",
+                          problem.what)}  # fmt: skip
     return {table.name for table in told.tables if str(table.name) in names}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.history.structure.source import Column, Schemas, Table
+from tests.history.values import HOSTILE, default
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Site:
     scope: str
     """``tables``, ``all`` or ``schema``: how the publication names what it carries."""
     via_root: bool
+    reader: str
+    """The project's role."""
+    few: bool
+    """Whether the role may read only what it is granted."""
 
     def pick(self, among: Sequence[Table]) -> Table | None:
         return self.chance.choice(list(among)) if among else None
@@ -73,6 +78,7 @@ class Site:
         return f"{stem}{self.chance.randrange(1000)}"
 
 
+ALL_KINDS = "insert, update, delete, truncate"
 FIRST_NEW = 3
 """``p3`` and up are partitions that a move made."""
 
@@ -385,6 +391,19 @@ def new_partition(site: Site) -> Move | None:
                 () if site.via_root else (f"DROP TABLE {name}",), root.oid)  # fmt: skip
 
 
+@_move
+def unlogged_partition(site: Site) -> Move | None:
+    """The stream has none of its rows, before and after the way back."""
+    root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
+    if root is None:
+        return None
+    name = f'{site.schemas.app}."p{place}"'
+    return Move((f"CREATE UNLOGGED TABLE {name} PARTITION OF {root.sql} FOR VALUES FROM ({place}0) TO ({place + 1}0)",
+                 f"INSERT INTO {root.sql} (id) VALUES ({place}1)"),
+                (f"UPDATE {name} SET id = {place}2 WHERE id = {place}1", f"ALTER TABLE {name} SET LOGGED",
+                 f"INSERT INTO {root.sql} (id) VALUES ({place}3)"), root.oid)  # fmt: skip
+
+
 # Whole tables -----------------------------------------------------------------------------------
 
 
@@ -443,6 +462,47 @@ def unpublish(site: Site) -> Move | None:
         return None
     change = f'ALTER PUBLICATION "{site.publication}" %s TABLE ONLY {table.sql}'
     return Move((change % "DROP",), (change % "ADD",), table.oid)
+
+
+@_move
+def leave_out(site: Site) -> Move | None:
+    """Kinds of changes, for all tables of the publication."""
+    change = f"ALTER PUBLICATION \"{site.publication}\" SET (publish = '%s')"
+    some = site.chance.choice(("insert, update, delete", "insert, update, truncate", "insert, delete", "insert",
+                               "update, delete, truncate"))  # fmt: skip
+    return Move((change % some,), (change % ALL_KINDS,))
+
+
+# Rights and defaults ----------------------------------------------------------------------------
+
+
+@_move
+def revoke(site: Site) -> Move | None:
+    """All rights on a table or schema, or those on some columns."""
+    table = site.pick(site.tables)
+    if not site.few or table is None:
+        return None
+    what, on = site.chance.choice((("SELECT", table.sql), ("SELECT", table.sql), ("USAGE", f"SCHEMA {table.schema}")))
+    some = f"GRANT SELECT (id) ON {table.sql} TO {site.reader}"
+    return Move((f"REVOKE {what} ON {on} FROM {site.reader}", *([some] * site.chance.randrange(2))),
+                (f"GRANT {what} ON {on} TO {site.reader}",), table.oid)  # fmt: skip
+
+
+@_move
+def grant(site: Site) -> Move | None:
+    """What came since the last time lacks it."""
+    return Move(granted(site.schemas, site.reader)) if site.few else None
+
+
+@_move
+def change_default(site: Site) -> Move | None:
+    change, role = site.chance.choice(HOSTILE), site.chance.choice((None, site.reader))
+    return Move((default(f"SET {change}", role),), (default(f"RESET {change.split()[0]}", role),))
+
+
+def granted(schemas: Schemas, reader: str) -> tuple[str, ...]:
+    names = ", ".join(schemas.both)
+    return f"GRANT USAGE ON SCHEMA {names} TO {reader}", f"GRANT SELECT ON ALL TABLES IN SCHEMA {names} TO {reader}"
 
 
 def _shape(table: Table) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from tests.history.structure import source, writes
 from tests.history.structure.chronicle import Chronicle
 from tests.history.structure.moves import MOVES, Site
 from tests.history.structure.source import Schemas, Table
-from tests.history.structure.story import Step, Story
+from tests.history.structure.story import Kind, Step, Story
 
 Write = Callable[[psycopg.Connection[Any], Table, random.Random], None]
 
@@ -39,7 +39,8 @@ class Player:
     story: Story
     schemas: Schemas
     publication: str
-    via_root: bool
+    kind: Kind
+    reader: str
     sessions: Sequence[Session]
     chronicle: Chronicle
     done: Counter[str] = field(default_factory=Counter)
@@ -73,7 +74,8 @@ class Player:
     # Structure --------------------------------------------------------------------------------------
 
     def _move(self, session: Session, chance: random.Random, step: Step) -> None:
-        site = Site(self._tables(session), chance, self.schemas, self.publication, self.story.scope, self.via_root)
+        kind, tables = self.kind, self._tables(session)
+        site = Site(tables, chance, self.schemas, self.publication, kind.scope, kind.via_root, self.reader, kind.few)
         move = MOVES[step.op](site)
         if move is None:
             return

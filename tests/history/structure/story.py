@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tests.history.structure.moves import MOVES
 from tests.history.structure.source import FAMILIES
+from tests.history.structure.writes import ODD_TEXTS
 
 CONNECTIONS = 2
 SCOPES = ("tables", "all", "schema")
@@ -35,6 +36,8 @@ OF_COLUMNS = frozenset(_OF_FAMILIES["even"])
 """Moves that only stories of columns hold."""
 _PARTED = ("even", "bag")
 """Families of these alone."""
+_LONG = ("unlogged partition", "leave out", "revoke", "grant", "change default") * 2
+"""Moves that only long stories hold."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,24 @@ class Kind:
     via_root: bool
     following: bool
     """Runs go on beside the steps; else each ends before the next step."""
+    encoding: str = "UTF8"
+    few: bool = False
+    """The project's role may read only what it is granted. What comes later lacks the grant."""
 
     def __str__(self) -> str:
         kinds = {"tables": "FOR TABLE, as setup makes it", "all": "FOR ALL TABLES", "schema": "FOR TABLES IN SCHEMA"}
-        return f"{kinds[self.scope]}{' via root' * self.via_root}{', following' * self.following}"
+        return (f"{kinds[self.scope]}{' via root' * self.via_root}{', following' * self.following}"
+                f", {self.encoding}{', few rights' * self.few}")  # fmt: skip
 
     @classmethod
-    def of(cls, seed: int) -> Kind:
+    def of(cls, seed: int, *, long: bool = False) -> Kind:
         chance = random.Random(f"kind {seed}")
         scope = SCOPES[seed % len(SCOPES)]
         via_root, following = chance.random() < 0.6 and scope != "tables", chance.random() < 0.3
-        return cls(scope, via_root, following)
+        if not long:
+            return cls(scope, via_root, following)
+        encoding, few = chance.choice(("UTF8", *sorted(ODD_TEXTS))), chance.random() < 0.6 and scope != "tables"
+        return cls(scope, via_root, following, encoding, few)
 
 
 @dataclass(frozen=True)
@@ -83,20 +93,23 @@ class Story:
         return replace(self, parts=(*self.parts[:part], rest, *self.parts[part + 1 :]))
 
 
-def story(seed: int, scope: str, *, parts: int, ideas: int, moves: Sequence[str] = ()) -> Story:
+def story(
+    seed: int, scope: str, *, parts: int, ideas: int, moves: Sequence[str] = (), long: bool = False
+) -> Story:  # fmt: skip
     """At least ``parts`` parts of up to ``ideas`` ideas. ``moves``: only these."""
     chance = random.Random(f"story {seed}")
     others = chance.sample([name for name in FAMILIES if name not in ("plain", *_PARTED)], chance.choice((1, 1, 2)))
-    usual = sorted(MOVES.keys() - {move for of in _OF_FAMILIES.values() for move in of})
+    usual = sorted(MOVES.keys() - {move for of in _OF_FAMILIES.values() for move in of} - set(_LONG))
+    usual += _LONG * long
     usual += [move for family in others for move in _OF_FAMILIES[family] * 2]
     return _told(chance, seed, scope, ("plain", *others), moves or usual, parts=parts, ideas=ideas)
 
 
-def columns_story(seed: int, scope: str, *, parts: int, ideas: int) -> Story:
+def columns_story(seed: int, scope: str, *, parts: int, ideas: int, long: bool = False) -> Story:
     """As :func:`story`, of columns of partitioned tables and of tables without a key."""
     chance = random.Random(f"columns {seed}")
     families = chance.sample(("even", "bag", "wide", "parts"), chance.choice((2, 2, 3)))
-    return _told(chance, seed, scope, ("plain", *families), _ON_COLUMNS, parts=parts, ideas=ideas)
+    return _told(chance, seed, scope, ("plain", *families), _ON_COLUMNS + _LONG * long, parts=parts, ideas=ideas)
 
 
 def _told(

@@ -10,6 +10,8 @@ import psycopg
 from tests.history.structure.source import Column, Table
 
 _TEXTS = ("'a'", "''", "'it''s'", "'😀 ü'", "repeat(md5('x'), 90)")
+ODD_TEXTS = {"LATIN1": "ÿ ü", "WIN1252": "€ “ü”", "EUC_JP": "日本語 ①～￢ ｶﾅ"}
+"""By server encoding, in place of what only UTF8 has."""
 
 _MANY = 400
 """Rows of some 200 bytes: more than the 64 kB that the least ``logical_decoding_work_mem`` holds."""
@@ -82,7 +84,8 @@ def _of_type(conn: psycopg.Connection[Any], type_: str, chance: random.Random) -
     if chance.random() < 0.15:
         return f"NULL::{type_}"
     if type_ == "text":
-        return chance.choice(_TEXTS)
+        odd = ODD_TEXTS.get(conn.info.parameter_status("server_encoding") or "", "😀 ü")
+        return chance.choice(_TEXTS).replace("😀 ü", odd)
     plain = type_.rpartition(".")[2]
     if plain == "mood":
         labels = conn.execute(f"SELECT enum_range(NULL::{type_})::text[]".encode()).fetchall()[0][0]
