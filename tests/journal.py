@@ -49,7 +49,8 @@ END $$;
 
 _LEAVES = """
 SELECT c.oid, n.nspname, c.relname FROM pg_partition_tree(%(table)s::regclass) AS tree
-JOIN pg_class c ON c.oid = tree.relid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE tree.isleaf
+JOIN pg_class c ON c.oid = tree.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE tree.isleaf AND c.relpersistence = 'p'
 UNION
 SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = %(table)s::regclass AND c.relkind = 'r'

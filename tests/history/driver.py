@@ -113,15 +113,15 @@ class Project:
 
 
 @contextmanager
-def project(server: EmbeddedServer, spark: SparkSession, tables: Sequence[Spec]) -> Iterator[Project]:
+def project(server: EmbeddedServer, spark: SparkSession, history: History) -> Iterator[Project]:
     """With the tables made and the journal begun, in a directory that is current meanwhile."""
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
-        fresh_database(server) as database,
-        database.connect() as conn,
+        fresh_database(server, history.encoding) as database,
+        database.connect(client_encoding="UTF8") as conn,
     ):
-        workload = Workload(database, tables, conn)
+        workload, tables = Workload(database, history.tables, conn), history.tables
         workload.make()
         settings = Settings(
             source=database.conninfo,

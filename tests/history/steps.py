@@ -52,16 +52,24 @@ class History:
     before: list[Step]
     """Before the first copy."""
     parts: list[tuple[list[Step], Doing]]
+    encoding: str = "UTF8"
 
 
-STEPS = st.builds(
-    Step,
-    op=st.sampled_from([op for op, weight in _WEIGHTS.items() for _ in range(weight)]),
-    connection=st.integers(0, CONNECTIONS - 1),
-    table=st.integers(0, 4),
-    pick=st.integers(0, 11),
-    seed=st.integers(0, 1 << 16),
-)
+def _steps(**more: int) -> st.SearchStrategy[Step]:
+    return st.builds(
+        Step,
+        op=st.sampled_from([op for op, weight in {**_WEIGHTS, **more}.items() for _ in range(weight)]),
+        connection=st.integers(0, CONNECTIONS - 1),
+        table=st.integers(0, 4),
+        pick=st.integers(0, 11),
+        seed=st.integers(0, 1 << 16),
+    )
+
+
+STEPS = _steps()
+_LONG_STEPS = _steps(default=4)
+"""With changes of the database's defaults."""
+_SPECS = tables()
 DOINGS = st.builds(
     Doing,
     kind=st.sampled_from(_DOINGS),
@@ -87,17 +95,26 @@ def undisturbed() -> list[Step]:
     return [*ended, *acts]
 
 
-def histories(parts: int, steps: int) -> st.SearchStrategy[History]:
+def long_histories(parts: int, steps: int, encoding: str) -> st.SearchStrategy[History]:
+    """As :func:`histories`, in a database of this encoding, with unlogged partitions and changes of defaults."""
+    return histories(parts, steps, _LONG_STEPS, tables(encoding, unlogged=True), encoding)
+
+
+def histories(
+    parts: int, steps: int, one: st.SearchStrategy[Step] = STEPS,
+    specs: st.SearchStrategy[tuple[Spec, ...]] = _SPECS, encoding: str = "UTF8",
+) -> st.SearchStrategy[History]:  # fmt: skip
     """Of up to ``parts`` runs, each after up to ``steps`` steps; the tables have some rows to begin with.
 
     Not the simplest of all: hypothesis begins with it, and a test of one example would see no other one.
     """
     first = [Step("insert", 0, table, 0, seed) for table in range(5) for seed in range(4)]
     first.append(Step("commit", 0, 0, 0, 0))
-    part = st.tuples(st.lists(STEPS, min_size=steps // 3, max_size=steps), DOINGS)
+    part = st.tuples(st.lists(one, min_size=steps // 3, max_size=steps), DOINGS)
     return st.builds(
         History,
-        tables=tables(),
-        before=st.lists(STEPS, max_size=steps // 2).map(lambda more: first + more),
+        tables=specs,
+        before=st.lists(one, max_size=steps // 2).map(lambda more: first + more),
         parts=st.lists(part, min_size=max(parts - 1, 1), max_size=parts),
+        encoding=st.just(encoding),
     ).filter(lambda history: any(step.seed for steps, _ in history.parts for step in steps))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from hypothesis import strategies as st
 
-from tests.history.values import KEYS, LARGE, VALUES, Kind
+from tests.history.values import KEYS, LARGE, VALUES, Kind, fitting
 
 Form = Literal["primary", "full", "index", "index beside primary", "deferrable", "bag", "inserts"]
 """How the stream names old rows. ``deferrable``: a primary key that is, under FULL. ``bag``: FULL without a key.
@@ -40,6 +41,8 @@ class Spec:
     key: tuple[Column, ...]
     values: tuple[Column, ...]
     partitioned: bool = False
+    unlogged: bool = False
+    """One of its partitions is UNLOGGED; the mirror has none of its rows."""
     generated: bool = False
     numbered: bool = False
     """Has a column that a sequence fills."""
@@ -62,8 +65,7 @@ class Spec:
     @property
     def columns(self) -> tuple[Column, ...]:
         """Those that statements give values."""
-        region = (Column("region", REGION),) if self.partitioned else ()
-        return (*self.key, *region, *self.values)
+        return (*self.key, *self._region, *self.values)
 
     @property
     def followed(self) -> bool:
@@ -101,6 +103,8 @@ class Spec:
                 f"CREATE TABLE {south} ({turned})",
                 f"ALTER TABLE {self.sql} ATTACH PARTITION {south} FOR VALUES IN ('s', 't')",
             ]
+        if self.unlogged:
+            made.append(f"CREATE UNLOGGED TABLE {self.leaf('u')} PARTITION OF {self.sql} FOR VALUES IN ('u')")
         if self.form in ("index", "index beside primary"):
             made.append(f"CREATE UNIQUE INDEX {quoted('i ' + self.name[:50])} ON {self.sql} ({key})")
             made.append(f"ALTER TABLE {self.sql} REPLICA IDENTITY USING INDEX {quoted('i ' + self.name[:50])}")
@@ -115,7 +119,7 @@ class Spec:
 
     @property
     def _region(self) -> tuple[Column, ...]:
-        return (Column("region", REGION),) if self.partitioned else ()
+        return (Column("region", WIDER if self.unlogged else REGION),) if self.partitioned else ()
 
     def _lines(self) -> list[str]:
         needed = " NOT NULL" if self.form not in ("bag", "inserts") else ""
@@ -134,6 +138,7 @@ class Spec:
 
 
 REGION = Kind("text", ("'n'", "'s'", "'t'"))
+WIDER = Kind("text", (*REGION.pool, "'u'"))
 
 
 def quoted(name: str) -> str:
@@ -144,10 +149,11 @@ _FORMS: tuple[Form, ...] = ("primary", "full", "index", "index beside primary", 
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> tuple[Spec, ...]:
-    """Three to five tables; one may refer to the first."""
-    names = draw(st.lists(st.sampled_from(TABLE_NAMES), min_size=3, max_size=4, unique=True))
-    found = [draw(_table(name)) for name in names]
+def tables(draw: st.DrawFn, encoding: str = "UTF8", *, unlogged: bool = False) -> tuple[Spec, ...]:
+    """Three to five tables; one may refer to the first. ``encoding``: the names are such that it has them.
+    ``unlogged``: partitions may be that."""
+    names = draw(st.lists(st.sampled_from(fitting(TABLE_NAMES, encoding)), min_size=3, max_size=4, unique=True))
+    found = [draw(_table(name, fitting(COLUMN_NAMES, encoding))) for name in names]
     if draw(st.booleans()):
         # The parent needs one key column that a foreign key can name.
         first = replace(found[0], form=draw(st.sampled_from(("primary", "full"))), key=found[0].key[:1],
@@ -157,14 +163,16 @@ def tables(draw: st.DrawFn) -> tuple[Spec, ...]:
         found[1] = replace(found[1], parent=first, partitioned=False, action=action)
     if draw(st.booleans()):
         found.append(Spec("public", "inserts only", "inserts", (), (Column("a b", LARGE), Column("n", KEYS[0]))))
+    if unlogged:
+        found = [replace(spec, unlogged=spec.partitioned and draw(st.integers(0, 3)) > 0) for spec in found]
     return tuple(found)
 
 
 @st.composite
-def _table(draw: st.DrawFn, name: str) -> Spec:
+def _table(draw: st.DrawFn, name: str, column_names: Sequence[str]) -> Spec:
     form = draw(st.sampled_from(_FORMS))
     partitioned = form in ("primary", "full", "bag") and draw(st.integers(0, 2)) == 2
-    names = draw(st.permutations(COLUMN_NAMES))
+    names = draw(st.permutations(column_names))
     keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3))
     if draw(st.booleans()):
         keys = [KEYS[0]]

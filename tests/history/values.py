@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -52,6 +53,15 @@ def default(change: str, role: str | None = None) -> str:
     return f"DO $$ BEGIN EXECUTE format('ALTER {whose} %I {change}', current_database()); END $$"
 
 
+CODECS = {"UTF8": "utf-8", "LATIN1": "latin-1", "WIN1252": "cp1252", "EUC_JP": "euc_jp"}
+"""By server encoding: Python's nearest."""
+
+
+def fitting(texts: Sequence[str], encoding: str) -> list[str]:
+    """Those of which the encoding has every character."""
+    return [text for text in texts if text.encode(CODECS[encoding], "ignore").decode(CODECS[encoding]) == text]
+
+
 LONG_KEYS = tuple(large(seed, 75) for seed in (1, 2))
 """2400 characters: an index still holds them, but the row's other columns push them out of line."""
 
@@ -64,7 +74,7 @@ CREATE FUNCTION doubled(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1 * 
 """
 
 _ODD_TEXTS = ("", " ", "a", "A", "NULL", "null", "it's", 'say "hi"', "back\\slash", "tab\tline\nend", "😀 ünï", "\\x00",
-              "(a,b)", "{a}", "\u2028", "e\u0301")  # fmt: skip
+              "(a,b)", "{a}", "\u2028", "e\u0301", "ÿ ü", "€ “ü”", "日本語 ①～￢ ｶﾅ")  # fmt: skip
 
 KEYS = (
     _kind("int", "-3", "-2", "-1", "0", "1", "2", "3", spare="77"),

@@ -15,19 +15,20 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
+from pgcdc_assets.demo.server import USER
 from tests.fix_postgres import Database
 from tests.history.steps import CONNECTIONS, Step
 from tests.history.tables import Column, Spec, quoted
-from tests.history.values import LARGE, TYPES
+from tests.history.values import HOSTILE, LARGE, TYPES, default, fitting
 
 _SETTINGS = """
 SET lock_timeout = '20ms'; SET DateStyle = ISO; SET IntervalStyle = postgres; SET TimeZone = UTC;
 SET extra_float_digits = 1; SET bytea_output = hex
 """
 _REFUSED = (errors.IntegrityError, errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse,
-            errors.FeatureNotSupported, errors.ProgramLimitExceeded)  # fmt: skip
+            errors.FeatureNotSupported, errors.ProgramLimitExceeded, errors.UntranslatableCharacter)  # fmt: skip
 """A constraint; a lock; a truncate of a table that another refers to, or with pending events; a key too long for its
-index."""
+index; a text that the encoding lacks."""
 
 Act = Callable[[], None]
 
@@ -74,13 +75,15 @@ class Workload:
     _gid: int = 0
 
     def make(self) -> None:
-        self.conn.execute(TYPES.encode())
+        encoding = self.conn.info.parameter_status("server_encoding") or ""
+        (label,) = fitting(("😀",), encoding) or ("?",)
+        self.conn.execute(TYPES.replace("😀", label).encode())
         self.conn.execute('CREATE SCHEMA "Odd Schema"')
         for spec in self.tables:
             for statement in spec.ddl():
                 self.conn.execute(statement.encode())
         for _ in range(CONNECTIONS):
-            conn = self.database.connect()
+            conn = self.database.connect(client_encoding="UTF8")
             conn.execute(_SETTINGS)
             self.sessions.append(Session(conn))
 
@@ -157,6 +160,13 @@ class Workload:
             how = chance.choice(("COMMIT", "COMMIT", "ROLLBACK"))
             self.conn.execute(f"{how} PREPARED '{name}'".encode())
             self._count(f"{how.lower()} prepared", True)
+
+    def _default(self, session: Session, chance: random.Random) -> None:
+        """Of the database or its owner in it, changed or changed back: what connects from now on has it."""
+        change, role = chance.choice(HOSTILE), chance.choice((None, USER))
+        change = f"SET {change}" if chance.random() < 0.7 else f"RESET {change.split()[0]}"
+        self.conn.execute(default(change, role).encode())
+        self._count("default", True)
 
     # Statements ---------------------------------------------------------------------------------
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from hypothesis import given, seed, settings
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.history.driver import SLOW, play, project
-from tests.history.steps import History, histories
+from tests.history.steps import History, histories, long_histories
+from tests.history.values import CODECS
+
+logger = logging.getLogger(__name__)
 
 
 def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
-    with project(server, spark, history.tables) as at:
+    with project(server, spark, history) as at:
         play(at, history)
+        unlogged = sum(spec.unlogged for spec in history.tables)
+        logger.info("%s, %s unlogged: %s", history.encoding, unlogged, dict(at.workload.done))
 
 
 @pytest.mark.spark
@@ -28,8 +35,14 @@ def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: H
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(3600)
-@pytest.mark.takes(300)
-@settings(SLOW, max_examples=12)
-@given(history=histories(4, 60))
-def test_many_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
-    hold(server, spark, history)
+@pytest.mark.takes(100)
+@pytest.mark.parametrize("encoding", CODECS)
+def test_many_histories(server: EmbeddedServer, spark: SparkSession, encoding: str) -> None:
+    """Of an example that fails the blob is printed."""
+
+    @settings(SLOW, max_examples=3)
+    @given(history=long_histories(4, 60, encoding))
+    def history_holds(history: History) -> None:
+        hold(server, spark, history)
+
+    history_holds()

@@ -58,7 +58,7 @@ Tables = Mapping[str, Contents]
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Entry:
     first: int
     """Number of the message whose commit is, or comes before, the change."""
     last: int
@@ -73,17 +73,17 @@ class Chronicle:
     conn: psycopg.Connection[Any]
     witness: str
     publication: str
-    _entries: list[Entry]
+    _entries: list[_Entry]
     _messages: int = 0
 
     @classmethod
-    def begin(cls, conn: psycopg.Connection[Any], schemas: Sequence[str], publication: str) -> Self:
+    def begin(cls, conn: psycopg.Connection[Any], schemas: Sequence[str], publication: str = "") -> Self:
         """What is there already is what was there from the start. ``conn``: in autocommit mode, for this alone."""
         conn.execute(_SETTINGS)
         conn.execute("CREATE PUBLICATION history_witness")
         witness = f"witness_{conn.info.dbname}"[:60]
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [witness])
-        chronicle = cls(conn, witness, publication, [Entry(0, 0, {}, partial=False)])
+        chronicle = cls(conn, witness, publication, [_Entry(0, 0, {}, partial=False)])
         chronicle._enter(0, 0, schemas)
         return chronicle
 
@@ -106,15 +106,22 @@ class Chronicle:
         return self._messages
 
     @property
-    def now(self) -> Entry:
-        return self._entries[-1]
+    def now(self) -> Tables:
+        return self._entries[-1].tables
 
-    def at(self, lsn: int, commits: Mapping[int, int]) -> list[Entry]:
+    def at(self, lsn: int, commits: Mapping[int, int]) -> list[Tables]:
         """What the tables may have held when the transactions with ``commit_lsn`` < ``lsn`` had committed.
 
         More than one only where ``lsn`` lies within a statement of several transactions.
         """
-        found: list[Entry] = []
+        return [entry.tables for entry in self._at(lsn, commits)]
+
+    def partial_at(self, lsn: int, commits: Mapping[int, int]) -> bool:
+        """Whether the publication may have left out inserts, updates or deletes then, and does not any more."""
+        return not self._entries[-1].partial and any(entry.partial for entry in self._at(lsn, commits))
+
+    def _at(self, lsn: int, commits: Mapping[int, int]) -> list[_Entry]:
+        found: list[_Entry] = []
         for entry in reversed(self._entries):
             if commits[entry.first] < lsn:
                 found.append(entry)
@@ -134,7 +141,7 @@ class Chronicle:
         return found
 
     def _enter(self, first: int, last: int, schemas: Sequence[str]) -> None:
-        tables = {title: found for title, found in self.now.tables.items() if title.split(".", 1)[0] not in schemas}
+        tables = {title: found for title, found in self.now.items() if title.split(".", 1)[0] not in schemas}
         for oid, schema, name, kind, persistence, columns, generated in self.conn.execute(
             _TABLES, [list(schemas)]
         ).fetchall():
@@ -142,7 +149,7 @@ class Chronicle:
             rows = self._rows(sql.Identifier(schema, name), names, only=kind == "r")
             tables[f"{schema}.{name}"] = Contents(oid, persistence == "p", tuple(names), frozenset(generated), rows)
         partial = bool(self.conn.execute(_PARTIAL, [self.publication]).fetchall())
-        self._entries.append(Entry(first, last, tables, partial))
+        self._entries.append(_Entry(first, last, tables, partial))
 
     def _rows(self, table: sql.Identifier, names: Sequence[str], *, only: bool) -> Rows:
         text = sql.SQL("CASE WHEN num_nulls({0}) = 0 THEN format('%s', {0}) END")

@@ -15,7 +15,7 @@ from pgcdc_assets.lake import Lake, LakeAt
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
-from tests.history.structure.chronicle import Chronicle, Contents, Entry
+from tests.history.structure.chronicle import Chronicle, Contents, Tables
 from tests.oracle import RAW, written
 
 _OURS = "_pgcdc_"
@@ -40,8 +40,6 @@ class Silence:
     what: str
     table: TableName | None = None
     """Whose rows differ."""
-    partial: bool = False
-    """The publication left out changes at that LSN."""
 
 
 @dataclass
@@ -80,25 +78,26 @@ class Judge:
         points = ConsistentPoints(self.settings.layout).all()
         commits = self.chronicle.commits()
         for point in points[self.seen :]:
-            for silence in self._point(point, self.chronicle.at(int(point.replay_lsn), commits)):
+            at = int(point.replay_lsn)
+            for silence in self._point(point, self.chronicle.at(at, commits)):
                 if silence.table in inserts_only:
                     self.told["inserts only"] += 1
-                elif silence.partial and not self.chronicle.now.partial:
+                elif self.chronicle.partial_at(at, commits):
                     self.told["changes left out"] += 1
                 else:
                     yield silence
         self.seen = len(points)
 
-    def _point(self, point: Point, known: Sequence[Entry]) -> Iterator[Silence]:
+    def _point(self, point: Point, known: Sequence[Tables]) -> Iterator[Silence]:
         at = LakeAt(self.settings.layout, point)
         for name in at.tables:
             title = f"{name.schema}.{name.name}"
-            wrong = [self._difference(at, name, entry.tables.get(title)) for entry in known]
+            wrong = [self._difference(at, name, tables.get(title)) for tables in known]
             self.listed += 1
             self._known.add(name)
             if all(wrong):
                 where = f"{title} at {point.replay_lsn}, version {point.tables[name]}"
-                yield Silence(name.schema, f"{where}: {wrong[0]}", name, any(entry.partial for entry in known))
+                yield Silence(name.schema, f"{where}: {wrong[0]}", name)
 
     def _difference(self, at: LakeAt, name: TableName, source: Contents | None) -> str | None:
         if source is None:
@@ -152,7 +151,7 @@ class Judge:
         partition, or with UNLOGGED ones alone, cannot be followed.
         """
         names = {f"{name.schema}.{name.name}" for name in Lake(self.settings.layout.root).at().tables}
-        wanted = {title for title, source in self.chronicle.now.tables.items() if source.logged}
+        wanted = {title for title, source in self.chronicle.now.items() if source.logged}
         wanted -= self._titles(_UNPUBLISHED_ROOTS)
         if not self.everything:
             schemas = self._titles(_SCHEMAS, self.settings.publication)
@@ -168,7 +167,7 @@ class Judge:
     def _now(self, told: Status) -> Iterator[Silence]:
         newest = ConsistentPoints(self.settings.layout).newest()
         listed = set() if newest is None else set(newest.tables)
-        for title, source in self.chronicle.now.tables.items():
+        for title, source in self.chronicle.now.items():
             name = TableName(*title.split(".", 1))
             if name in listed or not source.logged:
                 continue
