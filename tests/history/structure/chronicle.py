@@ -116,9 +116,13 @@ class Chronicle:
         """
         return [entry.tables for entry in self._at(lsn, commits)]
 
+    @property
+    def partial(self) -> bool:
+        return self._entries[-1].partial
+
     def partial_at(self, lsn: int, commits: Mapping[int, int]) -> bool:
         """Whether the publication may have left out inserts, updates or deletes then, and does not any more."""
-        return not self._entries[-1].partial and any(entry.partial for entry in self._at(lsn, commits))
+        return not self.partial and any(entry.partial for entry in self._at(lsn, commits))
 
     def _at(self, lsn: int, commits: Mapping[int, int]) -> list[_Entry]:
         found: list[_Entry] = []
