@@ -41,14 +41,14 @@ class Spec:
     key: tuple[Column, ...]
     values: tuple[Column, ...]
     partitioned: bool = False
-    unlogged: bool = False
-    """One of its partitions is UNLOGGED; the mirror has none of its rows."""
     generated: bool = False
     numbered: bool = False
     """Has a column that a sequence fills."""
     parent: Spec | None = None
     """A table that it refers to, by its only key column."""
     action: str = "CASCADE"
+    unlogged: bool = False
+    """One of its partitions is UNLOGGED; the mirror has none of its rows."""
 
     @property
     def title(self) -> str:
@@ -151,7 +151,7 @@ _FORMS: tuple[Form, ...] = ("primary", "full", "index", "index beside primary", 
 @st.composite
 def tables(draw: st.DrawFn, encoding: str = "UTF8", *, unlogged: bool = False) -> tuple[Spec, ...]:
     """Three to five tables; one may refer to the first. ``encoding``: the names are such that it has them.
-    ``unlogged``: partitions may be that."""
+    ``unlogged``: one of them has a partition that is."""
     names = draw(st.lists(st.sampled_from(fitting(TABLE_NAMES, encoding)), min_size=3, max_size=4, unique=True))
     found = [draw(_table(name, fitting(COLUMN_NAMES, encoding))) for name in names]
     if draw(st.booleans()):
@@ -164,7 +164,9 @@ def tables(draw: st.DrawFn, encoding: str = "UTF8", *, unlogged: bool = False) -
     if draw(st.booleans()):
         found.append(Spec("public", "inserts only", "inserts", (), (Column("a b", LARGE), Column("n", KEYS[0]))))
     if unlogged:
-        found = [replace(spec, unlogged=spec.partitioned and draw(st.integers(0, 3)) > 0) for spec in found]
+        form: Form = draw(st.sampled_from(("primary", "full", "bag")))
+        key, values = (Column("id", KEYS[0]),), (Column("v", LARGE),)
+        found.append(Spec("public", "leaves", form, key, values, partitioned=True, unlogged=True))
     return tuple(found)
 
 
