@@ -29,7 +29,7 @@ PORT = 4000
 @click.option("--host", default=HOST, show_default=True, help="Address to listen at; the server has no login.")
 def code_server(port: int, host: str) -> int:
     """Serve the project to Dagster's webserver and daemon elsewhere."""
-    settings = project_settings()
+    settings = project_settings(set_up=False)
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=None):
         serve(settings.layout, stop, host, port)

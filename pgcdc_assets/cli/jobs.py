@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.names import TableName, nearest
-from pgcdc_assets.errors import PgcdcError, UnknownTable
+from pgcdc_assets.errors import PgcdcError, SetupNeeded, UnknownTable
 from pgcdc_assets.project import DAGSTER_FOLDER, LOCATION, dagster_home
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
@@ -30,15 +30,17 @@ _NO_COMPUTE_LOGS = {
 """A foreground command keeps its own stdout and stderr."""
 
 
-def project_settings() -> Settings:
+def project_settings(*, set_up: bool = True) -> Settings:
     """The settings. Wrong settings, and another source or lake than the project's, raise an error before a run is
-    started."""
+    started; with ``set_up``, so does a project without a saved catalog."""
     from pgcdc_assets.checks.origin import refuse_other_source
     from pgcdc_assets.flow.ownlake import refuse_other_lake
 
     settings = Settings.load()
     refuse_other_source(settings)
     refuse_other_lake(settings.layout)
+    if set_up and load_catalog(CATALOG_FILE) is None:
+        raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
     dagster_home()
     return settings
 
