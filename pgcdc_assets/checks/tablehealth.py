@@ -27,6 +27,9 @@ def _publications(facts: Facts) -> Iterator[Problem]:
         if publication is None:
             do = COPY_ANEW if facts.slot or facts.log else "run `pgcdc setup`"
             yield error(f"publication {name}", "does not exist: changes are lost meanwhile", do)
+    if len(present) < len(source.publications):
+        # This is the answer for all its tables.
+        return
     published = frozenset(chain.from_iterable(publication.tables for publication in present))
     if present and not published and catalog.tables:
         names = ", ".join(publication.name for publication in present)
@@ -48,7 +51,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
 def _unpublished(facts: Facts) -> Iterator[Problem]:
     """Tables that the settings mean and that exist, by what the source publishes now, whatever was saved before."""
     source = facts.source
-    if source is None or facts.catalog is None or not source.mirrored:
+    if source is None or facts.catalog is None or not source.mirrored or None in source.publications.values():
         return
     stand = {table.name: table.replay_lsn for table in facts.tables if table.replay_lsn is not None}
     stand |= {name: left.lsn for name, left in facts.left.items()}
