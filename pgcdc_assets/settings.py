@@ -101,6 +101,16 @@ def _object_store(url: str) -> str:
     return url
 
 
+def _refuse_shared_folder(lake: str) -> None:
+    """Raise ValueError for a folder that cannot be the lake's alone."""
+    if not lake:
+        raise ValueError("is empty; name a folder, like lake")
+    place = os.path.realpath(lake)
+    for folder, whose in ((os.getcwd(), "the project's folder"), (os.path.expanduser("~"), "your home")):
+        if Path(os.path.realpath(folder)).is_relative_to(place):
+            raise ValueError(f"{place} is {whose}, or contains it; name a folder of the lake's own, like lake")
+
+
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Retention = Annotated[timedelta, WrapValidator(_days)]
 
@@ -213,6 +223,8 @@ class Settings(BaseSettings):
             return _object_store(value)
         if isinstance(value, (str, Path)) and (odd := _UNOPENED.search(str(Path(value).absolute()))):
             raise ValueError(f"no Delta table can be opened under {Path(value).absolute()}, for {odd[0]!r} in its path")
+        if isinstance(value, (str, Path)):
+            _refuse_shared_folder(str(value))
         return Path(value) if isinstance(value, str) else value
 
     @field_validator("slot")

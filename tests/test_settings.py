@@ -54,6 +54,32 @@ def test_a_lake_is_in_a_folder_of_plain_letters(odd: str, monkeypatch: pytest.Mo
         Settings.load()
 
 
+@pytest.mark.parametrize("lake", [".", "..", "{project}", "{home}", "/", "link", "sub/.."])
+def test_a_lake_does_not_hold_the_project_or_the_home(
+    lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`teardown --lake` deletes it."""
+    project, home = tmp_path / "a/project", tmp_path / "home"
+    (project / "sub").mkdir(parents=True)
+    home.mkdir()
+    (project / "link").symlink_to(home)
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PGCDC_LAKE", lake.format(project=project, home=home))
+    with pytest.raises(SettingsError, match=r"setting `lake`: /.* is .*, or contains it; name a folder of the lake's"):
+        Settings.load()
+    for fine in (home / "lake", project / "sub", tmp_path / "a/proj"):
+        monkeypatch.setenv("PGCDC_LAKE", str(fine))
+        Settings.load()
+
+
+def test_a_lake_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pgcdc.yaml").write_text('lake: ""\n')
+    with pytest.raises(SettingsError, match="setting `lake`: is empty; name a folder"):
+        Settings.load()
+
+
 def _settled(lake: Path) -> bool:
     try:
         return Settings.load().layout.root == Location.of(lake)
