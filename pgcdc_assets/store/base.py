@@ -147,6 +147,10 @@ class Store(ABC):
         """Delete all files of a folder; what cannot be deleted stays."""
         self.delete([folder / entry.name for entry in self.walk(folder, hidden=True)])
 
+    def delete_empty(self, folder: Location) -> None:
+        """Delete a folder that holds nothing, in a store that has folders."""
+        del folder
+
     def move_folder(self, source: Location, to: Location) -> None:
         """Move all files of a folder, in the order of their names: if a machine stops in the middle, what is left of a
         table's log lacks its beginning, and is never taken for an older table."""

@@ -141,6 +141,12 @@ class LocalStore(Store):
         if os.path.islink(folder.text):
             os.unlink(folder.text)
 
+    def delete_empty(self, folder: Location) -> None:
+        with suppress(OSError):
+            os.rmdir(os.path.realpath(folder.text))
+            if os.path.islink(folder.text):
+                os.unlink(folder.text)
+
     def move_folder(self, source: Location, to: Location) -> None:
         _make_folder(to.parent.text)
         os.rename(source.text, to.text)

@@ -165,6 +165,10 @@ def delete_folder(folder: Location) -> None:
     _written(folder).delete_folder(folder)
 
 
+def delete_empty(folder: Location) -> None:
+    store_of(folder).delete_empty(folder)
+
+
 def move_folder(source: Location, to: Location) -> None:
     _written(to).move_folder(source, to)
 

@@ -17,4 +17,5 @@ rowgroups   a mirror's files as a merge reads them         liverows   all rows, 
 repair      a range derived again               settlement  which versions are durable
 othercommits  changes of rows by others         compaction  small and worn files written anew
 thinning    versions that nobody needs go       upkeep      OPTIMIZE, and what readers are promised
+lakeremoval  mirrors and all else of ours go, files of others stay
 """

@@ -60,11 +60,11 @@ def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
 def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str, str], root: Location) -> None:
     """Make an empty mirror, durable with its folders up to the lake's ``root``."""
     if open_delta(path) is None:
-        _clear_what_was_begun(path)
+        clear_what_was_begun(path)
     create_table(path, schema.columns(), {**PROPERTIES, **properties}, {}, root)
 
 
-def _clear_what_was_begun(path: Location) -> None:
+def clear_what_was_begun(path: Location) -> None:
     """Delete the log of a run that died before the first commit, and rows of a copy whose log a power cut took.
     LakeError where files of other names are, which are somebody else's."""
     storage.delete_folder(path / DELTA_LOG)

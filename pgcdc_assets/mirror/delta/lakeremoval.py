@@ -1,0 +1,69 @@
+"""Removes a lake from its folder, which may hold files of others as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from pgcdc_assets.core.formats import MALFORMED
+from pgcdc_assets.core.layout import DELTA_LOG, OWN, Layout
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.log import DeltaLog
+from pgcdc_assets.delta.removal import remove_table
+from pgcdc_assets.errors import LakeError, MachineError, PgcdcError
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, clear_what_was_begun
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.store import storage
+
+
+def remove_lake(layout: Layout) -> list[str]:
+    """Delete the mirrors and the folder of everything else that is ours, then the lake's folder if it is empty.
+
+    Returns the files that stay, which are not ours. Raises MachineError if a file of ours stays.
+    """
+    mirrors = list(_mirrors(layout))
+    with suppress(OSError):
+        for folder in mirrors:
+            remove_table(folder)
+            _delete_empty(folder)
+    # This says which tables have begun, so it goes last.
+    storage.delete_folder(layout.own)
+    storage.delete_empty(layout.root)
+    left = [entry.name for entry in storage.walk(layout.root, hidden=True)]
+    ours = tuple(f"{folder.text.removeprefix(layout.root.text).lstrip('/')}/" for folder in (layout.own, *mirrors))
+    if any(name.startswith(ours) for name in left):
+        raise MachineError("could not be removed whole", thing=f"lake {layout.root}",
+                           do="remove the rest of the folder as its owner")  # fmt: skip
+    return sorted(left)
+
+
+def _mirrors(layout: Layout) -> Iterator[Location]:
+    """The folders of our mirrors, by what their own Delta logs say, or by the tables' states where a log is damaged.
+
+    Deletes what copies have written for tables that have no Delta log yet.
+    """
+    known: set[Location] = set()
+    with suppress(PgcdcError, OSError, *MALFORMED):
+        known = {layout.mirror(name) for name in TableStates(layout).all()}
+    parts = [entry.name.split("/") for entry in storage.walk(layout.root, hidden=True)]
+    logged = {layout.root / f"{one[0]}/{one[1]}" for one in parts if len(one) > 3 and one[2] == DELTA_LOG}
+    for folder in sorted(known | logged):
+        if folder.parent.name == OWN:
+            continue
+        try:
+            table = DeltaLog(folder, with_files=False).newest()
+        except (PgcdcError, OSError, *MALFORMED):
+            if folder in known:
+                yield folder
+            continue
+        if table is not None and IDENTITY in table.configuration:
+            yield folder
+        elif table is None and folder in known:
+            with suppress(LakeError, OSError):
+                clear_what_was_begun(folder)
+            _delete_empty(folder)
+
+
+def _delete_empty(folder: Location) -> None:
+    storage.delete_empty(folder)
+    storage.delete_empty(folder.parent)
