@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import click
 
 from pgcdc_assets.cli.arguments import as_json
 from pgcdc_assets.cli.lines import say
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import PgcdcError, StoreFailed
 from pgcdc_assets.savedcatalog import save_catalog
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
 
 @click.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--lake", "lake_too", is_flag=True, help="Remove the lake as well.")
+@click.option("--lake", "lake_too", is_flag=True, help="Remove the lake as well; files of others stay.")
 @click.option("--forget", is_flag=True, help="Ask nothing of the source: it is gone, or another one now.")
-@click.option("--shared", is_flag=True, help="Remove a publication that another project reads, too.")
+@click.option("--shared", is_flag=True, help="Remove what another project made for this slot, or reads, too.")
 def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
     """Remove what setup made: slot, publication, saved catalog. The lake stays unless --lake.
 
-    Ends with 1 if something stays on the source that setup made.
+    What another project made stays unless --shared. Ends with 1 if something stays that this project made.
     """
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.settings import Settings
@@ -72,7 +72,7 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
         if not sys.stdin.isatty():
             raise click.UsageError("there is no terminal to ask at: say --yes to remove " + what)
         click.confirm(f"Remove {what}?", abort=True, err=True)
-    return _removed(settings, lake_too, forget=forget)
+    return _removed(settings, lake_too, forget=forget, shared=shared)
 
 
 def _to_remove(settings: Settings, shared: bool) -> list[str]:
@@ -86,7 +86,7 @@ def _to_remove(settings: Settings, shared: bool) -> list[str]:
     if is_embedded(settings):
         # It is this project's alone, and is not started for a question.
         return [f"slot {settings.slot}", f"publication {settings.publication}"]
-    found = traces(settings, source_of(settings), load_note().made)
+    found = traces(settings, source_of(settings), load_note().made, shared=shared)
     if shared:
         return found.ours
     for publication, slots in found.read_by_others.items():
@@ -126,7 +126,6 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     )
     save_catalog(report.catalog, CATALOG_FILE)
     remember(settings, conninfo, report.catalog.identity)
-    note_made([thing for thing in report.created if thing.startswith("publication ")])
     with suppress(PgcdcError, OSError):
         if (log := ChangeLog(settings.layout)).exists:
             note_lake(log)
@@ -188,49 +187,74 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
     say(f"PostgreSQL waits for {who}", err=True)
 
 
-def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> int:
+def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) -> int:
     """Remove everything under the lake's lock, so that no other process writes to the lake. Returns the exit code."""
     from pgcdc_assets.checks.origin import ORIGIN_FILE
     from pgcdc_assets.cli.jobs import release_instance
-    from pgcdc_assets.errors import MachineError
-    from pgcdc_assets.flow.lock import lake_lock, unwritable
     from pgcdc_assets.projectnote import NOTE_FILE, change_note
     from pgcdc_assets.settings import CATALOG_FILE
-    from pgcdc_assets.store import storage
 
-    # Without a lake there is no writer, and taking the lock would make the folder.
-    try:
-        there = storage.exists(settings.layout.lock)
-    except OSError as error:
-        raise unwritable(settings.layout, error) from None
-    with lake_lock(settings.layout, "teardown") if there else nullcontext():
-        left = _forgotten(settings) if forget else _removed_from_source(settings)
+    with ExitStack() as stack:
+        _hold_lake(stack, settings, must=lake_too)
+        left = _forgotten(settings) if forget else _removed_from_source(settings, shared=shared)
+        retired = True
+        # A log whose slot still stands can go on.
+        if not lake_too and f"slot {settings.slot}" not in left:
+            retired = _retire_log(settings)
         release_instance()
         CATALOG_FILE.unlink(missing_ok=True)
         ORIGIN_FILE.unlink(missing_ok=True)
-        if left:
+        if made := [thing for thing, ours in left.items() if ours]:
             # A later teardown, as another role, can remove it.
-            change_note(lake=None, log=None, made=tuple(left))
+            change_note(lake=None, log=None, made=tuple(made))
         else:
             NOTE_FILE.unlink(missing_ok=True)
         if lake_too:
-            storage.delete_folder(settings.layout.root)
-            if any(True for _ in storage.walk(settings.layout.root, hidden=True)):
-                raise MachineError("could not be removed whole", thing=f"lake {settings.layout.root}",
-                                   do="remove the rest of the folder as its owner")  # fmt: skip
-            say(f"removed lake {settings.layout.root}")
-    return 1 if left else 0
+            _remove_lake(settings)
+    return 0 if retired and not made else 1
 
 
-def _forgotten(settings: Settings) -> list[str]:
-    """Retire the log without the source; returns nothing, because nothing is known of what stays there."""
-    _retire_log(settings)
+def _hold_lake(stack: ExitStack, settings: Settings, *, must: bool) -> None:
+    """Take the lake's lock if there is one: without a lake there is no writer, and this would make the folder.
+
+    A lake that nobody can write to is no reason to leave the slot on the source. ``must``: it is to be deleted.
+    """
+    from pgcdc_assets.errors import MachineError
+    from pgcdc_assets.flow.lock import holder, lake_lock, unwritable
+    from pgcdc_assets.store import storage
+
+    try:
+        try:
+            there = storage.exists(settings.layout.lock)
+        except OSError as error:
+            raise unwritable(settings.layout, error) from None
+        if there:
+            stack.enter_context(lake_lock(settings.layout, "teardown"))
+    except MachineError as error:
+        if must or (not isinstance(error, StoreFailed) and holder(settings.layout) is not None):
+            raise
+
+
+def _remove_lake(settings: Settings) -> None:
+    from pgcdc_assets.mirror.delta.lakeremoval import remove_lake
+
+    root = settings.layout.root
+    if left := remove_lake(settings.layout):
+        more = f" and {len(left) - 1} more" if left[1:] else ""
+        say(f"removed what this project has in lake {root}")
+        say(f"pgcdc: folder {root} stays: {left[0]}{more} in it are not of this project", err=True)
+    else:
+        say(f"removed lake {root}")
+
+
+def _forgotten(settings: Settings) -> dict[str, bool]:
+    """Do without the source; returns nothing, because nothing is known of what stays there."""
     say(f"pgcdc: where slot {settings.slot} still stands on a source, drop it: it holds WAL there", err=True)
-    return []
+    return {}
 
 
-def _removed_from_source(settings: Settings) -> list[str]:
-    """Remove what setup made, and say what stays; returns what setup made and stays."""
+def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]:
+    """Remove what setup made, and say what stays; returns that, and whether this project made it."""
     from pgcdc_assets.checks.origin import is_embedded
     from pgcdc_assets.demo import shop
     from pgcdc_assets.project import started_source
@@ -238,29 +262,38 @@ def _removed_from_source(settings: Settings) -> list[str]:
     from pgcdc_assets.source.setup.setup import teardown, traces
 
     conninfo, made = started_source(settings), load_note().made
-    for thing in teardown(settings, conninfo, made):
+    # The embedded server is this project's alone.
+    shared = shared or is_embedded(settings)
+    for thing in teardown(settings, conninfo, made, shared=shared):
         say(f"removed {thing}")
-    left = traces(settings, conninfo, made).left
+    left = traces(settings, conninfo, made, shared=shared).left
     for thing, why in left.items():
         say(f"pgcdc: {thing} stays: {why}", err=True)
-    if f"slot {settings.slot}" not in left:
-        _retire_log(settings)
     if is_embedded(settings):
         shop.server().stop()
-    return [thing for thing in left if thing in made]
+    return {thing: thing in made for thing in left}
 
 
-def _retire_log(settings: Settings) -> None:
-    """Move the log aside, and keep it: without its slot it can never go on, and the next slot needs a new log."""
+def _retire_log(settings: Settings) -> bool:
+    """Move the log aside, and keep it: without its slot it can never go on, and the next slot needs a new log.
+
+    Returns whether that is done; otherwise says why not.
+    """
     from pgcdc_assets.log.reader import ChangeLog
     from pgcdc_assets.store import storage
 
-    log = ChangeLog(settings.layout)
-    if not log.exists:
-        return
-    place = log.path.with_name(f"{log.path.name}-{log.position():012X}")
-    storage.move_folder(log.path, place)
-    say(f"kept the change log as {place}")
+    try:
+        log = ChangeLog(settings.layout)
+        if log.exists:
+            place = log.path.with_name(f"{log.path.name}-{log.position():012X}")
+            storage.move_folder(log.path, place)
+            say(f"kept the change log as {place}")
+    except (OSError, StoreFailed) as error:
+        why = error.what if isinstance(error, StoreFailed) else error.strerror
+        say(f"pgcdc: the change log of lake {settings.layout.root} could not be moved aside: {why}; make the lake "
+            "writable, and run `pgcdc teardown` again before `pgcdc setup`", err=True)  # fmt: skip
+        return False
+    return True
 
 
 def setup_json(report: SetupReport) -> dict[str, object]:

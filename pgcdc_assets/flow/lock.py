@@ -30,6 +30,7 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LockHeld, MachineError
+from pgcdc_assets.projectnote import load_note
 from pgcdc_assets.store import lease, storage
 from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.processname import ProcessName
@@ -144,6 +145,8 @@ def sole(
 def unwritable(layout: Layout, error: OSError) -> MachineError:
     """The error for a lake whose folders cannot be made or written."""
     do = "name a folder of yours in the setting `lake`, or let its owner run it"
+    if load_note().is_at(layout.root):
+        do = "make it writable, or let its owner run it"
     return MachineError(f"cannot be written: {error.strerror}", thing=f"lake {layout.root}", do=do)
 
 

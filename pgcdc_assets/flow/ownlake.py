@@ -19,7 +19,7 @@ def refuse_other_lake(layout: Layout, *, may_be_gone: bool = False) -> None:
     """Raise WrongLake if the lake is not the one that the project has noted, or StoreFailed if it is out of reach.
 
     A lake that stands elsewhere now is the project's own, if its change log is, and if none is left at the noted place.
-    ``may_be_gone``: it is fine if the noted place holds no change log any more.
+    ``may_be_gone``: it is fine if the noted place holds no change log any more, or is out of reach.
     """
     note = load_note()
     if note.log is None:
@@ -27,7 +27,9 @@ def refuse_other_lake(layout: Layout, *, may_be_gone: bool = False) -> None:
     try:
         found = log_id(layout)
     except StoreFailed:
-        raise
+        if not (may_be_gone and note.is_at(layout.root)):
+            raise
+        return
     except (PgcdcError, OSError, ValueError):
         # Whoever needs the log will report that.
         return
@@ -64,7 +66,8 @@ def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
             f"has no change log, and {slot.thing} has been read before: another lake is likely to depend on it",
             thing=f"lake {layout.root}",
             do="set `lake` (PGCDC_LAKE, or pgcdc.yaml) to that lake, or choose another name in the setting `slot`; "
-            f"where no lake needs the slot, {COPY_ANEW}",
+            "where no lake needs the slot, run `pgcdc teardown --shared`, then `pgcdc setup` and `pgcdc sync`: "
+            "it copies anew",
         )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import NoReturn
@@ -11,9 +13,10 @@ import pytest
 from pgcdc_assets.cli.main import COMMANDS as ALL
 from pgcdc_assets.cli.main import SENTINEL
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import WrongLake
+from pgcdc_assets.errors import StoreFailed, WrongLake
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.ownlake import note_lake
@@ -21,7 +24,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.projectnote import NOTE_FILE, load_note
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from tests.cli.conftest import Shell
+from tests.cli.conftest import Shell, traces
 
 COMMANDS = (
     ["status"], ["status", "--json"], ["setup"], ["setup", "--sql"], ["sync"], ["follow"], ["verify"],
@@ -145,6 +148,67 @@ def test_a_copied_project_is_refused_beside_its_original(noted: Shell, monkeypat
     shutil.copytree(noted.folder, copied)
     monkeypatch.chdir(copied)
     assert "is a copy of this project's lake" in noted.pgcdc("sync", expect=2)
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_the_lake_goes_without_files_of_others(noted: Shell, mine: bool) -> None:
+    if mine:
+        Path("lake/mine.csv").write_text("1")
+    said = noted.pgcdc("teardown", "--lake", "--yes")
+    assert Path("lake").exists() == Path("lake/mine.csv").exists() == mine
+    assert not Path("lake/_pgcdc").exists()
+    assert (f"folder {noted.folder / 'lake'} stays: mine.csv" in said) == mine
+    assert "kept the change log" not in said, "it is deleted"
+
+
+def _read_only(*arguments: object, **options: object) -> NoReturn:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), "lake")
+
+
+def test_a_lake_that_cannot_be_written_does_not_keep_the_slot(noted: Shell) -> None:
+    with lake_lock(Settings.load().layout, "sync"):
+        pass
+    with noted.patch.context() as patch:
+        patch.setattr("pgcdc_assets.store.filelease._opened", _read_only)
+        patch.setattr("pgcdc_assets.store.local.LocalStore.move_folder", _read_only)
+        refused = noted.pgcdc("teardown", "--lake", "--yes", expect=1)
+        assert "Read-only file system; make it writable, or let its owner run it" in refused
+        said = noted.pgcdc("teardown", "--yes", expect=1)
+    assert f"removed slot s_{noted.database.name}" in said
+    assert traces(noted.database) == []
+    assert "could not be moved aside: Read-only file system; make the lake writable, and run `pgcdc teardown`" in said
+    assert "kept the change log as" in noted.pgcdc("teardown", "--yes")
+    noted.pgcdc("setup")
+
+
+def test_a_held_lake_that_cannot_be_written_is_left_alone(noted: Shell) -> None:
+    with lake_lock(Settings.load().layout, "sync"), noted.patch.context() as patch:
+        patch.setattr("pgcdc_assets.store.filelease._opened", _read_only)
+        noted.pgcdc("teardown", "--yes", expect=1)
+    assert traces(noted.database)
+
+
+def test_a_store_that_does_not_answer_does_not_keep_the_slot(noted: Shell) -> None:
+    def no_answer(*arguments: object) -> NoReturn:
+        raise StoreFailed("there is no such bucket", thing="s3://bucket")
+
+    with noted.patch.context() as patch:
+        for reading in ("head", "list_after", "read"):
+            patch.setattr(f"pgcdc_assets.store.local.LocalStore.{reading}", no_answer)
+        assert "could not be moved aside: there is no such bucket" in noted.pgcdc("teardown", "--yes", expect=1)
+    assert traces(noted.database) == []
+
+
+@pytest.mark.parametrize("arguments", [
+    ["sync"], ["follow"], ["snapshot", "a"], ["heal", "a"], ["repair", "a", "--range", "0/1..0/2"], ["maintain"],
+    ["forget", "a", "--yes"],
+], ids=" ".join)  # fmt: skip
+def test_a_project_that_is_not_set_up_is_told_before_anything_starts(shell: Shell, arguments: list[str]) -> None:
+    with shell.patch.context() as patch:
+        patch.setattr("pgcdc_assets.cli.jobs.instance", _read_only)
+        patch.setattr("pgcdc_assets.flow.engine.Engine.__init__", _read_only)
+        said = shell.pgcdc(*arguments, expect=1)
+    assert "there is no saved catalog; run `pgcdc setup`" in said
 
 
 def test_a_link_to_the_lake_is_the_lake(noted: Shell) -> None:

@@ -142,6 +142,77 @@ def test_a_publication_that_another_project_reads_is_not_dropped(
     assert left(conn) == set()
 
 
+@pytest.fixture
+def alike(shell: Shell) -> tuple[Path, Path]:
+    """Two projects with one slot's name; the second one is not set up yet."""
+    shell.pgcdc("setup")
+    second = shell.folder.with_name("second")
+    second.mkdir()
+    return shell.folder, second
+
+
+def test_a_project_that_made_nothing_removes_nothing(
+    shell: Shell, conn: psycopg.Connection, alike: tuple[Path, Path]
+) -> None:
+    first, second = alike
+    shell.patch.chdir(second)
+    name, before = f"s_{shell.database.name}", left(conn)
+    for _ in range(2):
+        asked = shell.pgcdc("teardown", expect=2)
+        assert name not in asked
+        said = shell.pgcdc("teardown", "--yes")
+        for thing in (f"slot {name}", f"publication {name}", f"publication {name}_inserts"):
+            assert f"{thing} stays: this project did not make it; where no other one needs it: " in said
+        assert left(conn) == before
+        # The second time after its own setup.
+        said = shell.pgcdc("setup")
+        assert f"warning: slot {name}: exists, and this project did not make it" in said
+    shell.patch.chdir(first)
+    assert "did not make it" not in shell.pgcdc("setup")
+    shell.pgcdc("teardown", "--yes")
+    assert left(conn) == set()
+
+
+def test_what_another_project_made_goes_on_an_explicit_word(
+    shell: Shell, conn: psycopg.Connection, alike: tuple[Path, Path]
+) -> None:
+    shell.patch.chdir(alike[1])
+    shell.pgcdc("teardown", "--yes", "--shared")
+    assert left(conn) == set()
+
+
+def test_a_comment_of_somebody_else_hides_nothing_that_setup_made(shell: Shell, conn: psycopg.Connection) -> None:
+    shell.pgcdc("setup")
+    for name in ("", "_inserts"):
+        publication = sql.Identifier(f"s_{shell.database.name}{name}")
+        conn.execute(sql.SQL("COMMENT ON PUBLICATION {} IS 'do not touch'").format(publication))
+    shell.pgcdc("teardown", "--yes")
+    assert left(conn) == set()
+
+
+def test_publications_are_noted_before_the_slot_is_there(shell: Shell, conn: psycopg.Connection) -> None:
+    """A setup that ends while it waits leaves nothing that nobody made."""
+
+    def dies(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with shell.patch.context() as patch:
+        patch.setattr("pgcdc_assets.source.setup.publications._settle", dies)
+        shell.pgcdc("setup", expect=1)
+    assert left(conn)
+    shell.pgcdc("teardown", "--yes")
+    assert left(conn) == set()
+
+
+def test_one_of_two_publications_that_is_gone_has_one_answer(shell: Shell, conn: psycopg.Connection) -> None:
+    conn.execute("CREATE TABLE keyless (v int)")
+    shell.pgcdc("setup")
+    conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(f"s_{shell.database.name}_inserts")))
+    said = shell.pgcdc("status", expect=1)
+    assert said.count("run `pgcdc teardown`, then `pgcdc setup` and") == 1
+    assert "; run `pgcdc setup`" not in said
+
+
 @pytest.mark.long
 def test_a_publication_that_is_gone_has_one_answer(
     shell: Shell, conn: psycopg.Connection, sharing: tuple[Path, Path]

@@ -195,12 +195,13 @@ def test_patterns_choose(conn: psycopg.Connection, settings: Settings, database:
 
 def test_teardown_removes_what_setup_made(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE PUBLICATION mine FOR TABLE a")
-    setup(settings, database.conninfo)
-    removed = teardown(settings, database.conninfo)
+    made = setup(settings, database.conninfo).created
+    assert teardown(settings, database.conninfo) == [], "another project's, by the same slot's name"
+    removed = teardown(settings, database.conninfo, made)
     assert removed == [f"slot {settings.slot}", "publication Our pub", "publication Our pub_inserts"]
     assert slots(conn) == []
     assert conn.execute("SELECT pubname::text FROM pg_publication").fetchall() == [("mine",)]
-    assert teardown(settings, database.conninfo) == []
+    assert teardown(settings, database.conninfo, made) == []
 
 
 def test_teardown_leaves_a_slot_that_is_read(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
@@ -210,7 +211,7 @@ def test_teardown_leaves_a_slot_that_is_read(conn: psycopg.Connection, settings:
         walsender.start(settings.slot, walsender.identify().flush_lsn, report.catalog.publications)
         if conn.info.server_version < 180000:
             with pytest.raises(SlotActive, match=settings.slot):
-                teardown(settings, database.conninfo)
+                teardown(settings, database.conninfo, report.created)
             assert slots(conn) == [settings.slot]
 
 
@@ -229,7 +230,7 @@ def test_a_publication_of_somebody_else_is_used_as_it_is(
     assert any("row filter" in what for what in about(report.findings, "public.a"))
     assert conn.execute("SELECT xmin, oid FROM pg_publication_rel ORDER BY oid").fetchall() == before
     assert setup(settings, database.conninfo).created == []
-    assert teardown(settings, database.conninfo)[0] == f"slot {settings.slot}"
+    assert teardown(settings, database.conninfo, report.created)[0] == f"slot {settings.slot}"
     assert conn.execute("SELECT pubname::text FROM pg_publication").fetchall() == [("Our pub",)]
     assert slots(conn) == []
 
@@ -284,8 +285,9 @@ def test_missing_rights_are_told_one_by_one(conn: psycopg.Connection, settings: 
         assert conn.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
         conn.execute(f"ALTER ROLE {role} REPLICATION BYPASSRLS; GRANT CREATE ON DATABASE {database.name} TO {role};"
                      f"ALTER TABLE a OWNER TO {role}; ALTER TABLE s OWNER TO {role}".encode())  # fmt: skip
-        assert len(setup(settings, conninfo).created) == 3
-        teardown(settings, conninfo)
+        made = setup(settings, conninfo).created
+        assert len(made) == 3
+        teardown(settings, conninfo, made)
     finally:
         conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
@@ -297,7 +299,7 @@ def test_names_that_need_quotes(conn: psycopg.Connection, database: Database, se
     with ReplicationConnection.open(database.conninfo) as walsender:
         walsender.start(odd.slot, walsender.identify().flush_lsn, report.catalog.publications)
         walsender.end_stream()
-    assert len(teardown(odd, database.conninfo)) == 3
+    assert len(teardown(odd, database.conninfo, report.created)) == 3
 
 
 def test_the_insert_only_name_fits_postgresql() -> None:

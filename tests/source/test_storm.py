@@ -71,8 +71,8 @@ class Ours:
         self.done["compared"] += sum(table.compared for table in report.tables)
 
     def _sets_up(self) -> None:
-        setup(self._settings, self._lake.conninfo, lock_seconds=5)
-        teardown(self._settings, self._lake.conninfo)
+        made = setup(self._settings, self._lake.conninfo, lock_seconds=5).created
+        teardown(self._settings, self._lake.conninfo, made)
         self.done["set up"] += 1
 
 

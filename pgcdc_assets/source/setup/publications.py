@@ -111,10 +111,11 @@ def inserts_name(publication: str) -> str:
 
 def write_ours(
     conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool,
-    on_wait: OnWait | None = None,
+    on_wait: OnWait | None = None, making: Callable[[list[str]], None] = lambda things: None,
 ) -> list[str]:  # fmt: skip
     """Make our pair of publications, or bring their tables up to date; says what it made or changed.
 
+    ``making`` is called with the publications right before they are there.
     ``on_wait`` is called every few seconds with who alters or locks a table that cannot be listed for that reason.
 
     Each table is listed in a transaction of its own, and checked once more at its end: while a table is added, a lock
@@ -123,7 +124,7 @@ def write_ours(
     for.
     """
     pair = _Pair(name, inserts_name(name), patterns)
-    done = [f"publication {made}" for made in _make(conn, pair, slot, with_slot=with_slot)]
+    done = [f"publication {made}" for made in _make(conn, pair, slot, making, with_slot=with_slot)]
     changed: set[str] = set()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while misplaced := pair.misplaced(conn):
@@ -231,12 +232,16 @@ class _Pair:
         return sorted((one for one in every if one.listed != one.wanted), key=lambda one: one.name)
 
 
-def _make(conn: psycopg.Connection[Any], pair: _Pair, slot: str, *, with_slot: bool) -> list[str]:
+def _make(
+    conn: psycopg.Connection[Any], pair: _Pair, slot: str, making: Callable[[list[str]], None], *, with_slot: bool
+) -> list[str]:
     """Make both at once, without tables: START_REPLICATION fails on WAL older than any of them."""
     with conn.transaction():
         lacking = _lacking(conn, pair)
         for name in lacking:
             OwnPublication(name, slot, with_slot).create(conn, pair.operations[name])
+        if lacking:
+            making([f"publication {name}" for name in lacking])
     return lacking
 
 

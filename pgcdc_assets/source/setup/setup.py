@@ -87,6 +87,7 @@ def check_source(
         *transport_findings(conn),
         *rights_findings(conn, stored_tables(conn, tables), changes, role=role or _user(conn)),
         *content,
+        *_slot_findings(conn, settings, made),
         *outside_findings(conn, tables),
         *child_findings(conn, tables),
         *trace_findings(conn, stored_tables(conn, tables), own_publication=own),
@@ -104,8 +105,8 @@ def setup(
 ) -> SetupReport:  # fmt: skip
     """Check, make publications and slot if they are lacking, read the catalog. Calling it twice is fine.
 
-    ``made``: what an earlier setup of this project made, like ``slot pgcdc``. ``making`` is called with the slot right
-    before it is made: a role that may not make a publication can leave no mark on the source that tells whose it is.
+    ``made``: what an earlier setup of this project made, like ``slot pgcdc``. ``making`` is called with each thing
+    right before it is there, because nothing on the source tells which project of the same slot's name made it.
 
     Raises SourceNotReady with every error found; then nothing was made.
     """
@@ -114,7 +115,7 @@ def setup(
         if errors := [finding for finding in findings if finding.severity == "error"]:
             raise _refused(errors)
         try:
-            created = _publish(conn, settings, on_wait)
+            created = _publish(conn, settings, on_wait, making)
             created += _make_slot(conn, settings, conninfo, lock_seconds, on_wait, making)
         except psycopg.Error as error:
             raise of_exception(error).typed("source") from None
@@ -138,20 +139,22 @@ class Traces:
     """Those of our publications that slots of other projects read, with these slots."""
 
 
-def traces(settings: Settings, conninfo: str, made: Container[str] = ()) -> Traces:
-    """What :func:`teardown` would remove, and what it would leave. ``made``: see :func:`setup`."""
+def traces(settings: Settings, conninfo: str, made: Container[str] = (), *, shared: bool = False) -> Traces:
+    """What :func:`teardown` would remove, and what it would leave. The parameters are the same."""
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
-        return _traces(conn, settings, made)
+        return _traces(conn, settings, made, shared=shared)
 
 
-def teardown(settings: Settings, conninfo: str, made: Container[str] = ()) -> list[str]:
+def teardown(settings: Settings, conninfo: str, made: Container[str] = (), *, shared: bool = False) -> list[str]:
     """Remove what setup made: the slot first, so that it never decodes without its publications.
+
+    ``made``: see :func:`setup`. ``shared``: also what bears the mark of our slot, whichever project made it.
 
     Returns what was removed. What somebody else made stays; so does what an owner made for us, see :func:`traces`.
     Raises SlotActive if the slot is in use.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
-        ours = _traces(conn, settings, made).ours
+        ours = _traces(conn, settings, made, shared=shared).ours
         for thing in ours:
             kind, _, name = thing.partition(" ")
             if kind == "slot":
@@ -161,29 +164,39 @@ def teardown(settings: Settings, conninfo: str, made: Container[str] = ()) -> li
     return ours
 
 
-def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> Traces:
+def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[str], *, shared: bool) -> Traces:
     slot, marked = f"slot {settings.slot}", _ours(conn, settings)
+    of_another = "this project did not make it; where no other one needs it: `pgcdc teardown --shared`"
     ours, left = [], {}
     if (status := slot_status(conn, settings.slot)) is not None:
-        if status.database == status.connected_to and _made_slot(marked, settings, made):
+        here = status.database == status.connected_to
+        with_mark = here and any(publication.with_slot for publication in marked)
+        if (here and slot in made) or (with_mark and shared):
             ours.append(slot)
+        elif with_mark:
+            left[slot] = of_another
         else:
             left[slot] = (
                 f"setup did not make it; where nobody needs it: SELECT pg_drop_replication_slot('{settings.slot}')"
             )
-    others = not_owned(conn, _user(conn), [publication.name for publication in marked])
-    ours += [f"publication {publication.name}" for publication in marked if publication.name not in others]
-    left |= {f"publication {name}": "its owner can drop it" for name in others}
-    publication = read_publication(conn, settings.publication)
-    if publication is not None and not made_by_us(publication, settings.slot):
-        left[f"publication {publication.name}"] = "setup did not make it"
-    found = {one.name: readers(conn, one.name, settings.slot) for one in marked if one.name not in others}
-    return Traces(ours, left, {name: slots for name, slots in found.items() if slots})
-
-
-def _made_slot(marked: Iterable[OwnPublication], settings: Settings, made: Container[str]) -> bool:
-    """Whether setup made the slot: a publication of ours is marked so, or the project has noted it."""
-    return f"slot {settings.slot}" in made or any(publication.with_slot for publication in marked)
+    there = [publication for name in _names(settings) if (publication := read_publication(conn, name))]
+    others = not_owned(conn, _user(conn), [publication.name for publication in there])
+    read_by_others = {}
+    for publication in there:
+        thing, with_mark = f"publication {publication.name}", made_by_us(publication, settings.slot)
+        if thing not in made and not with_mark:
+            if publication.name == settings.publication:
+                left[thing] = "setup did not make it"
+        elif publication.name in others:
+            drop = sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(publication.name)).as_string(conn)
+            left[thing] = f"its owner can drop it{'' if thing in made else ', where nobody needs it'}: {drop}"
+        elif thing not in made and not shared:
+            left[thing] = of_another
+        else:
+            ours.append(thing)
+            if slots := readers(conn, publication.name, settings.slot):
+                read_by_others[publication.name] = slots
+    return Traces(ours, left, read_by_others)
 
 
 def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tuple[str, ...]:
@@ -194,14 +207,17 @@ def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tupl
     return (settings.publication,)
 
 
-def _publish(conn: psycopg.Connection[Any], settings: Settings, on_wait: OnWait | None) -> list[str]:
+def _publish(
+    conn: psycopg.Connection[Any], settings: Settings, on_wait: OnWait | None, making: Callable[[list[str]], None]
+) -> list[str]:
     """Both publications are made at once: START_REPLICATION fails on WAL older than any of them."""
     publication = read_publication(conn, settings.publication)
     if publication is not None and not made_by_us(publication, settings.slot):
         return []
     with_slot = publication.with_slot if publication else slot_status(conn, settings.slot) is None
     return write_ours(
-        conn, settings.publication, settings.slot, settings.tables, with_slot=with_slot, on_wait=on_wait
+        conn, settings.publication, settings.slot, settings.tables, with_slot=with_slot, on_wait=on_wait,
+        making=making,
     )  # fmt: skip
 
 
@@ -223,14 +239,17 @@ def _make_slot(
     made = [f"slot {settings.slot}"]
     if not _ours(conn, settings):
         # With the mark, teardown knows that the slot is ours even if the publication is not.
-        made += _mark(conn, settings)
+        made += _mark(conn, settings, making)
     return made
 
 
-def _mark(conn: psycopg.Connection[Any], settings: Settings) -> list[str]:
+def _mark(
+    conn: psycopg.Connection[Any], settings: Settings, making: Callable[[list[str]], None]
+) -> list[str]:  # fmt: skip
     name = _marker(settings)
     allowed = conn.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
     if allowed == (True,):
+        making([f"publication {name}"])
         OwnPublication(name, settings.slot, with_slot=True, reads=settings.publication).create(conn, "insert")
         return [f"publication {name}"]
     return []
@@ -240,9 +259,13 @@ def _marker(settings: Settings) -> str:
     return f"{APPLICATION}_{settings.slot}"
 
 
+def _names(settings: Settings) -> tuple[str, ...]:
+    """The names of all publications that setup may make."""
+    return settings.publication, inserts_name(settings.publication), _marker(settings)
+
+
 def _ours(conn: psycopg.Connection[Any], settings: Settings) -> list[OwnPublication]:
-    names = (settings.publication, inserts_name(settings.publication), _marker(settings))
-    found = (read_publication(conn, name) for name in names)
+    found = (read_publication(conn, name) for name in _names(settings))
     return [publication for publication in found if publication and made_by_us(publication, settings.slot)]
 
 
@@ -326,6 +349,14 @@ def _key_findings(wanted: Sequence[Planned]) -> list[Finding]:
     ]  # fmt: skip
 
 
+def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:
+    status = slot_status(conn, settings.slot)
+    if status is None or status.database != status.connected_to or f"slot {settings.slot}" in made:
+        return []
+    what = "exists, and this project did not make it: where another project reads it, each takes changes from the other"
+    return [Finding("warning", status.thing, what, "choose another name in the setting `slot`")]
+
+
 def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:
     """A slot older than its publication fails on the WAL between them, or from 18 on loses it silently."""
     status = slot_status(conn, settings.slot)
@@ -343,9 +374,7 @@ def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Con
         f"make the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{settings.slot}')"
         " and run `pgcdc setup`: it copies anew"
     )
-    return [
-        Finding("error", status.thing, what, COPY_ANEW if _made_slot(_ours(conn, settings), settings, made) else do)
-    ]
+    return [Finding("error", status.thing, what, COPY_ANEW if f"slot {settings.slot}" in made else do)]
 
 
 def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int]) -> list[int]:
