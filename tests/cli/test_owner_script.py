@@ -76,6 +76,19 @@ def test_a_table_that_came_later(shell: Shell, conn: psycopg.Connection, role: s
     assert "hr.later" in shell.pgcdc("setup")
 
 
+def test_an_unlogged_partition_needs_the_right_to_read_it(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """The copy reads it as soon as it is LOGGED."""
+    conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
+    conn.execute("CREATE UNLOGGED TABLE hr.p2 PARTITION OF hr.p FOR VALUES FROM (10) TO (20)")
+    shell.set(SOURCE=as_role(shell, role))
+    said, script = shell.pgcdc("setup"), shell.pgcdc("setup", "--sql")
+    assert "ALTER TABLE hr.p2 SET LOGGED" in said
+    for text in (said, script):
+        assert "GRANT SELECT ON TABLE hr.p2 TO" in text
+    conn.execute(script.encode())
+    assert "GRANT" not in shell.pgcdc("setup")
+
+
 def test_a_publication_of_the_owners_is_enough(shell: Shell, conn: psycopg.Connection, role: str) -> None:
     """Somebody's own, of any kind, beside a role with REPLICATION and SELECT."""
     quoted = sql.Identifier(role)

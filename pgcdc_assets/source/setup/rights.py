@@ -94,6 +94,16 @@ def rights_findings(
     return found
 
 
+def reading_findings(conn: psycopg.Connection[Any], tables: Sequence[int], *, role: str) -> list[Finding]:
+    """Those findings on the rights of ``role`` that concern reading these tables."""
+    asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables)}
+    row = conn.execute(_RIGHTS, asked).fetchone()
+    assert row is not None
+    superuser = row[3]
+    rows = [] if superuser or not tables else conn.execute(_TABLE_RIGHTS, asked).fetchall()
+    return _reading(rows, role, quoted_role(conn, role))
+
+
 def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Sequence[int]]) -> dict[TableName, str]:
     """The tables that our own role may not read, and what grants it. ``tables``: the relations that hold the rows of
     each, by OID."""

@@ -51,7 +51,7 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
         yield f"CREATE ROLE {quoted_role(conn, role)} LOGIN; -- and give it a password"
     found = [
         *server_findings(conn, settings.slot, two_phase=settings.two_phase),
-        *rights_findings(conn, stored_tables(conn, wanted), Changes(), role=role),
+        *rights_findings(conn, stored_tables(conn, wanted, later=True), Changes(), role=role),
     ]
     for finding in found:
         yield from _mended(finding)

@@ -8,7 +8,7 @@ Our publications bear a comment that names our slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -38,7 +38,7 @@ from pgcdc_assets.source.setup.publications import (
     readers,
     write_ours,
 )
-from pgcdc_assets.source.setup.rights import BY_OWNER, Changes, not_owned, rights_findings
+from pgcdc_assets.source.setup.rights import BY_OWNER, Changes, not_owned, reading_findings, rights_findings
 from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, unread_tables, wanted_tables
 from pgcdc_assets.source.setup.traceless import trace_findings
 from pgcdc_assets.source.setup.transport import transport_findings
@@ -76,21 +76,25 @@ def check_source(
     own = publication is None or made_by_us(publication, settings.slot)
     changes = needed(conn, settings.publication, settings.tables) if own else Changes()
     wanted = wanted_tables(conn, settings.tables) if own else []
+    role = role or _user(conn)
     if own:
         tables = [relation.oid for item in wanted for relation in item.relations]
         content = [*_identity_findings(wanted), *_key_findings(wanted), *_order_findings(conn, settings, made)]
     else:
         tables = list(read_published(conn, [settings.publication], unread=True))
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
+    stored = stored_tables(conn, tables)
+    later = [oid for oid in stored_tables(conn, tables, later=True) if oid not in stored]
     found = [
         *server_findings(conn, settings.slot, two_phase=settings.two_phase),
         *transport_findings(conn),
-        *rights_findings(conn, stored_tables(conn, tables), changes, role=role or _user(conn)),
+        *rights_findings(conn, stored, changes, role=role),
         *content,
         *_slot_findings(conn, settings, made),
         *outside_findings(conn, tables),
+        *(replace(finding, severity="warning") for finding in reading_findings(conn, later, role=role)),
         *child_findings(conn, tables),
-        *trace_findings(conn, stored_tables(conn, tables), own_publication=own),
+        *trace_findings(conn, stored, own_publication=own),
         *not_replicated(conn),
         *_unread_findings(conn),
     ]
@@ -377,11 +381,12 @@ def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Con
     return [Finding("error", status.thing, what, COPY_ANEW if f"slot {settings.slot}" in made else do)]
 
 
-def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int]) -> list[int]:
+def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int], *, later: bool = False) -> list[int]:
     """These tables, and those leaves of the partitioned ones that a copy reads. It reads leaf by leaf, and needs the
-    right on each."""
+    right on each. ``later``: also leaves that a copy will read once their rows are decoded, like UNLOGGED ones."""
     relations = read_relations(conn, tables)
     roots = [oid for oid, relation in relations.items() if relation.partitioned]
     leaves = {leaf for group in read_leaves(conn, roots).values() for leaf in group}
     relations |= read_relations(conn, leaves - relations.keys())
-    return sorted(oid for oid, relation in relations.items() if relation.root is None or not relation.outside)
+    return sorted(oid for oid, relation in relations.items() if relation.root is None or not relation.outside
+                  or (later and relation.kind != "f"))  # fmt: skip
