@@ -172,6 +172,17 @@ def test_a_table_that_was_a_partition_between_two_looks_is_not_listed_at_a_point
     assert catalog.named > run.work.log.position()
 
 
+def test_a_table_that_was_a_partition_before_the_first_look_is_not_listed_at_a_point_from_then(run: Run) -> None:
+    """No run was at work then: its columns' rows are compared with those of the last one."""
+    run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
+    run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
+    run.sync._turns.publish(run.work.log.position())
+    for name in (QUIET, T):
+        assert not shown(run.work.progress[name], run.work.log.position())
+        assert shown(run.work.progress[name], run.sync._catalog.named)
+
+
 def test_a_copy_whose_table_was_a_partition_after_its_snapshot(run: Run) -> None:
     """The copy lands after a look that saw the table when all was over."""
     at_the_snapshot, at = run.work.progress[QUIET].table, run.work.log.position()
