@@ -1,7 +1,7 @@
-"""Marks of the catalog: what a table is compared by to notice changes that no LSN shows.
+"""Marks of catalog rows. They are compared to notice changes of a table that no LSN shows.
 
-PostgreSQL writes a new row version, with an xmin of its own, whenever a row of a system catalog changes. So a row that
-was changed and changed back has another mark than before.
+PostgreSQL writes a new row version with a new xmin whenever a row of a system catalog changes. So even a row that was
+changed and changed back has a different mark.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 Mark = tuple[int, int]
-"""A row of a system catalog: its OID (of a column: its attnum; of a partition: its parent's OID) and its xmin."""
+"""A row of a system catalog: its OID and its xmin. A column's row has its attnum in place of the OID, and a partition's
+row has the parent's OID."""
 Marks = tuple[Mark, ...]
 
 
@@ -20,7 +21,7 @@ def marks(found: Iterable[Sequence[int]]) -> Marks:
 
 
 def rewritten(before: Marks, now: Marks) -> bool:
-    """Whether a row that is in both was written anew."""
+    """Whether a row that is in both has a new version."""
     if before == now:
         return False
     old, new = dict(before), dict(now)
@@ -33,57 +34,61 @@ class Files:
 
     relfilenode: int = 0
     toast: int = 0
-    """pg_class.reltoastrelid, 0 if there is none. It tells what made a new relfilenode: an ALTER TABLE that rewrites
-    (SET UNLOGGED and SET LOGGED do) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
+    """pg_class.reltoastrelid, 0 if there is no TOAST table. It shows what caused a new relfilenode: an ALTER TABLE that
+    rewrites the table (as SET UNLOGGED and SET LOGGED do) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER
+    keep it."""
     traceless: bool = False
-    """A new relfilenode alone may mean that rows came or went which the stream does not carry: for a relation without a
-    TOAST table by SET UNLOGGED, writes and SET LOGGED, which PostgreSQL refuses only if a publication lists the
-    relation itself; for a leaf that is published via its root also by TRUNCATE. So it is for every relation whose
-    publications leave TRUNCATE out."""
+    """Whether a new relfilenode alone may mean that rows changed without a trace in the stream. This is so in three
+    cases:
+    - The relation has no TOAST table. Then SET UNLOGGED, writes and SET LOGGED may have happened; PostgreSQL refuses
+      SET UNLOGGED only if a publication lists the relation itself.
+    - The relation is a leaf that is published via its root. Then TRUNCATE of the leaf is not in the stream.
+    - The publications of the relation leave TRUNCATE out."""
 
 
 @dataclass(frozen=True)
 class EnumLabel:
-    """A value of an enum. ALTER TYPE ... RENAME VALUE changes rows, and the stream does not carry it."""
+    """A value of an enum. ALTER TYPE ... RENAME VALUE changes rows, and the stream does not carry this."""
 
     oid: int
     label: str
     xmin: int
-    """Another one with the same label means that the label was another one meanwhile."""
+    """A new xmin with the same label means that the label was changed and changed back."""
 
 
 @dataclass(frozen=True)
 class Composite:
-    """A composite type (or a table's row type) that values of a table's columns are made of. ADD ATTRIBUTE and DROP
-    ATTRIBUTE change rows, and the stream does not carry it."""
+    """A composite type (or a table's row type) used in the values of a table's columns. ADD ATTRIBUTE and DROP
+    ATTRIBUTE change rows, and the stream does not carry this."""
 
     oid: int
     name: str
     attributes: str
-    """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0: rows may have been written
-    with them meanwhile."""
+    """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0. Rows may have been written
+    while such an attribute existed."""
 
 
 @dataclass(frozen=True)
 class TableMarks:
-    """All marks of a table but those of its leaves. Facts of the log have none."""
+    """All marks of a table, without the marks of its leaves. Facts in the log have no marks."""
 
     files: Files = field(default_factory=Files)
     key_constraint: int = 0
-    """OID of the primary key's constraint: another one means that the key was dropped and created again. REINDEX keeps
-    it. 0 where there is none."""
+    """OID of the primary key's constraint. A different OID means that the key was dropped and created again; REINDEX
+    keeps the OID. 0 if there is no primary key."""
     publications: Marks = ()
-    """The rows of the publications that publish it: others mean that it was taken out, or changed, meanwhile."""
+    """The rows of the publications that publish the table. Different rows mean that the table was removed from a
+    publication and added again, or that a publication changed."""
     schemas: Marks = ()
-    """The pg_depend rows that tie it and its leaves to their schemas, if a publication of a schema publishes it: SET
-    SCHEMA writes a new one, GRANT and OWNER TO do not."""
+    """The pg_depend rows that tie the table and its leaves to their schemas, if a publication of a schema publishes the
+    table. SET SCHEMA writes a new row; GRANT and OWNER TO do not."""
     columns: Marks = ()
-    """Rows of pg_attribute by attnum, also of columns that are not published. If the relfilenode is another too, a row
-    that was written anew means a rewrite by ALTER TABLE."""
+    """Rows of pg_attribute by attnum, unpublished columns included. If the relfilenode also changed, a new version of
+    such a row means that ALTER TABLE rewrote the table."""
     labels: tuple[EnumLabel, ...] = ()
-    """The values of its columns' enums."""
+    """The values of the enums that the columns use."""
     composites: tuple[Composite, ...] = ()
-    """The composite types that its columns' values are made of, at any depth."""
+    """The composite types used in the columns' values, at any depth."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
