@@ -1,4 +1,4 @@
-"""Ends a process within ten seconds of a signal, whatever it is doing.
+"""Ends a process within ten seconds of a signal, even if it hangs.
 
 The process is first asked to end at a boundary. If it does not reach a boundary in time, its main thread is
 interrupted. If it still does not end (a library call ignores signals, or a thread waits for a dead server), the process

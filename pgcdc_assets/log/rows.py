@@ -284,7 +284,7 @@ class _Transactions:
 def _origins(
     run: FrameRun, number: Ints, transactions: int, opening: OpenTransaction | None
 ) -> tuple[str | None, ...] | None:
-    """The origin of each transaction, from its Origin message; None if no transaction has one."""
+    """The origin of each transaction, from its Origin message; None if no transaction has an origin."""
     found = run.at(MessageKind.ORIGIN).tolist()
     carried = opening.origin if opening else None
     if not found and carried is None:

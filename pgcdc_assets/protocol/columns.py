@@ -88,7 +88,7 @@ def _pieces(payload: pa.Array | pa.ChunkedArray, most: int) -> Iterator[pa.Array
         ends = _offsets(chunk)
         at = 0
         while at < len(chunk):
-            # At least one row, whatever its size.
+            # At least one row, of any size.
             stop = max(int(np.searchsorted(ends, ends[at] + most, side="right")) - 1, at + 1)
             yield chunk.slice(at, stop - at)
             at = stop

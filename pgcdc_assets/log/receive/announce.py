@@ -25,8 +25,8 @@ ANNOUNCE_SECONDS: Final = 1.0
 """Seconds between two announcements. The received bytes grow all the time, and only people read them."""
 _READS: Final = 20
 _PAUSE_SECONDS: Final = 0.01
-"""The pause between two reads. The writer replaces a text within microseconds, unless the process is suspended
-meanwhile."""
+"""The pause between two reads. The writer replaces a text within microseconds, unless the machine suspends the process
+in between."""
 
 
 @dataclass(frozen=True)

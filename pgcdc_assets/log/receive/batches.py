@@ -95,7 +95,7 @@ class Batches:
         return self._pending.in_memory >= self._limits.segment_bytes
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the pending transactions are cut; None if there are none.
+        """Seconds until the pending transactions are cut; None if no transaction is pending.
 
         The seconds count from the last cut. So a commit after a quiet time is cut at once, and there is at most one
         batch per ``batch_seconds``, unless batches are full.
