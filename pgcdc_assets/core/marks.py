@@ -1,4 +1,4 @@
-"""Marks of the catalog: what a table is compared by to notice changes that no LSN shows.
+"""Marks of the system catalog. Two catalog checks compare them to find changes that no LSN shows.
 
 PostgreSQL writes a new row version, with an xmin of its own, whenever a row of a system catalog changes. So a row that
 was changed and changed back has another mark than before.
@@ -20,7 +20,7 @@ def marks(found: Iterable[Sequence[int]]) -> Marks:
 
 
 def rewritten(before: Marks, now: Marks) -> bool:
-    """Whether a row that is in both was written anew."""
+    """Whether some row that is in both has a new version."""
     if before == now:
         return False
     old, new = dict(before), dict(now)
@@ -36,10 +36,13 @@ class Files:
     """pg_class.reltoastrelid, 0 if there is none. It tells what made a new relfilenode: an ALTER TABLE that rewrites
     (SET UNLOGGED and SET LOGGED do) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
     traceless: bool = False
-    """A new relfilenode alone may mean that rows came or went which the stream does not carry: for a relation without a
-    TOAST table by SET UNLOGGED, writes and SET LOGGED, which PostgreSQL refuses only if a publication lists the
-    relation itself; for a leaf that is published via its root also by TRUNCATE. So it is for every relation whose
-    publications leave TRUNCATE out."""
+    """Whether a new relfilenode alone may mean that rows were added or removed outside of the stream:
+
+    - for a relation without a TOAST table, by SET UNLOGGED, writes, and SET LOGGED. PostgreSQL refuses SET UNLOGGED
+      only if a publication lists the relation itself;
+    - for a partition that is published via its root, by TRUNCATE;
+    - for a relation whose publications leave TRUNCATE out.
+    """
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class EnumLabel:
     oid: int
     label: str
     xmin: int
-    """Another one with the same label means that the label was another one meanwhile."""
+    """A new xmin with the same label means that the label was changed and changed back."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +63,27 @@ class Composite:
     oid: int
     name: str
     attributes: str
-    """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0: rows may have been written
-    with them meanwhile."""
+    """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0: a row may have been written
+    before the attribute was dropped."""
 
 
 @dataclass(frozen=True)
 class TableMarks:
-    """All marks of a table but those of its leaves. Facts of the log have none."""
+    """All marks of a table. Its leaves have marks of their own. Tables that are described in the log have no marks."""
 
     files: Files = field(default_factory=Files)
     key_constraint: int = 0
-    """OID of the primary key's constraint: another one means that the key was dropped and created again. REINDEX keeps
-    it. 0 where there is none."""
+    """OID of the primary key's constraint, 0 if there is no primary key. A new OID means that the key was dropped and
+    created again. REINDEX keeps the OID."""
     publications: Marks = ()
-    """The rows of the publications that publish it: others mean that it was taken out, or changed, meanwhile."""
+    """The catalog rows of the publications that publish the table. A new row means that the table was removed from the
+    publication, or that the publication was changed."""
     schemas: Marks = ()
-    """The pg_depend rows that tie it and its leaves to their schemas, if a publication of a schema publishes it: SET
-    SCHEMA writes a new one, GRANT and OWNER TO do not."""
+    """The pg_depend rows that tie the table and its leaves to their schemas, if a publication of a schema publishes the
+    table. SET SCHEMA writes a new row. GRANT and OWNER TO do not."""
     columns: Marks = ()
-    """Rows of pg_attribute by attnum, also of columns that are not published. If the relfilenode is another too, a row
-    that was written anew means a rewrite by ALTER TABLE."""
+    """The pg_attribute rows, by attnum, also of columns that are not published. A new row together with a new
+    relfilenode means that ALTER TABLE rewrote the table."""
     labels: tuple[EnumLabel, ...] = ()
     """The values of its columns' enums."""
     composites: tuple[Composite, ...] = ()
