@@ -56,6 +56,8 @@ LOCAL_MASTER = "local[*]"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
+_LONGEST_RETENTION = timedelta(days=36_500)
+"""A hundred years: times before and after now stay within the calendar."""
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _URL = re.compile(r"\w+:/")
 _OBJECT_STORE = re.compile(r"(s3|gs)://[^/@:?#]+(/.*)?|abfss://[^/@:?#]+@[^/@:?#]+(/.*)?")
@@ -76,14 +78,21 @@ def _size(value: Any) -> Any:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
-def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> Any:
+def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> timedelta:
     """``7 days``, ``12 hours`` as a timedelta; ISO 8601 durations pass through."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*(day|hour|minute)s?", value.strip())):
-        return timedelta(**{match[2] + "s": int(match[1])})
     try:
-        return otherwise(value)
-    except ValidationError:
-        raise ValueError(f"{value!r} is not a span of time; write it like 7 days, 12 hours or 30 minutes") from None
+        if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*(day|hour|minute)s?", value.strip())):
+            found = timedelta(**{match[2] + "s": int(match[1])})
+        else:
+            found = otherwise(value)
+    except (ValidationError, OverflowError):
+        found = timedelta(-1)
+    if not timedelta(0) <= found <= _LONGEST_RETENTION:
+        raise ValueError(
+            f"{value!r} is not a span of time from 0 to {_LONGEST_RETENTION.days} days; write it like 7 days, 12 hours "
+            "or 30 minutes"
+        )
+    return found
 
 
 def _spark_text(value: Any) -> str:

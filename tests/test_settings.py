@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -200,3 +201,23 @@ def test_another_word_for_streaming_is_refused(written: str, tmp_path: Path, mon
     with pytest.raises(SettingsError, match=r"setting `streaming`: .* is neither `auto` nor `off`") as refused:
         Settings.load()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("written", ["-3 days", "999999999999 days", "36501 days", "-P3D", "P9999999999D", "soon", "-5"])
+def test_retention_is_a_span_that_the_calendar_has(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pgcdc.yaml").write_text(f"retention: {written}\n")
+    with pytest.raises(SettingsError, match=r"setting `retention`: .* is not a span of time from 0 to") as refused:
+        Settings.load()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("written", "days"), [("0 days", 0), ("36500 days", 36500), ("P3D", 3), ("86400", 1)])
+def test_retention_may_be_written_in_more_than_one_way(
+    written: str, days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pgcdc.yaml").write_text(f"retention: {written}\n")
+    assert Settings.load().retention == timedelta(days=days)
