@@ -313,12 +313,18 @@ _EXAMPLES = {
 }
 
 
+_NO_TEXT = ("string_type", "path_type")
+"""pydantic's names for a value that is no text, such as a number that YAML reads in ``slot: 123``."""
+
+
 def _wrong(error: Mapping[str, Any]) -> SettingsError:
-    name = ".".join(str(part) for part in error["loc"]) or "settings"
+    name = str(error["loc"][0]) if error["loc"] else "settings"
     if error["type"] == "extra_forbidden":
         close = get_close_matches(name, Settings.model_fields, 1)
         do = f"did you mean `{close[0]}`?" if close else "docs/operations.md lists all"
         return SettingsError("is unknown", thing=f"setting `{name}`", do=do)
+    if error["type"] in _NO_TEXT:
+        return SettingsError("must be text", thing=f"setting `{name}`", do=f'write it in quotes, like {name}: "123"')
     what = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
     return SettingsError(what.removesuffix(", unable to interpret input"), thing=f"setting `{name}`")
 

@@ -221,3 +221,18 @@ def test_retention_may_be_written_in_more_than_one_way(
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f"retention: {written}\n")
     assert Settings.load().retention == timedelta(days=days)
+
+
+@pytest.mark.parametrize("name", ["source", "lake", "slot", "publication"])
+@pytest.mark.parametrize("written", ["123", "", "true", "[a]"])
+def test_a_text_that_yaml_reads_as_another_value_is_to_be_quoted(
+    name: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(f"PGCDC_{name.upper()}", raising=False)
+    if name == "source" and not written:
+        return  # As if no source were named.
+    Path("pgcdc.yaml").write_text(f"{name}: {written}\n")
+    with pytest.raises(SettingsError) as refused:
+        Settings.load()
+    assert str(refused.value) == f'setting `{name}`: must be text; write it in quotes, like {name}: "123"'
