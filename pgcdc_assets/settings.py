@@ -199,7 +199,9 @@ class Settings(BaseSettings):
         master, lake = value[MASTER], info.data.get("lake")
         if not is_known(master):
             # The text is not quoted, because it may hold a token.
-            raise ValueError("names an unknown master; use local[N], spark://HOST:PORT, yarn or k8s://URL")
+            raise ValueError(
+                "names an unknown master; use local[N], spark://HOST:PORT, yarn or k8s://URL; N is * or 1 and more"
+            )
         if is_local(master):
             if ARCHIVE in value:
                 raise ValueError(f"`{ARCHIVE}` is for the executors of a cluster, and the master {master} has none")
@@ -230,11 +232,17 @@ class Settings(BaseSettings):
     def _lake_form(cls, value: Any) -> Any:
         if isinstance(value, str) and _URL.match(value):
             return _object_store(value)
-        if isinstance(value, (str, Path)) and (odd := _UNOPENED.search(str(Path(value).absolute()))):
-            raise ValueError(f"no Delta table can be opened under {Path(value).absolute()}, for {odd[0]!r} in its path")
-        if isinstance(value, (str, Path)):
-            _refuse_shared_folder(str(value))
-        return Path(value) if isinstance(value, str) else value
+        if str(value).startswith("~"):
+            raise ValueError("names a folder that is called ~; write the whole path")
+        if not isinstance(value, (str, Path)):
+            return value
+        path = Path(value).absolute()
+        if odd := _UNOPENED.search(str(path)):
+            raise ValueError(f"no Delta table can be opened under {path}, for {odd[0]!r} in its path")
+        if in_the_way := next((one for one in (path, *path.parents) if os.path.isfile(one)), None):
+            raise ValueError(f"{in_the_way} is a file; name a folder")
+        _refuse_shared_folder(str(value))
+        return Path(value)
 
     @field_validator("slot")
     @classmethod
