@@ -221,10 +221,13 @@ class Settings(BaseSettings):
     def _source_form(cls, value: str | None) -> str | None:
         if value is not None and value != projectfile.EMBEDDED:
             try:
-                conninfo_to_dict(value)
+                given = conninfo_to_dict(value)
             except ProgrammingError:
                 # libpq's own complaint would quote the text, password and all.
                 raise ValueError(f"{projectfile.NO_SOURCE}; {projectfile.SOURCE_FORM}") from None
+            if "replication" in given:
+                # Some of our connections are for replication, others must not be.
+                raise ValueError("sets `replication`, which pgcdc sets for each connection itself; remove it there")
         return value
 
     @field_validator("lake", mode="before")

@@ -254,9 +254,7 @@ def test_a_name_that_the_file_has_twice_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(text)
     line = len(text.splitlines())
-    with pytest.raises(
-        SettingsError, match=rf"pgcdc.yaml: holds `{twice}` twice, .* in line {line}; keep"
-    ):
+    with pytest.raises(SettingsError, match=rf"pgcdc.yaml: holds `{twice}` twice, .* in line {line}; keep"):
         Settings.load()
 
 
@@ -277,3 +275,12 @@ def test_a_lake_is_not_a_file_nor_in_one(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv("PGCDC_LAKE", str(lake))
         with pytest.raises(SettingsError, match=f"setting `lake`: {file} is a file; name a folder"):
             Settings.load()
+
+
+@pytest.mark.parametrize(
+    "source", ["host=db replication=true", "postgresql://db/shop?replication=database", "host=db replication=''"]
+)
+def test_a_source_does_not_say_which_connections_replicate(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_SOURCE", source)
+    with pytest.raises(SettingsError, match=r"setting `source`: sets `replication`, which pgcdc sets .*; remove it"):
+        Settings.load()

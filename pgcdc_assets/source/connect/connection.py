@@ -59,6 +59,8 @@ _TRANSPORT = {
     # retry for a quarter of an hour.
     "tcp_user_timeout": "60000",
     "client_encoding": "UTF8",
+    # Empty, so that a service file's does not come in.
+    "replication": "",
 }
 """A peer that vanished is noticed within a minute; :mod:`pgcdc_assets.source.connect.silence` notices a dead path that
 keeps TCP alive. The conninfo's own values win, except for the encoding."""
