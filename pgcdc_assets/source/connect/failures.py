@@ -183,11 +183,20 @@ def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
     return ServerError(state.decode() if state else None, first_line(text))
 
 
+_OTHER_SERVER = re.compile(r"(session|server) is (not )?(read-only|in hot standby mode)")
+"""Texts of libpq about a server that ``target_session_attrs`` does not want."""
+
+
 def of_refusal(text: str) -> ServerError:
     """Made from libpq's text about a connection that could not be made."""
     line = first_line(text)
     if _NO_CONNINFO.search(line):
         return Unusable(None, line)
+    if _OTHER_SERVER.search(line):
+        return ServerError(
+            None, line, "`target_session_attrs` in the setting `source`, or PGTARGETSESSIONATTRS, asks for another "
+            "kind of server: remove it, or name the host of one",
+        )  # fmt: skip
     state = next((state for pattern, state in _AT_CONNECT if pattern.search(text)), None)
     return ServerError(state, line, UNREACHED)
 
