@@ -137,6 +137,9 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
         facts = _with_source(facts, settings, conninfo or _reachable(settings))
     except (SettingsError, WrongSource):
         raise
+    except SetupNeeded:
+        # The saved catalog cannot be read, which is reported already.
+        pass
     except PgcdcError as error:
         unread.append(_problem(error, "source"))
     except psycopg.Error as error:

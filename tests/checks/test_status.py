@@ -329,8 +329,11 @@ def test_a_slot_held_by_somebody_else(project: Project) -> None:
 
 def test_a_catalog_that_cannot_be_read(project: Project) -> None:
     project.setup()
-    CATALOG_FILE.write_text("{")
-    assert project.problem(str(CATALOG_FILE)).startswith("is damaged, and cannot be read")
+    for text in ("{", "{}"):
+        CATALOG_FILE.write_text(text)
+        (told,) = [problem for problem in project.status().problems if str(CATALOG_FILE) in problem.thing]
+        assert told.what.startswith("is damaged, and cannot be read")
+        assert told.do == "delete it, then run `pgcdc setup`"
 
 
 def test_a_log_that_cannot_be_read(project: Project) -> None:
