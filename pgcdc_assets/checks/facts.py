@@ -150,6 +150,9 @@ class Facts:
     """None where they are not asked for."""
     two_phase: bool = False
     """The setting."""
+    at_work: str | None = None
+    """The process that writes to the lake, in words. It reads the slot, or is about to: while it drains a backlog by
+    SQL functions, the slot has no reader at moments."""
 
 
 def span(of: timedelta) -> str:

@@ -47,17 +47,18 @@ def _slot(facts: Facts) -> Iterator[Problem]:
     if slot is None:
         return
     thing = slot.thing
+    now = "" if facts.at_work else "run `pgcdc sync` now, or "
     if slot.lost:
         yield error(thing, f"was invalidated ({slot.lost}): the WAL it needs is gone", COPY_ANEW)
     elif slot.wal_status == "unreserved":
         yield error(
             thing, "is nearly lost: the WAL it needs may go at the source's next checkpoint",
-            "run `pgcdc sync` now, or raise max_slot_wal_keep_size on the source",
+            f"{now}raise max_slot_wal_keep_size on the source",
         )  # fmt: skip
     elif slot.safe_wal_size is not None and slot.safe_wal_size < SAFE_WAL_BYTES:
         yield warning(
             thing, f"will be invalidated after {size(max(0, slot.safe_wal_size))} more of WAL",
-            "run `pgcdc sync`, or raise max_slot_wal_keep_size on the source",
+            f"{now}raise max_slot_wal_keep_size on the source",
         )  # fmt: skip
     if (slot.plugin, slot.database) != (PLUGIN, slot.connected_to):
         yield error(
@@ -90,7 +91,7 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
             f"stop that process, or SELECT pg_terminate_backend({pid}) on the source",
         )  # fmt: skip
     behind = source.flush_lsn - (slot.confirmed_flush_lsn or source.flush_lsn)
-    if not slot.active and behind > IDLE_WAL_BYTES:
+    if not slot.active and not facts.at_work and behind > IDLE_WAL_BYTES:
         since = f" since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
         yield warning(
             thing, f"is read by nobody{since}, and the source holds {size(behind)} of WAL for it",

@@ -82,6 +82,8 @@ class Status:
     """Those whose content the lake keeps until their COMMIT PREPARED or ROLLBACK PREPARED, oldest first."""
     hold: Hold | None = None
     """The request of a ``verify`` for a point at its LSN; without an LSN, no turn begins for a while."""
+    at_work: str | None = None
+    """See :attr:`Facts.at_work`."""
 
     @property
     def ok(self) -> bool:
@@ -92,6 +94,7 @@ class Status:
         return {
             "ok": self.ok,
             "slot": _slot_json(self.slot),
+            "at_work": self.at_work,
             "transform_lsn": _text(self.transform_lsn),
             "replay_lsn": _text(self.replay_lsn),
             "lag_bytes": self.lag_bytes,
@@ -122,10 +125,10 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
 
     ``conninfo`` None: the settings' source, or the embedded server's.
     """
-    facts = Facts(now=datetime.now(UTC), slot_name=settings.slot, two_phase=settings.two_phase)
     # Once for all that is read of the lake: each look at a store that does not answer takes its time.
     storage.head(settings.layout.outcomes)
     refuse_other_lake(settings.layout)
+    facts = Facts(datetime.now(UTC), settings.slot, two_phase=settings.two_phase, at_work=_at_work(settings.layout))
     unread: list[Problem] = []
     try:
         facts = replace(facts, catalog=load_catalog(CATALOG_FILE))
@@ -162,6 +165,12 @@ def refused(error: SettingsError | StoreFailed) -> Status:
     """A status that says only that source or lake is not the project's, or that the lake is out of reach."""
     thing = "lake" if isinstance(error, StoreFailed | WrongLake) else "source"
     return Status(None, None, None, None, (), (_problem(error, thing),))
+
+
+def _at_work(layout: Layout) -> str | None:
+    """The process that writes to the lake, in words; None for one that does not say who it is, which is no run."""
+    found = lock.holder(layout)
+    return str(found) if found is not None and found.pid else None
 
 
 def _reachable(settings: Settings) -> str:
@@ -249,6 +258,7 @@ def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome])
         problems=tuple(found),
         messages=facts.messages,
         last=last,
+        at_work=facts.at_work,
     )
 
 

@@ -166,7 +166,9 @@ def _print_status(found: Status) -> None:
     data = found.to_json()
     slot = data["slot"]
     if slot:
-        reader = f"read by pid {slot['active_pid']}" if slot["active"] else "read by nobody now"
+        reader = f"read by {data['at_work'] or 'nobody now'}"
+        if slot["active"]:
+            reader = f"read by pid {slot['active_pid']}"
         say(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
         done = slot["decoded"]
         say(

@@ -257,6 +257,10 @@ def test_a_well_lake_has_no_problems() -> None:
 
 WELL_TOO: dict[str, dict[str, Any]] = {
     "a run just ended": {"slot": _slot(active=False, confirmed_flush_lsn=Lsn(AT - MIB))},
+    "a run drains a backlog": {
+        "slot": _slot(active=False, confirmed_flush_lsn=Lsn(AT - 80 * MIB), inactive_since=NOW),
+        "at_work": "`pgcdc follow` (pid 5)",
+    },
     "held by us": _source(holder=Backend(99, "pgcdc_assets/setup")),
     "no log yet": {"log": None, "tables": (TableFacts(ORDERS, TableState.WAITING),)},
     "copying": _table(TableState.COPYING, None),
@@ -280,6 +284,13 @@ WELL_TOO: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WELL_TOO)
 def test_what_is_usual_is_no_problem(name: str) -> None:
     assert problems(replace(WELL, **{"slot": _slot(), **WELL_TOO[name]})) == []
+
+
+@pytest.mark.parametrize("slot", [_slot(wal_status="unreserved"), _slot(safe_wal_size=100 * MIB)])
+def test_no_run_is_to_be_started_beside_the_one_at_work(slot: SlotStatus) -> None:
+    for at_work, do in ((None, "run `pgcdc sync` now, or raise"), ("`pgcdc sync` (pid 5)", "raise")):
+        (found,) = problems(replace(WELL, slot=slot, at_work=at_work))
+        assert found.do == f"{do} max_slot_wal_keep_size on the source"
 
 
 def test_errors_come_first() -> None:

@@ -23,6 +23,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import WrongSource
+from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
 from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
@@ -35,6 +36,7 @@ from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.store import lease
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, publish_at
 from tests.fix_postgres import Database
@@ -89,8 +91,8 @@ A, B = TableName("public", "a"), TableName("public", "b")
 def test_before_setup(project: Project) -> None:
     found = project.status()
     assert json.loads(json.dumps(found.to_json())) == {
-        "ok": False, "slot": {}, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None, "in_progress": None,
-        "prepared": [], "hold": None, "tables": [],
+        "ok": False, "slot": {}, "at_work": None, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None,
+        "in_progress": None, "prepared": [], "hold": None, "tables": [],
         "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}], "last": {},
     }  # fmt: skip
     assert not path_of(project.settings.layout.root).exists()
@@ -110,6 +112,16 @@ def test_after_setup_without_a_lake(project: Project) -> None:
         ("public.b", "waiting"),
     ]
     assert not path_of(project.settings.layout.root).exists()
+
+
+def test_the_process_that_writes_to_the_lake_is_named(project: Project) -> None:
+    project.log(project.setup())
+    with lake_lock(project.settings.layout, "follow"):
+        assert project.status().at_work == f"`pgcdc follow` (pid {os.getpid()})"
+    with lease.held(project.settings.layout.lock) as other:
+        assert other is not None
+        other.say("not ours")
+        assert project.status().at_work is None
 
 
 def test_prepared_transactions_that_are_kept(project: Project) -> None:
