@@ -28,6 +28,7 @@ from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import (
     LakeError,
@@ -84,6 +85,8 @@ class Status:
     """The request of a ``verify`` for a point at its LSN; without an LSN, no turn begins for a while."""
     at_work: str | None = None
     """See :attr:`Facts.at_work`."""
+    uncopied: int = 0
+    """Tables that have no mirror yet, and wait for nothing but a run."""
 
     @property
     def ok(self) -> bool:
@@ -259,7 +262,16 @@ def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome])
         messages=facts.messages,
         last=last,
         at_work=facts.at_work,
+        uncopied=_uncopied(facts),
     )
+
+
+def _uncopied(facts: Facts) -> int:
+    """See :attr:`Status.uncopied`. The rules report tables that wait for a reason, or for a mirror under another
+    name."""
+    renamed = {left.waits_for for left in facts.left.values()}
+    waiting = (table for table in facts.tables if table.state is TableState.WAITING and not table.reason)
+    return sum(table.name not in renamed for table in waiting)
 
 
 def _problem(error: PgcdcError, thing: str) -> Problem:

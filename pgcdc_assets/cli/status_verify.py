@@ -37,7 +37,7 @@ def status(as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=1))
     else:
-        _print_status(found)
+        print_status(found)
     return 0 if found.ok else 1
 
 
@@ -162,7 +162,8 @@ def _in_progress(found: Announcement) -> str:
     return f"{number}; the oldest, xid {found.xid}, for {span(found.age)}, from {found.lsn} on"
 
 
-def _print_status(found: Status) -> None:
+def print_status(found: Status) -> None:
+    """The positions, the tables, and what is wrong, on stdout."""
     data = found.to_json()
     slot = data["slot"]
     if slot:
@@ -195,5 +196,9 @@ def _print_status(found: Status) -> None:
         say(f"  {visible(table['name']):<{width}}  {table['state']:<12} {table['replay_lsn'] or '-'}{reason}")
     for problem in data["problems"]:
         say(f"{problem['severity']}: {problem['what']}; {problem['do']}")
+    if found.uncopied:
+        tables = "1 table waits" if found.uncopied == 1 else f"{found.uncopied} tables wait"
+        do = f"{found.at_work} copies them" if found.at_work else "run `pgcdc sync`"
+        say(f"info: {tables} for a copy; {do}")
     if not data["problems"]:
         say("nothing is wrong")

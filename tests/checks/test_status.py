@@ -101,7 +101,7 @@ def test_before_setup(project: Project) -> None:
 def test_after_setup_without_a_lake(project: Project) -> None:
     project.setup()
     found = project.status()
-    assert found.problems == ()
+    assert (found.problems, found.uncopied) == ((), 2)
     data: dict[str, Any] = json.loads(json.dumps(found.to_json()))
     assert data["ok"]
     assert data["slot"]["name"] == project.settings.slot
