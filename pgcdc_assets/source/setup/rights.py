@@ -116,9 +116,9 @@ def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Seq
     name, lacking = quoted_role(conn, role), dict[TableName, str]()
     for table, oids in tables.items():
         findings = _reading([rows[oid] for oid in oids if oid in rows], role, name)
-        statements = [statement for finding in findings for statement in finding.sql]
+        statements = [statement.rstrip(";") for finding in findings for statement in finding.sql]
         if statements:
-            lacking[table] = f"role {role} may not read all of it: {' '.join(statements[:_STATEMENTS])}"
+            lacking[table] = f"role {role} may not read all of it: {'; '.join(statements[:_STATEMENTS])}"
     return lacking
 
 
