@@ -40,7 +40,11 @@ class Saved:
     identity: Identity
 
     def __str__(self) -> str:
-        named = _named(self.identity)
+        own = self.identity
+        named = _named(own)
+        if own.database_oid:
+            # A database may have got another name since.
+            named = f"database of OID {own.database_oid}, called {own.database} then, of system {own.system_identifier}"
         with suppress(OSError, *MALFORMED):
             found = json.loads(ORIGIN_FILE.read_text())
             if found["system_identifier"] == self.identity.system_identifier:
@@ -140,8 +144,8 @@ def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None)
             continue
         embedded = is_embedded(settings)
         is_ = f"is {_named(found)}" if found else "has not been made yet"
-        if found and _named(found) == _named(one.identity):
-            is_ = f"is another {_named(found)}, with the same name"
+        if found and found.database_oid and one.identity.system_identifier == found.system_identifier:
+            is_ = f"is {_named(found)}, of OID {found.database_oid}"
         raise WrongSource(
             f"{is_}, but {one.thing} was set up for {one}",
             thing="embedded PostgreSQL" if embedded else f"source {redacted(source_of(settings))}",

@@ -210,7 +210,7 @@ assert "pandas" not in sys.modules
 def test_another_source_under_the_same_name(project: Project) -> None:
     catalog = project.setup()
     project.log(replace(catalog, identity=replace(catalog.identity, system_identifier="1")))
-    with pytest.raises(WrongSource, match=r"the lake .* was set up for database \w+ of system 1;"):
+    with pytest.raises(WrongSource, match=r"the lake .* was set up for database .* of system 1;"):
         project.status()
 
 
