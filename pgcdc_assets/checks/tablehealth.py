@@ -9,6 +9,7 @@ from itertools import chain
 from pgcdc_assets.checks.facts import Facts, PublicationFacts, TableFacts
 from pgcdc_assets.checks.problem import GIB, Problem, error, size, warning
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.mirror.delta.mirrorschema import way_back
@@ -41,8 +42,15 @@ def _publications(facts: Facts) -> Iterator[Problem]:
         tables = [table for table in catalog.tables if table.name not in told]
         renamed = [table for table in tables if source.called.get(table.oid, table.name) != table.name]
         for table in renamed:
+            called = source.called[table.oid]
+            if marked(str(called)):
+                yield error(
+                    f"table {table.name}", f"is called {called} now, which is not text in the source's encoding: no "
+                    "mirror can have that name", "rename it on the source",
+                )  # fmt: skip
+                continue
             yield warning(
-                f"table {table.name}", f"is called {source.called[table.oid]} now: its mirror goes on under that name",
+                f"table {table.name}", f"is called {called} now: its mirror goes on under that name",
                 "let `pgcdc sync` go on",
             )  # fmt: skip
         yield from _missing([table for table in tables if table not in renamed], published, present)
@@ -77,7 +85,10 @@ def _left(facts: Facts) -> Iterator[Problem]:
     source = facts.source
     if source is None:
         return
+    refused = {table.name for table in facts.tables if table.refused}
     for name, left in sorted(facts.left.items()):
+        if left.waits_for in refused:
+            continue  # The table cannot be mirrored under its new name, which _tables reports.
         if left.waits_for is not None:
             yield warning(
                 f"mirror {name}", f"stands at {left.lsn}, and waits to go on as {left.waits_for}",

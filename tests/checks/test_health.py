@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, PublicationFacts, SourceFacts, TableFacts, UntakenFacts
+from pgcdc_assets.checks.facts import (
+    Backend,
+    Facts,
+    LeftFacts,
+    LogFacts,
+    PublicationFacts,
+    SourceFacts,
+    TableFacts,
+    UntakenFacts,
+)
 from pgcdc_assets.checks.health import problems
 from pgcdc_assets.checks.problem import GIB, MIB
-from pgcdc_assets.core.catalog import Catalog, Identity, Outside, Table
+from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Outside, Table
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
@@ -249,6 +259,23 @@ def test_a_table_that_was_renamed_is_no_alarm() -> None:
     (found,) = problems(replace(WELL, slot=_slot(), **renamed))
     assert (found.severity, found.thing) == ("warning", "table public.orders")
     assert found.what == "is called public.orders2 now: its mirror goes on under that name"
+
+
+def test_a_name_that_is_no_text_is_to_be_changed_and_nothing_else() -> None:
+    """No run can go on with the mirror. Before the next look, and after it."""
+    garbage = TableName("public", Encoding.of("EUC_JP").shown(b"\xa9\xa1"))
+    publication = PublicationFacts("pgcdc", frozenset({garbage, LEAF_A, LEAF_B}))
+    renamed = _source(publications={"pgcdc": publication}, called={1: garbage, 2: EVENTS})
+    (found,) = problems(replace(WELL, slot=_slot(), **renamed))
+    assert (found.severity, found.do) == ("error", "rename it on the source")
+    assert "which is not text in the source's encoding" in found.what
+    looked = replace(
+        WELL, slot=_slot(), **renamed, left={ORDERS: LeftFacts(AT, waits_for=garbage)},
+        catalog=replace(CATALOG, tables=(replace(CATALOG.tables[0], name=garbage), CATALOG.tables[1])),
+        tables=(TableFacts(garbage, TableState.SET_ASIDE, reason="its name is not text", refused=True),),
+    )  # fmt: skip
+    (found,) = problems(looked)
+    assert (found.thing, found.do.partition(",")[0]) == (f"table {garbage}", "change that on the source")
 
 
 def test_a_well_lake_has_no_problems() -> None:
