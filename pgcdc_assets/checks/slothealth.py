@@ -25,6 +25,7 @@ LONGEST_PAUSE = timedelta(days=1)
 """A source may be left alone for a night; its slot should outlive that."""
 _NEARLY = 0.75
 """The share of the idle timeout after which a slot is reported: with a day's timeout, six hours are left then."""
+_MORE_ROOM = "raise max_slot_wal_keep_size on the source"
 CATALOG_XMIN_AGE = 200_000_000
 """autovacuum_freeze_max_age's default: beyond it the source starts vacuums against id wraparound, in vain."""
 
@@ -47,18 +48,16 @@ def _slot(facts: Facts) -> Iterator[Problem]:
     if slot is None:
         return
     thing = slot.thing
-    now = "" if facts.at_work else "run `pgcdc sync` now, or "
+    do = _MORE_ROOM if facts.at_work else f"run `pgcdc sync` now, or {_MORE_ROOM}"
     if slot.lost:
         yield error(thing, f"was invalidated ({slot.lost}): the WAL it needs is gone", COPY_ANEW)
     elif slot.wal_status == "unreserved":
         yield error(
-            thing, "is nearly lost: the WAL it needs may go at the source's next checkpoint",
-            f"{now}raise max_slot_wal_keep_size on the source",
+            thing, "is nearly lost: the WAL it needs may go at the source's next checkpoint", do,
         )  # fmt: skip
     elif slot.safe_wal_size is not None and slot.safe_wal_size < SAFE_WAL_BYTES:
         yield warning(
-            thing, f"will be invalidated after {size(max(0, slot.safe_wal_size))} more of WAL",
-            f"{now}raise max_slot_wal_keep_size on the source",
+            thing, f"will be invalidated after {size(max(0, slot.safe_wal_size))} more of WAL", do,
         )  # fmt: skip
     if (slot.plugin, slot.database) != (PLUGIN, slot.connected_to):
         yield error(
