@@ -84,7 +84,8 @@ def _came(work: Work, table: Table, leaf: int) -> bool:
     """Whether a leaf, whose rows the table does not take yet, is one whose rows are in the stream now: it was
     unlogged, or away. A look at the catalog has the table copied with it."""
     now = work.catalog.table(table.name)
-    return any(leaf == one.oid for one in (*table.outside, *(now.leaves if now is not None else ())))
+    known = {one.oid for one in table.outside} | {one.oid for one in (now.leaves if now is not None else ())}
+    return leaf in known
 
 
 def _why(work: Work, every: Router, shape: Shape) -> Why:
