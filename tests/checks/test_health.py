@@ -20,7 +20,7 @@ from pgcdc_assets.checks.facts import (
 )
 from pgcdc_assets.checks.health import problems
 from pgcdc_assets.checks.problem import GIB, MIB
-from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Outside, Table
+from pgcdc_assets.core.catalog import Catalog, Identity, Outside, Table
 from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

@@ -186,7 +186,7 @@ def test_rows_of_a_partition_that_came_are_not_said_to_have_gone(database: Datab
     target = delta_target(settings.layout, log.identity)
     progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
     work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
-    followed = TableProgress(mirrored, TableState.CATCHING_UP, log.start, 0)
+    followed = TableRecord(mirrored, TableState.CATCHING_UP, log.start, 0)
     for state, came in ((TableState.CATCHING_UP, Why.COPY), (TableState.SET_ASIDE, Why.SET_ASIDE)):
         progress._tables[p.name] = replace(followed, state=state)
         found = untaken(work, LsnRange(log.start, end), log.batches(log.start))

@@ -75,7 +75,7 @@ def test_new_table_without_a_grant_waits_and_is_copied_once_it_has_it(few: Rig, 
     with following(few):
         few.conn.execute("CREATE TABLE new (id int PRIMARY KEY)")
         few.conn.execute("INSERT INTO new VALUES (1)")
-        _wait_for_the_grant(few, "new", f"GRANT SELECT ON TABLE public.new TO {role};")
+        _wait_for_the_grant(few, "new", grant)
         assert "public.old" in _waiting(few)
     few.assert_equal("public.t", "public.new")
 
