@@ -48,8 +48,7 @@ class FrameReader(FrameSource):
 
     @abstractmethod
     def finish(self) -> bool:
-        """Tells the server, at the first call, that we send no more frames. Returns whether the server has ended the
-        stream too."""
+        """Ends our side of the stream, at the first call. Returns whether the server has ended its side too."""
 
     @abstractmethod
     def close(self) -> None:
