@@ -144,7 +144,7 @@ class ServerError:
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)
 
     def of_table(self, table: object) -> PgcdcError:
-        """Returns :meth:`typed` for a statement that concerns one table. A lacking right is then an error of this table
+        """Returns :meth:`typed` for a statement that concerns one table. A missing right is then an error of this table
         only."""
         typed = self.typed(f"table {table}")
         return RightLacking(typed.what, thing=typed.thing, do=typed.do) if self.state == "42501" else typed

@@ -38,7 +38,7 @@ _REFUSES: Final = "FATAL:"
 @dataclass(frozen=True)
 class Patience:
     """Limits in seconds of silence. After ``ask`` the server is asked for the first time, then every ``again`` seconds.
-    After ``silent`` it counts as gone."""
+    After ``silent`` it counts as lost."""
 
     ask: float
     silent: float

@@ -47,7 +47,7 @@ INTERRUPTED: Final = {
     "57014",  # cancelled
     "57P01",  # terminated
     "55P03",  # a lock within COPY
-    "40001",  # a standby's replay goes first
+    "40001",  # a standby's replay takes precedence
     "40P01",  # a deadlock over what COPY locks besides the table
     "42P01", "3F000", "42703",  # renamed or dropped since its name was read: the next reading finds out which
 }  # fmt: skip

@@ -166,7 +166,7 @@ class Drain(FrameSource):
     def flushed(self, lsn: Lsn) -> None:
         """Called when the log is durable up to ``lsn``. The slot is advanced to ``lsn`` between two ranges.
 
-        Until then the slot is touched: it is advanced to its own position, which decodes nothing.
+        During a range the slot is only touched: it is advanced to its own position, which decodes nothing.
         """
         self._flushed = max(self._flushed, lsn)
         now = time.monotonic()
