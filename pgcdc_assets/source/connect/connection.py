@@ -60,7 +60,7 @@ _TRANSPORT = {
     # limit, Linux would retry for a quarter of an hour.
     "tcp_user_timeout": "60000",
     "client_encoding": "UTF8",
-    # Empty, so that a service file's does not come in.
+    # Empty, so that a value from a service file is not used.
     "replication": "",
 }
 """Connection parameters. With these, a peer that vanished is noticed within a minute. A dead path that keeps its TCP

@@ -188,7 +188,7 @@ def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
 
 
 _OTHER_SERVER = re.compile(r"(session|server) is (not )?(read-only|in hot standby mode)")
-"""Texts of libpq about a server that ``target_session_attrs`` does not want."""
+"""Messages of libpq about a server that ``target_session_attrs`` excludes."""
 
 
 def of_refusal(text: str) -> ServerError:
