@@ -1,7 +1,7 @@
-"""Reports how things stand: slot, positions, tables, and what is wrong. Plain SQL and delta-rs, no JVM.
+"""Reports the state of slot, positions and tables, and what is wrong. Uses plain SQL and delta-rs, no JVM.
 
-It works before setup, without a lake, without the source, and during a sync: what cannot be read is reported as a
-problem, not raised.
+Works before setup, without a lake, without the source, and during a sync. Something that cannot be read is reported as
+a problem, and raises no error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from pgcdc_assets.source.slot.slotstatus import Decoded, SlotStatus, slot_status
 from pgcdc_assets.store import storage
 
 _CONNECT_SECONDS = 3
-"""connect_timeout, because the whole answer is promised within five seconds."""
+"""connect_timeout. It is short because status must answer within five seconds."""
 
 _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 """Fields of the slot that are not columns of pg_replication_slots, or are always the same."""
@@ -65,7 +65,8 @@ _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 
 @dataclass(frozen=True)
 class Status:
-    """``replay_lsn`` is the lowest of the tables that are followed; ``lag_bytes`` is from there to the WAL's end."""
+    """``replay_lsn`` is the lowest position of the followed tables. ``lag_bytes`` is the WAL between it and the
+    source's flush position."""
 
     slot: SlotStatus | None
     transform_lsn: Lsn | None
@@ -74,15 +75,16 @@ class Status:
     tables: tuple[TableFacts, ...]
     problems: tuple[Problem, ...]
     messages: MessageFacts | None = None
-    """None where no messages are asked for."""
+    """None if no messages are asked for."""
     last: Mapping[str, Outcome] = field(default_factory=dict)
     """The outcome of the last operation of each kind."""
     in_progress: Announcement | None = None
-    """Transactions of which a running receiver holds a part."""
+    """Transactions in progress of which a running receiver already holds a part."""
     prepared: tuple[PreparedTransaction, ...] = ()
-    """Those whose content the lake keeps until their COMMIT PREPARED or ROLLBACK PREPARED, oldest first."""
+    """Prepared transactions whose content the lake keeps until COMMIT PREPARED or ROLLBACK PREPARED, oldest first."""
     hold: Hold | None = None
-    """The request of a ``verify`` for a point at its LSN; without an LSN, no turn begins for a while."""
+    """The request of a running ``verify`` for a consistent point at its LSN. As long as the request has no LSN, the
+    sync begins no turn, up to a time limit."""
     at_work: str | None = None
     """See :attr:`Facts.at_work`."""
     uncopied: int = 0
@@ -123,12 +125,12 @@ class Status:
 
 
 def status(settings: Settings, conninfo: str | None = None) -> Status:
-    """Look at source, log and lake; starts nothing. Raises WrongSource or WrongLake if another source or lake is meant
-    than the project's own, and StoreFailed if the lake is out of reach.
+    """Read the state of source, log and lake. Starts no server. Raises WrongSource or WrongLake if source or lake is
+    not the project's own, and StoreFailed if the lake is out of reach.
 
-    ``conninfo`` None: the settings' source, or the embedded server's.
+    ``conninfo``: the source's conninfo. None means the source of the settings, or the embedded server.
     """
-    # Once for all that is read of the lake: each look at a store that does not answer takes its time.
+    # Check once that the store answers, because each read of a store that does not answer takes long.
     storage.head(settings.layout.outcomes)
     refuse_other_lake(settings.layout)
     facts = Facts(datetime.now(UTC), settings.slot, two_phase=settings.two_phase, at_work=_at_work(settings.layout))
@@ -165,7 +167,8 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
 
 
 def refused(error: SettingsError | StoreFailed) -> Status:
-    """A status that says only that source or lake is not the project's, or that the lake is out of reach."""
+    """A status with one problem: the settings are wrong, source or lake is not the project's own, or the lake is out of
+    reach."""
     thing = "lake" if isinstance(error, StoreFailed | WrongLake) else "source"
     return Status(None, None, None, None, (), (_problem(error, thing),))
 
@@ -184,8 +187,8 @@ def _reachable(settings: Settings) -> str:
 
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
-    """Positions are read in this order: the slot's, the log's, the WAL's. Each moves up, so none seems ahead that is
-    not."""
+    """Adds the facts about the source. The positions are read in this order: slot, log, WAL. Because each position only
+    moves up, a position that seems to be ahead of the next one really is ahead."""
     names = facts.catalog.publications if facts.catalog else (settings.publication,)
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
@@ -212,7 +215,8 @@ def _with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
 
 
 def _published(layout: Layout) -> Lsn | None:
-    """The newest consistent point's LSN. None also if the points cannot be read, which reading the tables reports."""
+    """The LSN of the newest consistent point. None also if the points cannot be read: :func:`_with_lake` reports
+    that."""
     with suppress(PgcdcError, DeltaError, OSError):
         newest = ConsistentPoints(layout).newest()
         return newest.replay_lsn if newest else None
@@ -241,7 +245,7 @@ def _last(layout: Layout) -> tuple[dict[str, Outcome], list[Problem]]:
 
 
 def lowest_replayed(layout: Layout, catalog: Catalog) -> Lsn | None:
-    """``replay_lsn`` of the lake: the lowest of the followed tables."""
+    """``replay_lsn`` of the lake: the lowest position of the followed tables."""
     return _lowest(read_tables(layout, catalog))
 
 
@@ -308,7 +312,7 @@ def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
 
 def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]:
     try:
-        # Others of the database, which changed nothing that is published, are kept as well.
+        # The folder also keeps prepared transactions that changed no published table. They are not reported.
         found = [kept for kept in PreparedFolder(layout.change_log).pending() if kept.counted]
     except PgcdcError as error:
         return [], [_problem(error, "prepared transactions")]
@@ -316,7 +320,7 @@ def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]
 
 
 def _nameless(layout: Layout) -> list[Problem]:
-    """Locks that stop us, and whose holders do not say who they are: another program holds the files."""
+    """Problems for locks that another program holds, so that the lock file does not say who the holder is."""
     stopped: dict[Location, tuple[Severity, str]] = {
         layout.lock: ("error", "nothing can be written to the lake"),
         layout.hold: ("warning", f"mirrors wait for it for {hold.UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused"),
