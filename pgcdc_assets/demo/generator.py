@@ -18,8 +18,8 @@ _LARGE_AFTER, _LARGE_EVERY = 3.0, 60.0
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
 """Seconds until the first truncate, and between truncates. They are short, so that a short demo has some truncates."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
-"""Seconds after which truncates become rare, and seconds between truncates from then on. Reason: on a slow machine, a
-copy or a comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes it start again."""
+"""Seconds after which truncates become rare, and seconds between the rare truncates. Reason: on a slow machine, a copy
+or a comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes it start again."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
