@@ -50,7 +50,7 @@ RUN_LOG = STATE_FOLDER / "run.log"
 """The file for the output of Java and libraries while a command runs."""
 
 MASTER, ARCHIVE = "master", "archive"
-"""Keys of the setting ``spark`` that are not Spark's own."""
+"""Keys of the setting ``spark`` that are not settings of Spark itself."""
 SPARK_MASTER = "spark.master"
 """Spark's own name for the master. The setting ``spark`` does not accept it: settings of file and environment are
 merged by name, so the master must have only one name."""
@@ -155,10 +155,10 @@ class Settings(BaseSettings):
     """Whether prepared transactions are received at their PREPARE, through a slot that was created with ``two_phase``.
     In both cases they become readable with their COMMIT PREPARED."""
     schema_changes: Literal["rewrite", "metadata", "set_aside"] = "rewrite"
-    """How a mirror follows when the structure of its table changes. ``rewrite``: its rows are rewritten, or the table
-    is copied again if the rows do not have all that is needed. ``metadata``: the same, but rows are not rewritten if
-    Delta's column mapping and type widening can express the change. Fewer readers support these two features.
-    ``set_aside``: the table is set aside until the operator acts."""
+    """How a mirror follows when the structure of its table changes. ``rewrite``: the new structure is made from the
+    mirror's own rows; if the rows do not have all that is needed, the table is copied again. ``metadata``: the same,
+    but rows are not rewritten if Delta's column mapping and type widening can express the change. Fewer readers support
+    these two features. ``set_aside``: the table is set aside until the operator acts."""
     recopy_bytes: Size = 10 << 30
     """If only a new copy can follow a change of structure, a table that is larger than this on the source is set aside
     until the operator asks for the copy."""

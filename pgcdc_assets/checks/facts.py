@@ -50,7 +50,7 @@ class SourceFacts:
     """idle_replication_slot_timeout of PostgreSQL 18. 0 means off."""
     holder: Backend | None = None
     oldest: Blocker | None = None
-    """The oldest transaction of the whole cluster, open or prepared: it keeps ``restart_lsn`` back."""
+    """The oldest transaction of the whole cluster, open or prepared. It holds back ``restart_lsn``."""
     publications: Mapping[str, PublicationFacts | None] = field(default_factory=dict)
     """The publications that we read, by name. The value is None for a publication that does not exist."""
     mirrored: frozenset[TableName] = frozenset()

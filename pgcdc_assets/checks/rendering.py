@@ -46,11 +46,11 @@ class Rendering:
 
     name: str
     source: str
-    """SQL expression for PostgreSQL; NULL for NULL."""
+    """SQL expression for the comparable text in PostgreSQL. The text of NULL is NULL."""
     shown: str
-    """SQL expression for the value as PostgreSQL writes it."""
+    """SQL expression for PostgreSQL, for the value in readable form."""
     mirror: str
-    """SQL expression for DataFusion."""
+    """SQL expression for DataFusion, whose values ``text`` converts."""
     text: Callable[[pa.Array], pa.Array]
     """Converts the values of the ``mirror`` expression to large_string."""
 

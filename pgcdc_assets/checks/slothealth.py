@@ -81,7 +81,7 @@ def _slot(facts: Facts) -> Iterator[Problem]:
 
 
 def _slot_use(facts: Facts) -> Iterator[Problem]:
-    """Who reads the slot, and whether anybody does."""
+    """Whether the slot is read, and by which session."""
     slot, source = facts.slot, facts.source
     if slot is None or source is None:
         return

@@ -36,7 +36,8 @@ class SourceDigests:
 
 @contextmanager
 def source_digests(source: SourceSide, rows_expected: int) -> Iterator[SourceDigests]:
-    """Read a table of the source. Raises CopyOutdated if the table is not as the snapshot shows it."""
+    """Read a table of the source into digests, which exist until the end of the block. Raises CopyOutdated if the table
+    is not as the snapshot shows it."""
     with TemporaryDirectory(prefix="pgcdc-verify-") as folder:
         digests = SourceDigests(Seed(), rows_expected, DigestStore(Path(folder) / "source", rows_expected))
         _digest(source, source.comparison.key, digests.seed, digests.store)

@@ -34,7 +34,7 @@ from pgcdc_assets.store.private import private_log
 PORT = 3000
 """Dagster's own default. If it is in use, the next free port is taken."""
 HOST = "127.0.0.1"
-"""The UI has no login of its own."""
+"""Loopback only, because the UI has no login."""
 SENSOR_ON = "PGCDC_ASSETS_SENSOR"
 
 _READY_SECONDS = 120
