@@ -59,7 +59,7 @@ LOCAL_MASTER = "local[*]"
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _LONGEST_RETENTION = timedelta(days=36_500)
-"""A hundred years: times before and after now stay within the calendar."""
+"""A hundred years. With a longer time, a date before or after now could be outside the calendar."""
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _URL = re.compile(r"\w+:/")
 _OBJECT_STORE = re.compile(r"(s3|gs)://[^/@:?#]+(/.*)?|abfss://[^/@:?#]+@[^/@:?#]+(/.*)?")
@@ -232,7 +232,7 @@ class Settings(BaseSettings):
                 # libpq's own message would quote the text, with the password.
                 raise ValueError(f"{projectfile.NO_SOURCE}; {projectfile.SOURCE_FORM}") from None
             if "replication" in given:
-                # Some of our connections are for replication, others must not be.
+                # Some of our connections are replication connections. Our other connections must not be.
                 raise ValueError("sets `replication`, which pgcdc sets for each connection itself; remove it there")
         return value
 
@@ -331,7 +331,7 @@ _EXAMPLES = {
 
 
 _NO_TEXT = ("string_type", "path_type")
-"""pydantic's names for a value that is no text, such as a number that YAML reads in ``slot: 123``."""
+"""pydantic's error types for a value that is not text, such as the number that YAML reads in ``slot: 123``."""
 
 
 def _wrong(error: Mapping[str, Any]) -> SettingsError:

@@ -152,8 +152,8 @@ class Facts:
     two_phase: bool = False
     """The setting ``two_phase``."""
     at_work: str | None = None
-    """The process that writes to the lake, in words. It reads the slot, or is about to: while it drains a backlog by
-    SQL functions, the slot has no reader at moments."""
+    """The process that writes to the lake, in words. It reads the slot or will read it soon, even if the slot has no
+    reader at this moment: while the process drains a backlog by SQL functions, the slot has no reader between calls."""
 
 
 def span(of: timedelta) -> str:

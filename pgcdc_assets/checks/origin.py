@@ -43,7 +43,7 @@ class Saved:
         own = self.identity
         named = _named(own)
         if own.database_oid:
-            # A database may have got another name since.
+            # The database may have been renamed since.
             named = f"database of OID {own.database_oid}, called {own.database} then, of system {own.system_identifier}"
         with suppress(OSError, *MALFORMED):
             found = json.loads(ORIGIN_FILE.read_text())

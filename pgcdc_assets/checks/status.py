@@ -88,7 +88,7 @@ class Status:
     at_work: str | None = None
     """See :attr:`Facts.at_work`."""
     uncopied: int = 0
-    """Tables that have no mirror yet, and wait for nothing but a run."""
+    """The number of tables that have no mirror yet and that the next run will copy."""
 
     @property
     def ok(self) -> bool:
@@ -146,7 +146,7 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     except (SettingsError, WrongSource):
         raise
     except SetupNeeded:
-        # The saved catalog cannot be read, which is reported already.
+        # The saved catalog cannot be read. This is already reported above.
         pass
     except PgcdcError as error:
         unread.append(_problem(error, "source"))
@@ -174,7 +174,8 @@ def refused(error: SettingsError | StoreFailed) -> Status:
 
 
 def _at_work(layout: Layout) -> str | None:
-    """The process that writes to the lake, in words; None for one that does not say who it is, which is no run."""
+    """The process that writes to the lake, in words. None also if the holder of the lock does not say who it is,
+    because it is then not a run."""
     found = lock.holder(layout)
     return str(found) if found is not None and found.pid else None
 
@@ -271,8 +272,8 @@ def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome])
 
 
 def _uncopied(facts: Facts) -> int:
-    """See :attr:`Status.uncopied`. The rules report tables that wait for a reason, or for a mirror under another
-    name."""
+    """See :attr:`Status.uncopied`. Tables that wait with a reason, or whose mirror is still to get the table's new
+    name, are not counted: the health rules report them."""
     renamed = {left.waits_for for left in facts.left.values()}
     waiting = (table for table in facts.tables if table.state is TableState.WAITING and not table.reason)
     return sum(table.name not in renamed for table in waiting)

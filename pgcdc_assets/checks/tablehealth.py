@@ -89,7 +89,7 @@ def _left(facts: Facts) -> Iterator[Problem]:
     refused = {table.name for table in facts.tables if table.refused}
     for name, left in sorted(facts.left.items()):
         if left.waits_for in refused:
-            continue  # The table cannot be mirrored under its new name, which _tables reports.
+            continue  # The table cannot be mirrored under its new name. _tables reports that.
         if left.waits_for is not None:
             yield warning(
                 f"mirror {name}", f"stands at {left.lsn}, and waits to go on as {left.waits_for}",

@@ -165,7 +165,7 @@ def _in_progress(found: Announcement) -> str:
 
 
 def print_status(found: Status) -> None:
-    """The positions, the tables, and what is wrong, on stdout."""
+    """Print the positions, the tables, and what is wrong, on stdout."""
     data = found.to_json()
     slot = data["slot"]
     if slot:
