@@ -89,9 +89,23 @@ def save_source(source: str) -> bool:
     return True
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a name that a map has twice: YAML's own loader takes the last, so a setting would change unseen."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value:
+            # Lower case, as settings are read.
+            if isinstance(key, yaml.ScalarNode) and key.value.lower() in seen:
+                where = f"holds `{key.value}` twice, the second time in line {key.start_mark.line + 1}"
+                raise SettingsError(where, thing=str(SETTINGS_FILE), do="keep one of the two")
+            seen.add(str(key.value).lower())
+        return super().construct_mapping(node, deep)
+
+
 def _parsed(text: str) -> dict[str, Any] | None:
     """The names and values of the text; None if it is YAML of another form."""
-    found = yaml.safe_load(text)
+    found = _Loader(text).get_single_data()
     found = {} if found is None else found
     named = isinstance(found, dict) and all(isinstance(name, str) for name in found)
     return {name.lower(): value for name, value in found.items()} if named else None

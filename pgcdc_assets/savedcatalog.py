@@ -32,7 +32,8 @@ def load_catalog(path: Path) -> Catalog | None:
             content = json.loads(path.read_text())
         except FileNotFoundError:
             return None
-        check_format(content.pop(_FORMAT, None), thing)
+        # Every version states a format. So a file without one is damaged.
+        check_format(content.pop(_FORMAT), thing)
         return Catalog.from_json(content)
 
 

@@ -1,7 +1,8 @@
-"""The settings: environment (``PGCDC_...``), then ``pgcdc.yaml``, then defaults.
+"""The settings. Each setting comes from the environment (``PGCDC_...``), else from ``pgcdc.yaml``, else it has its
+default.
 
-The project directory is the working directory. Secrets come from the environment, a service file
-or a passfile only: a password in ``pgcdc.yaml`` is refused.
+The project directory is the working directory. Secrets come only from the environment, a service file or a passfile. A
+password in ``pgcdc.yaml`` is refused.
 """
 
 from __future__ import annotations
@@ -41,29 +42,32 @@ from pgcdc_assets.errors import SettingsError
 
 PREFIX = "PGCDC_"
 _NOT_SETTINGS = ("ASSETS_", "TEST_", "FAULTS")
-"""Variables with this prefix that are not settings, but belong to our own processes and tests."""
+"""Variables whose names begin with PREFIX and one of these are not settings. Our own processes and tests use them."""
 STATE_FOLDER = Path(".pgcdc")
-"""Saved catalog and embedded server of a project directory."""
+"""The folder of a project directory that holds the saved catalog and the embedded server."""
 CATALOG_FILE = STATE_FOLDER / "catalog.json"
 RUN_LOG = STATE_FOLDER / "run.log"
-"""What Java and libraries print while a command runs."""
+"""The file for the output of Java and libraries while a command runs."""
 
 MASTER, ARCHIVE = "master", "archive"
-"""Keys of the setting ``spark`` that are not Spark's own."""
+"""Keys of the setting ``spark`` that are not settings of Spark itself."""
 SPARK_MASTER = "spark.master"
-"""Spark's own name of the master. One name alone, because settings of file and environment are merged by name."""
+"""Spark's own name for the master. The setting ``spark`` does not accept it: settings of file and environment are
+merged by name, so the master must have only one name."""
 LOCAL_MASTER = "local[*]"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
+_LONGEST_RETENTION = timedelta(days=36_500)
+"""A hundred years. With a longer time, a date before or after now could be outside the calendar."""
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _URL = re.compile(r"\w+:/")
 _OBJECT_STORE = re.compile(r"(s3|gs)://[^/@:?#]+(/.*)?|abfss://[^/@:?#]+@[^/@:?#]+(/.*)?")
 _URLS = "s3://bucket/folder, gs://bucket/folder or abfss://container@account.dfs.core.windows.net/folder"
 _ODD_IN_KEY = re.compile(r"[\\%?#\x00-\x1f]|//|/\.{1,2}(/|$)")
-"""Not every program that reads the lake takes these for what they are."""
+"""Characters and path parts that some programs that read the lake interpret in another way."""
 _UNOPENED = re.compile(r"\\|%[0-9A-Fa-f]{2}")
-"""delta-rs reads these as parts of a URL, and finds no table."""
+"""delta-rs reads these characters as parts of a URL, and then finds no table."""
 
 
 def _size(value: Any) -> Any:
@@ -76,23 +80,30 @@ def _size(value: Any) -> Any:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
-def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> Any:
+def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> timedelta:
     """``7 days``, ``12 hours`` as a timedelta; ISO 8601 durations pass through."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*(day|hour|minute)s?", value.strip())):
-        return timedelta(**{match[2] + "s": int(match[1])})
     try:
-        return otherwise(value)
-    except ValidationError:
-        raise ValueError(f"{value!r} is not a span of time; write it like 7 days, 12 hours or 30 minutes") from None
+        if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*(day|hour|minute)s?", value.strip())):
+            found = timedelta(**{match[2] + "s": int(match[1])})
+        else:
+            found = otherwise(value)
+    except (ValidationError, OverflowError):
+        found = timedelta(-1)
+    if not timedelta(0) <= found <= _LONGEST_RETENTION:
+        raise ValueError(
+            f"{value!r} is not a span of time from 0 to {_LONGEST_RETENTION.days} days; write it like 7 days, 12 hours "
+            "or 30 minutes"
+        )
+    return found
 
 
 def _spark_text(value: Any) -> str:
-    """A value of Spark's configuration, as Spark writes it: YAML's ``true`` is not Python's ``True``."""
+    """A value as text for Spark's configuration. YAML's ``true`` stays ``true``, and does not become ``True``."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _object_store(url: str) -> str:
-    """The URL of a lake, without a slash at its end. No message quotes it, for somebody may write a secret into it."""
+    """The URL of a lake, without a slash at its end. No message quotes the URL, because it may contain a secret."""
     if not _OBJECT_STORE.fullmatch(url):
         raise ValueError(f"is neither a folder of this machine nor {_URLS}; credentials come from the environment")
     url = url.rstrip("/")
@@ -102,7 +113,7 @@ def _object_store(url: str) -> str:
 
 
 def _refuse_shared_folder(lake: str) -> None:
-    """Raise ValueError for a folder that cannot be the lake's alone."""
+    """Raise ValueError for a folder that is or contains the project's folder or the user's home."""
     if not lake:
         raise ValueError("is empty; name a folder, like lake")
     place = os.path.realpath(lake)
@@ -116,37 +127,41 @@ Retention = Annotated[timedelta, WrapValidator(_days)]
 
 
 class Settings(BaseSettings):
-    """The settings as one typed object; docs/operations.md says what each field does."""
+    """The settings as one typed object. docs/operations.md says what each field does."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True,
                                       hide_input_in_errors=True)  # fmt: skip
 
     source: str | None = None
-    """libpq conninfo or URL, or ``embedded``: the embedded server with the sample shop."""
+    """A libpq conninfo or URL, or ``embedded`` for the embedded server with the sample shop."""
     lake: Path | str = Path("lake")
-    """A folder of this machine, or the URL of a folder in an object store."""
+    """A folder on this machine, or the URL of a folder in an object store."""
     lake_shared: bool = False
     """Whether the executors of a cluster see the lake's folder under the same path as the driver does."""
     slot: str = "pgcdc"
     publication: str = "pgcdc"
     tables: tuple[str, ...] = ()
-    """Patterns ``schema.table`` (``*`` and ``?`` allowed); a leading ``-`` excludes. Empty: all permanent tables."""
+    """Patterns ``schema.table``. ``*`` and ``?`` are allowed, and a leading ``-`` excludes. Empty: all permanent
+    tables."""
     messages: tuple[str, ...] = ()
-    """Patterns of prefixes of logical messages (``*`` and ``?`` allowed); a leading ``-`` excludes. Empty: none."""
+    """Patterns for the prefixes of logical messages. ``*`` and ``?`` are allowed, and a leading ``-`` excludes. Empty:
+    no messages."""
     origin: Literal["any", "none"] = "any"
-    """``none``: without the transactions that the source itself got by replication."""
+    """``any``: all transactions; ``none``: without the transactions that the source itself received by replication."""
     streaming: Literal["auto", "off"] = "auto"
-    """``auto``: transactions are received while they are in progress, as far as the server can; ``off``: each after its
-    commit."""
+    """``auto``: large transactions are received while they are in progress, if the server can send them so; ``off``:
+    each transaction is received after its commit."""
     two_phase: bool = False
-    """Whether prepared transactions are received at their PREPARE, by a slot that is made with ``two_phase``. They
-    become readable with their COMMIT PREPARED, as without."""
+    """Whether prepared transactions are received at their PREPARE, through a slot that was created with ``two_phase``.
+    In both cases they become readable with their COMMIT PREPARED."""
     schema_changes: Literal["rewrite", "metadata", "set_aside"] = "rewrite"
-    """What a mirror does when the structure of its table changes. ``rewrite``: it follows by its own rows, or by a new
-    copy where these do not tell all; ``metadata``: the same, without touching rows where Delta's column mapping and
-    type widening can say what changed, which fewer readers know; ``set_aside``: it waits for a word."""
+    """How a mirror follows when the structure of its table changes. ``rewrite``: the new structure is made from the
+    mirror's own rows; if the rows do not have all that is needed, the table is copied again. ``metadata``: the same,
+    but rows are not rewritten if Delta's column mapping and type widening can express the change. Fewer readers support
+    these two features. ``set_aside``: the table is set aside until the operator acts."""
     recopy_bytes: Size = 10 << 30
-    """A table that is larger on the source waits for a word where its structure can be followed by a copy alone."""
+    """If only a new copy can follow a change of structure, a table that is larger than this on the source is set aside
+    until the operator asks for the copy."""
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
     """``master``, ``archive`` (made by ``pgcdc pack``, for the executors of a cluster), and any ``spark.*`` setting."""
     range_bytes: Size = 256 << 20
@@ -189,13 +204,15 @@ class Settings(BaseSettings):
     def _spark_place(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         master, lake = value[MASTER], info.data.get("lake")
         if not is_known(master):
-            # The text is not quoted, because it may hold a token.
-            raise ValueError("names an unknown master; use local[N], spark://HOST:PORT, yarn or k8s://URL")
+            # The message does not quote the text, because it may contain a token.
+            raise ValueError(
+                "names an unknown master; use local[N], spark://HOST:PORT, yarn or k8s://URL; N is * or 1 and more"
+            )
         if is_local(master):
             if ARCHIVE in value:
                 raise ValueError(f"`{ARCHIVE}` is for the executors of a cluster, and the master {master} has none")
         elif isinstance(lake, Path) and not info.data.get("lake_shared"):
-            # Executors on other machines would write to their own disks.
+            # Executors on other machines would write the files to their own disks.
             raise ValueError(
                 f"executors of {master} cannot be used with a lake on a local path ({lake}); set `lake` to a URL like "
                 "s3://bucket/folder, or `lake_shared: true` if driver and executors see that folder under the same path"
@@ -210,10 +227,13 @@ class Settings(BaseSettings):
     def _source_form(cls, value: str | None) -> str | None:
         if value is not None and value != projectfile.EMBEDDED:
             try:
-                conninfo_to_dict(value)
+                given = conninfo_to_dict(value)
             except ProgrammingError:
-                # libpq's own complaint would quote the text, password and all.
+                # libpq's own message would quote the text, with the password.
                 raise ValueError(f"{projectfile.NO_SOURCE}; {projectfile.SOURCE_FORM}") from None
+            if "replication" in given:
+                # Some of our connections are replication connections. Our other connections must not be.
+                raise ValueError("sets `replication`, which pgcdc sets for each connection itself; remove it there")
         return value
 
     @field_validator("lake", mode="before")
@@ -221,11 +241,17 @@ class Settings(BaseSettings):
     def _lake_form(cls, value: Any) -> Any:
         if isinstance(value, str) and _URL.match(value):
             return _object_store(value)
-        if isinstance(value, (str, Path)) and (odd := _UNOPENED.search(str(Path(value).absolute()))):
-            raise ValueError(f"no Delta table can be opened under {Path(value).absolute()}, for {odd[0]!r} in its path")
-        if isinstance(value, (str, Path)):
-            _refuse_shared_folder(str(value))
-        return Path(value) if isinstance(value, str) else value
+        if str(value).startswith("~"):
+            raise ValueError("names a folder that is called ~; write the whole path")
+        if not isinstance(value, (str, Path)):
+            return value
+        path = Path(value).absolute()
+        if odd := _UNOPENED.search(str(path)):
+            raise ValueError(f"no Delta table can be opened under {path}, for {odd[0]!r} in its path")
+        if in_the_way := next((one for one in (path, *path.parents) if os.path.isfile(one)), None):
+            raise ValueError(f"{in_the_way} is a file; name a folder")
+        _refuse_shared_folder(str(value))
+        return Path(value)
 
     @field_validator("slot")
     @classmethod
@@ -260,7 +286,7 @@ class Settings(BaseSettings):
     @classmethod
     def _streaming_form(cls, value: Any) -> Any:
         if value is False:
-            # YAML reads a bare `off` as that.
+            # YAML reads `off` without quotes as False.
             return "off"
         if value not in ("auto", "off"):
             raise ValueError(f"{value!r} is neither `auto` nor `off`")
@@ -268,14 +294,14 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **given: Any) -> Self:
-        """Read the settings, with the fields ``given`` instead of those of environment and file. Raises one
-        SettingsError that names the field and never quotes a value, which may be secret."""
+        """Read the settings. Fields in ``given`` override environment and file. Raises one SettingsError that names the
+        field. It never quotes a value, because the value may be secret."""
         try:
             return cls(**given)
         except ValidationError as error:
             raise _wrong(dict(error.errors(include_input=False, include_url=False)[0])) from None
         except pydantic_settings.SettingsError as error:
-            # A list or map from the environment is not JSON; the message names the field alone.
+            # A list or map in the environment is not JSON. The library's message names only the field.
             named = re.search(r'field "(\w+)"', str(error))
             name = named[1] if named else "settings"
             example = _EXAMPLES.get(name, "...")
@@ -304,18 +330,25 @@ _EXAMPLES = {
 }
 
 
+_NO_TEXT = ("string_type", "path_type")
+"""pydantic's error types for a value that is not text, such as the number that YAML reads in ``slot: 123``."""
+
+
 def _wrong(error: Mapping[str, Any]) -> SettingsError:
-    name = ".".join(str(part) for part in error["loc"]) or "settings"
+    name = str(error["loc"][0]) if error["loc"] else "settings"
     if error["type"] == "extra_forbidden":
         close = get_close_matches(name, Settings.model_fields, 1)
         do = f"did you mean `{close[0]}`?" if close else "docs/operations.md lists all"
         return SettingsError("is unknown", thing=f"setting `{name}`", do=do)
+    if error["type"] in _NO_TEXT:
+        return SettingsError("must be text", thing=f"setting `{name}`", do=f'write it in quotes, like {name}: "123"')
     what = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
     return SettingsError(what.removesuffix(", unable to interpret input"), thing=f"setting `{name}`")
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A line for each variable that looks like a setting but is not one: otherwise a typing error would go unseen."""
+    """A line for each variable that looks like a setting but is not a setting. Otherwise a typing error would be
+    missed."""
     known = {name.upper() for name in Settings.model_fields}
     found = [name for name in sorted(environment) if name.upper().startswith(PREFIX)]
     lines = []

@@ -11,7 +11,7 @@ import pytest
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, Lineage, PgType, Table
 from pgcdc_assets.core.marks import Composite, EnumLabel, Files, TableMarks
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import UnknownFormat
+from pgcdc_assets.errors import SetupNeeded, UnknownFormat
 from pgcdc_assets.savedcatalog import SavedCatalog, load_catalog, save_catalog
 
 NAME = TableName("public", "t")
@@ -33,11 +33,18 @@ def test_it_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert load_catalog(path) == CATALOG
 
 
-@pytest.mark.parametrize(("found", "told"), [("2", "has format 2"), (None, "states no format")])
-def test_another_format_is_refused(tmp_path: Path, found: str | None, told: str) -> None:
+def test_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "catalog.json"
-    path.write_text(json.dumps({**({"format": found} if found else {}), "table": "of another form"}))
-    with pytest.raises(UnknownFormat, match=rf"saved catalog .*: {told}, .* reads format 1; use the version"):
+    path.write_text(json.dumps({"format": "2", "table": "of another form"}))
+    with pytest.raises(UnknownFormat, match=r"saved catalog .*: has format 2, .* reads format 1; use the version"):
+        load_catalog(path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '"a"', '{"format": "1"}', '{"forma'])
+def test_a_damaged_file_is_to_be_deleted(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "catalog.json"
+    path.write_text(text)
+    with pytest.raises(SetupNeeded, match=r"is damaged, and cannot be read: .*; delete it, then run `pgcdc setup`"):
         load_catalog(path)
 
 

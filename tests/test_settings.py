@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -139,7 +140,10 @@ def test_executors_elsewhere_need_a_lake_that_they_reach(master: str, monkeypatc
             assert Settings.load().master == master
 
 
-@pytest.mark.parametrize("master", ["sc://host:15002/;token=secret", "mesos://host:5050", "locally", "spark"])
+@pytest.mark.parametrize(
+    "master",
+    ["sc://host:15002/;token=secret", "mesos://host:5050", "locally", "spark", "local[0]", "local[]", "local[*,0]"],
+)
 def test_unknown_masters_are_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
     with pytest.raises(SettingsError) as caught:
@@ -200,3 +204,81 @@ def test_another_word_for_streaming_is_refused(written: str, tmp_path: Path, mon
     with pytest.raises(SettingsError, match=r"setting `streaming`: .* is neither `auto` nor `off`") as refused:
         Settings.load()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "written", ["-3 days", "999999999999 days", "36501 days", "-P3D", "P9999999999D", "soon", "-5"]
+)
+def test_retention_is_a_span_that_the_calendar_has(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pgcdc.yaml").write_text(f"retention: {written}\n")
+    with pytest.raises(SettingsError, match=r"setting `retention`: .* is not a span of time from 0 to") as refused:
+        Settings.load()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("written", "days"), [("0 days", 0), ("36500 days", 36500), ("P3D", 3), ("86400", 1)])
+def test_retention_may_be_written_in_more_than_one_way(
+    written: str, days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pgcdc.yaml").write_text(f"retention: {written}\n")
+    assert Settings.load().retention == timedelta(days=days)
+
+
+@pytest.mark.parametrize("name", ["source", "lake", "slot", "publication"])
+@pytest.mark.parametrize("written", ["123", "", "true", "[a]"])
+def test_a_text_that_yaml_reads_as_another_value_is_to_be_quoted(
+    name: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(f"PGCDC_{name.upper()}", raising=False)
+    if name == "source" and not written:
+        return  # As if no source were named.
+    Path("pgcdc.yaml").write_text(f"{name}: {written}\n")
+    with pytest.raises(SettingsError) as refused:
+        Settings.load()
+    assert str(refused.value) == f'setting `{name}`: must be text; write it in quotes, like {name}: "123"'
+
+
+@pytest.mark.parametrize(
+    ("text", "twice"),
+    [("slot: a\nslot: b\n", "slot"), ("slot: a\nSlot: b\n", "Slot"),
+     ("spark:\n  master: local\n  master: yarn\n", "master")],
+)  # fmt: skip
+def test_a_name_that_the_file_has_twice_is_refused(
+    text: str, twice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pgcdc.yaml").write_text(text)
+    line = len(text.splitlines())
+    with pytest.raises(SettingsError, match=rf"pgcdc.yaml: holds `{twice}` twice, .* in line {line}; keep"):
+        Settings.load()
+
+
+@pytest.mark.parametrize("text", ["~/lake", "~", "~someone/lake"])
+def test_a_lake_is_not_a_folder_called_tilde(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pgcdc.yaml").write_text(f'lake: "{text}"\n')
+    with pytest.raises(SettingsError, match="setting `lake`: names a folder that is called ~; write the whole path"):
+        Settings.load()
+
+
+def test_a_lake_is_not_a_file_nor_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for lake in (file, file / "lake"):
+        monkeypatch.setenv("PGCDC_LAKE", str(lake))
+        with pytest.raises(SettingsError, match=f"setting `lake`: {file} is a file; name a folder"):
+            Settings.load()
+
+
+@pytest.mark.parametrize(
+    "source", ["host=db replication=true", "postgresql://db/shop?replication=database", "host=db replication=''"]
+)
+def test_a_source_does_not_say_which_connections_replicate(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_SOURCE", source)
+    with pytest.raises(SettingsError, match=r"setting `source`: sets `replication`, which pgcdc sets .*; remove it"):
+        Settings.load()

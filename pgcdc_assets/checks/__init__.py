@@ -1,10 +1,10 @@
-"""Reports how things stand, and whether the mirrors equal the source. Plain SQL and delta-rs, no JVM.
+"""Reports the state of source and lake, and whether the mirrors equal the source. Uses plain SQL and delta-rs, no JVM.
 
-source_facts, table_facts -> facts -> health -> status      facts in, problems in words out
-compared -> rendering -> digest -> twosides -> verify       every row and value, at one LSN; report: what it says
+source_facts, table_facts -> facts -> health -> status      reads facts, and states problems in words
+compared -> rendering -> digest -> twosides -> verify       compares every row and value at one LSN; report: the result
 
-slothealth, tablehealth     the rules           problem     what is wrong, in words
+slothealth, tablehealth     the health rules    problem     one problem, in words
 sentinel    the stream's positions
-message_facts   how the feed of messages stands
-last_runs   failures that nobody looked at      origin      which source a command means
+message_facts   the position of the feed of messages
+last_runs   the last failed operations          origin      the source that a command works on
 """

@@ -30,27 +30,29 @@ from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks
 
 _BLOCK_BYTES = 8 << 20
-"""Bytes of CSV read at a time: large enough for Arrow's reader, and a small part of the process's memory."""
+"""Bytes of CSV that are read at a time: large enough for Arrow's reader, and a small part of the process's memory."""
 
 
 _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 8192
-"""Rows of a mirror read at a time; fewer if rows are wide."""
+"""Rows of a mirror that are read at a time. Fewer rows are read if they are wide."""
 _UNPACKED = 8
-"""Rows may be this much larger in memory than in Parquet's files."""
+"""The factor by which rows may be larger in memory than in Parquet files."""
 
 
 _PIECE_BYTES = 64 << 20
-"""Size of a piece on the source's disk: this much is read again if somebody wanted the table meanwhile."""
+"""Size of a piece on the source's disk. This much is read again if another session wanted a lock on the table during
+the reading."""
 _MOST_ENTRIES: Final = 1664
-"""Columns that one SELECT may have (MaxTupleAttributeNumber); a table may have 1,600 columns."""
+"""Columns that one SELECT may return (MaxTupleAttributeNumber). A table may have 1,600 columns."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows as one array of comparable text per column and, if asked for, the key's columns as people read them.
+    """Some rows: one array of comparable text per column and, if requested, the key's columns in readable form.
 
-    ``shown`` is by the column's place, and lacks columns whose comparable text is shown instead.
+    ``shown`` maps a column's place to its readable values. For a column that it does not have, the comparable text is
+    shown.
     """
 
     rows: int
@@ -60,7 +62,7 @@ class Batch:
 
 @contextmanager
 def readable(name: TableName) -> Iterator[None]:
-    """Raises LakeError for a mirror that an engine cannot read, whatever the engine's own error is."""
+    """Raises LakeError instead of the engine's own error if the engine cannot read the mirror."""
     try:
         yield
     except (DeltaError, pa.ArrowException, OSError) as error:
@@ -76,23 +78,23 @@ Part = Callable[[], Iterator[Batch]]
 
 class Side(Protocol):
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """Functions that read some of the rows each, to be called one after the other.
-
-        Each is to be called by :func:`pgcdc_assets.source.snapshot.reading.read_whole`.
-        """
+        """Functions that each read a part of the rows. Call them one after another, each through
+        :func:`pgcdc_assets.source.snapshot.reading.read_whole`."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The part of a table that is compared: its published columns, and the leaf if it is partitioned."""
+    """The part of a table that is compared: its published columns and, for a partitioned table, the name of each row's
+    leaf."""
 
     table: Table
     renderings: tuple[Rendering, ...]
     leaves: bool
-    """Whether the leaf is compared. False also if a publication sends rows via the root: the stream then does not name
-    their leaves."""
+    """Whether the leaf's name is compared. False also if a publication sends rows via the root, because the stream then
+    does not name their leaves."""
     called: Mapping[TableName, TableName] = field(default_factory=dict)
-    """The names that the mirror has for leaves that were renamed since its copy."""
+    """For each leaf, the name that it had when the mirror was copied. The mirror keeps this name if the leaf is renamed
+    later."""
 
     @classmethod
     def of(
@@ -110,7 +112,7 @@ class Comparison:
 
     @property
     def key(self) -> list[int]:
-        """Places of the key's columns; of all columns if there is no key."""
+        """Places of the key's columns, or of all columns if there is no key."""
         key = [place for place, column in enumerate(self.table.columns) if column.attnum in self.table.key]
         return key or list(range(len(self.names)))
 
@@ -138,7 +140,7 @@ class SourceSide:
             places = []
         expressions += [renderings[place].shown for place in places]
         names = [column.name for column in renderings] + [renderings[place].name for place in places] or [""]
-        # A table may have no columns; its rows still count.
+        # A table without columns can still have rows, which are counted.
         chosen = replace(piece, columns=", ".join(expressions) or "''")
         for block in copy_blocks(self.conninfo, self.snapshot, chosen, _BLOCK_BYTES):
             fields = _parsed(block, len(names), self.comparison.table.name)
@@ -166,10 +168,10 @@ class MirrorSide:
     mirror: DeltaTable
     comparison: Comparison
     by_files: DeltaVersion | None = None
-    """The same version, if DataFusion does not read it: its files are read one by one."""
+    """The same version, if DataFusion cannot read it. Its files are then read one by one."""
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """Raises LakeError if its files are gone or damaged."""
+        """Raises LakeError if the mirror's files are missing or damaged."""
         for batch in self._batches(shown):
             yield partial(iter, (batch,))
 
@@ -222,7 +224,7 @@ def _parsed(block: bytes, columns: int, table: TableName) -> list[pa.BinaryArray
         parsed = csv.read_csv(
             pa.BufferReader(block),
             read_options=csv.ReadOptions(column_names=names, block_size=len(block) + 1),
-            # Keep empty lines: a row of one NULL is one.
+            # Keep empty lines: a row whose only column is NULL is an empty line.
             parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
             convert_options=csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.binary()),
@@ -230,6 +232,6 @@ def _parsed(block: bytes, columns: int, table: TableName) -> list[pa.BinaryArray
             ),
         )  # fmt: skip
     except pa.ArrowInvalid:
-        # Arrow's message quotes the row.
+        # Arrow's message is left out, because it quotes the row.
         raise ProtocolError("sent rows that are no CSV", thing=f"table {table}") from None
     return [parsed.column(name).combine_chunks() for name in names]

@@ -1,7 +1,7 @@
-"""Makes two 64-bit numbers for each row, of its key and of all its values, and compares two sets of them.
+"""Computes two 64-bit digests for each row, one of its key and one of all its values, and compares two sets of rows.
 
-Rows are matched by their key's digest and compared by the other. A difference goes unseen with probability 2^-64 per
-row, whatever the data: each comparison has a new seed.
+Rows are matched by the digest of their key, and compared by the digest of their values. The probability that a
+difference is missed is 2^-64 per row. It does not depend on the data, because each comparison has a new seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pgcdc_assets.core.arrays import Ints, Words, mixed
 Digests = Words
 
 ROWS_A_BUCKET = 1 << 20
-"""A comparison sorts one bucket of each side: some 100 MB at this size."""
+"""A comparison sorts one bucket of each side at a time. This takes about 100 MB at this size."""
 _MAX_BITS = 12
 
 _ROW = np.dtype([("key", "<u8"), ("row", "<u8")])
@@ -33,7 +33,8 @@ class Seed:
     value: int = field(default_factory=lambda: secrets.randbits(64))
 
     def of_texts(self, text: pa.Array) -> Digests:
-        """One number for each value of a string array; NULL, the empty string and any other text differ."""
+        """One digest for each value of a string array. NULL, the empty string and all other texts have different
+        digests."""
         if not len(text):
             return np.empty(0, np.uint64)
         plain = text.cast(pa.large_string())
@@ -50,7 +51,7 @@ class Seed:
         return digests
 
     def of_rows(self, columns: Sequence[Digests], rows: int) -> Digests:
-        """One number for each row, from its columns' numbers in their order."""
+        """One digest for each row, from the digests of its columns in their order."""
         places = _mixed(np.arange(len(columns), dtype=np.uint64) + np.uint64(self.value ^ 0x5851F42D4C957F2D))
         total = np.zeros(rows, np.uint64)
         for place, column in zip(places, columns, strict=True):
@@ -59,7 +60,8 @@ class Seed:
 
 
 def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Digests, seed: np.uint64) -> Digests:
-    """For each value the sum over its 8-byte words of (word and place), mixed; ``content`` is padded by 8 bytes."""
+    """For each value, a sum over its 8-byte words. Each word is mixed with its place in the value. ``content`` is
+    padded by 8 bytes."""
     words = (lengths + 7) // 8
     ends = np.cumsum(words)
     total = int(ends[-1]) if len(ends) else 0
@@ -77,12 +79,12 @@ def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Dig
 
 
 def _mixed(values: Digests) -> Digests:
-    """One step of SplitMix64; its constant keeps 0 from being mixed to 0."""
+    """One step of SplitMix64. Without the constant, 0 would be mixed to 0."""
     return mixed(values + np.uint64(0x9E3779B97F4A7C15))
 
 
 class DigestStore:
-    """The digests of one side of one table, on disk in buckets by key."""
+    """The digests of one side of one table, stored on disk in buckets by key."""
 
     def __init__(self, folder: Path, rows_expected: int) -> None:
         folder.mkdir()
@@ -118,7 +120,7 @@ class DigestStore:
 
 @dataclass
 class Differences:
-    """Counts of rows, and some key digests of each kind."""
+    """Counts of rows that differ, and some key digests of each kind."""
 
     missing: int = 0
     extra: int = 0
@@ -131,8 +133,8 @@ class Differences:
 
 
 def compare(source: DigestStore, mirror: DigestStore, examples: int) -> Differences:
-    """Compare both sides as multisets of rows: a row whose key is on both sides with other values is ``different``,
-    others are missing or extra."""
+    """Compare both sides as multisets of rows. A row is ``different`` if its key is on both sides with different
+    values. Otherwise it is missing or extra."""
     found = Differences()
     for left, right in _buckets(source, mirror):
         keys, surplus, lack = _unmatched(left, right)
@@ -150,7 +152,7 @@ def _buckets(source: DigestStore, mirror: DigestStore) -> Iterator[tuple[npt.NDA
 
 
 def _unmatched(left: npt.NDArray[np.void], right: npt.NDArray[np.void]) -> tuple[Digests, Ints, Ints]:
-    """Keys of rows that have no equal on the other side, and how many such rows each side has."""
+    """The keys of rows that have no equal row on the other side and, for each key, how many such rows each side has."""
     keys = np.concatenate((left["key"], right["key"]))
     rows = np.concatenate((left["row"], right["row"]))
     sign = np.repeat(np.array([1, -1], np.int64), (len(left), len(right)))

@@ -1,4 +1,4 @@
-"""The facts that the health rules look at: source, log and lake at one moment."""
+"""The facts that the health rules check: source, log and lake at one moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class PublicationFacts:
-    """The contents of a publication. ``tables`` are leaves, or roots if it publishes via them."""
+    """The contents of a publication. ``tables`` are leaves, or roots if it publishes via the root."""
 
     name: str
     tables: frozenset[TableName]
@@ -37,45 +37,45 @@ class PublicationFacts:
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """Facts of the source, besides its slot."""
+    """Facts about the source, without its slot."""
 
     identity: Identity
     flush_lsn: Lsn
-    """Read after the log's position, so that a log that seems ahead of it is ahead."""
+    """Read after the log's position. So a log that seems to be ahead of the source really is ahead."""
     wal_level: str = "logical"
     max_slot_wal_keep_bytes: int | None = None
-    """None: no bound (-1)."""
+    """None: no limit (-1)."""
     synchronous_standby_names: str = ""
     idle_slot_timeout: timedelta = timedelta(0)
-    """idle_replication_slot_timeout, PostgreSQL 18; 0 is off."""
+    """idle_replication_slot_timeout of PostgreSQL 18. 0 means off."""
     holder: Backend | None = None
     oldest: Blocker | None = None
-    """The oldest transaction of the whole cluster, open or prepared: it keeps ``restart_lsn`` back."""
+    """The oldest transaction of the whole cluster, open or prepared. It holds back ``restart_lsn``."""
     publications: Mapping[str, PublicationFacts | None] = field(default_factory=dict)
-    """By the names of the publications that we read; None if one does not exist."""
+    """The publications that we read, by name. The value is None for a publication that does not exist."""
     mirrored: frozenset[TableName] = frozenset()
-    """Published tables, by the names that their mirrors have: roots, not leaves."""
+    """Published tables, under the names that their mirrors have: roots, not leaves."""
     called: Mapping[int, TableName] = field(default_factory=dict)
-    """Their names by OID."""
+    """The present names of the published tables, by OID."""
     meant: frozenset[TableName] = frozenset()
-    """Tables that exist and that the setting ``tables`` means."""
+    """Tables that exist and that the setting ``tables`` selects."""
     ours: bool = False
-    """Whether setup made the publication, and keeps its tables as the settings say."""
+    """Whether setup made the publication. Setup then keeps its tables as the settings say."""
     followable: frozenset[TableName] = frozenset()
-    """Tables whose updates are not seen although they have a usable replica identity by now."""
+    """Tables that now have a usable replica identity. Those that are still published for inserts only are reported."""
     without_identity: frozenset[TableName] = frozenset()
-    """Published tables whose updates and deletes fail on the source, for want of a replica identity."""
+    """Published tables whose updates and deletes fail on the source, because they have no usable replica identity."""
 
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Positions of the change log; None before there is a log."""
+    """Positions of the change log."""
 
     identity: Identity
     start: Lsn
     transform_lsn: Lsn
     published: Lsn | None = None
-    """The newest consistent point."""
+    """The LSN of the newest consistent point."""
 
 
 @dataclass(frozen=True)
@@ -87,33 +87,33 @@ class TableFacts:
     replay_lsn: Lsn | None = None
     reason: str | None = None
     lsn: Lsn | None = None
-    """Where it was set aside."""
+    """The LSN at which it was set aside."""
     updates_seen: bool = True
     refused: bool = False
     """Whether the table cannot be mirrored at all."""
     kept_until: datetime | None = None
-    """For a table that was set aside: until when the log keeps all that its mirror lacks, at the least; None if it
-    keeps that no longer."""
+    """For a table that was set aside: the log keeps all changes that the mirror lacks at least until this time. None if
+    the log does not hold all of them."""
 
 
 @dataclass(frozen=True)
 class LeftFacts:
-    """A mirror that is no longer followed: where it stands, and, if its table was renamed, how it goes on."""
+    """A mirror that is no longer followed: its LSN and, if its table was renamed, where the table is followed now."""
 
     lsn: Lsn
     moved: str | None = None
     waits_for: TableName | None = None
-    """The table's name now, if the mirror waits to go on under it."""
+    """The table's present name, if the mirror is still to go on under this name."""
 
 
 @dataclass(frozen=True)
 class MessageFacts:
-    """The feed of logical messages, where the setting asks for them."""
+    """The feed of logical messages, if the setting ``messages`` asks for them."""
 
     complete_to: Lsn | None = None
-    """None before the first run that asked for them."""
+    """The LSN up to which the feed is complete. None before the first run with messages."""
     failure: str | None = None
-    """Why it cannot be read."""
+    """Why the feed cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,10 @@ class UntakenFacts:
 
     rows: UntakenRows
     table: TableName | None = None
-    """The followed table that the relation belongs to now."""
+    """The followed table to which the relation belongs now."""
     copied: Lsn | None = None
-    """Consistent point of the copy that its mirror holds. If it is later than the rows, the copy contains their
-    effect."""
+    """Consistent point of the copy in the table's mirror. If this point is later than the rows, the copy contains the
+    effect of the rows."""
 
     @property
     def held(self) -> bool:
@@ -134,7 +134,8 @@ class UntakenFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts that the rules look at. ``source`` or ``slot`` is None if it was not reached, or does not exist."""
+    """All facts that the rules check. ``source`` or ``slot`` is None if it was not reached, or does not exist. ``log``
+    is None if there is no log."""
 
     now: datetime
     slot_name: str
@@ -144,16 +145,19 @@ class Facts:
     catalog: Catalog | None = None
     tables: Sequence[TableFacts] = ()
     left: Mapping[TableName, LeftFacts] = field(default_factory=dict)
-    """Mirrors of tables that the saved catalog does not have."""
+    """Mirrors of tables that are not in the saved catalog."""
     untaken: Sequence[UntakenFacts] = ()
     messages: MessageFacts | None = None
-    """None where they are not asked for."""
+    """None if no messages are asked for."""
     two_phase: bool = False
-    """The setting."""
+    """The setting ``two_phase``."""
+    at_work: str | None = None
+    """The process that writes to the lake, in words. It reads the slot or will read it soon, even if the slot has no
+    reader at this moment: while the process drains a backlog by SQL functions, the slot has no reader between calls."""
 
 
 def span(of: timedelta) -> str:
-    """``3 hours``: the largest whole unit."""
+    """A span of time in its largest whole unit, like ``3 hours``."""
     seconds = int(of.total_seconds())
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:

@@ -1,4 +1,5 @@
-"""Health rules: facts in, problems in words out. Pure: the facts are read by :mod:`pgcdc_assets.checks.status`."""
+"""Applies the health rules: takes facts and returns problems in words. Pure: :mod:`pgcdc_assets.checks.status` reads
+the facts."""
 
 from __future__ import annotations
 
@@ -10,6 +11,6 @@ from pgcdc_assets.checks.problem import Problem
 
 
 def problems(facts: Facts) -> list[Problem]:
-    """Every rule's findings, errors first."""
+    """The problems that the rules find, errors first."""
     found = list(chain.from_iterable(rule(facts) for rule in (*slothealth.RULES, *tablehealth.RULES)))
     return sorted(found, key=lambda problem: problem.severity != "error")

@@ -1,4 +1,4 @@
-"""Reports the last failure of each kind of operation, until one of that kind succeeds."""
+"""Reports the last failure of each kind of operation, until an operation of that kind succeeds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pgcdc_assets.flow.outcomes import Failure, OperationKind, Outcome
 
 
 def of_outcomes(outcomes: Mapping[str, Outcome]) -> Iterator[Problem]:
-    """A failed sync is an error, because the lake does not follow; another failed operation is a warning: a request was
-    not fulfilled."""
+    """A problem for each kind of operation whose last run failed. A failed sync is an error, because the lake does not
+    follow the source. Any other failed operation is a warning."""
     for kind, outcome in outcomes.items():
         if outcome.failed is not None:
             severity: Severity = "error" if kind == OperationKind.SYNC else "warning"

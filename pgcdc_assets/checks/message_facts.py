@@ -1,4 +1,4 @@
-"""How the feed of logical messages stands."""
+"""Reads the position of the feed of logical messages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pgcdc_assets.points.points import ConsistentPoints
 
 
 def read_message_facts(layout: Layout, facts: Facts) -> MessageFacts:
-    """Asked for where the setting names prefixes. A quiet feed has no commits: the newest point says how far it is
-    complete."""
+    """Call this only if the setting ``messages`` names prefixes. A feed without new messages has no new commits, so the
+    newest consistent point says up to which LSN the feed is complete."""
     if facts.log is None:
         return MessageFacts()
     with contained() as failed:

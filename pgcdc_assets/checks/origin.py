@@ -1,8 +1,8 @@
-"""Finds which source a command means, and checks that the project was set up with it.
+"""Finds the source that a command works on, and checks that the project was set up with that source.
 
-This is checked before anything is started or written: otherwise a shell without ``PGCDC_SOURCE`` would work on another
-database, or make one. What counts is the system identifier and the database, not the host's name: a server that moved
-and a standby that was promoted are the same source.
+The check comes before anything is started or written. Otherwise a command in a shell without ``PGCDC_SOURCE`` would
+work on another database, or create one. Two sources are the same if they have the same system identifier and database.
+The host's name does not count: a server that moved and a standby that was promoted are the same source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pgcdc_assets.source.connect.connection import APPLICATION, connect, redacte
 from pgcdc_assets.source.slot.slotstatus import identity
 
 ORIGIN_FILE = STATE_FOLDER / "source.json"
-"""Where setup found the source, without secrets: for messages only."""
+"""Where setup found the source, without secrets. Only messages use it."""
 
 _CONNECT_SECONDS = 5
 
@@ -40,7 +40,11 @@ class Saved:
     identity: Identity
 
     def __str__(self) -> str:
-        named = _named(self.identity)
+        own = self.identity
+        named = _named(own)
+        if own.database_oid:
+            # The database may have been renamed since.
+            named = f"database of OID {own.database_oid}, called {own.database} then, of system {own.system_identifier}"
         with suppress(OSError, *MALFORMED):
             found = json.loads(ORIGIN_FILE.read_text())
             if found["system_identifier"] == self.identity.system_identifier:
@@ -49,7 +53,7 @@ class Saved:
 
 
 def source_of(settings: Settings) -> str:
-    """The source's conninfo. Starts nothing and asks nobody; raises WrongSource if no source is named."""
+    """The source's conninfo. Starts no server and opens no connection. Raises WrongSource if no source is named."""
     if is_embedded(settings):
         return shop.server().conninfo
     assert settings.source is not None
@@ -57,9 +61,10 @@ def source_of(settings: Settings) -> str:
 
 
 def is_embedded(settings: Settings) -> bool:
-    """Whether the embedded server is meant: because the settings name it, or because the project was set up with it.
+    """Whether the source is the embedded server: because the settings name it, or because the project was set up
+    with it.
 
-    Raises WrongSource if no source is named and the project was set up with another one, or not at all.
+    Raises WrongSource if no source is named and the project was set up with another source, or not at all.
     """
     if settings.source is not None:
         return settings.embedded
@@ -76,21 +81,21 @@ def is_embedded(settings: Settings) -> bool:
 
 
 def refuse_other_source(settings: Settings) -> None:
-    """Raise WrongSource if another source answers than the saved one."""
+    """Raise WrongSource if the source that answers is not the saved source."""
     try:
         require_same_source(settings)
     except WrongSource:
         raise
     except (PgcdcError, psycopg.Error):
-        # A source that does not answer is not judged: the command that needs it will report that.
+        # The source does not answer, so nothing is known about it. The command that needs the source reports this.
         return
 
 
 def require_same_source(settings: Settings) -> None:
-    """Raise WrongSource if the source is another than the saved one, or what :func:`connect` raises if it cannot be
-    asked.
+    """Raise WrongSource if the source is not the saved source. If it cannot be reached, raise what :func:`connect`
+    raises.
 
-    The embedded server is identified by its files, so that nothing is started.
+    The embedded server is identified by its files, so that this does not start it.
     """
     conninfo, saved = source_of(settings), _saved(settings)
     if not saved:
@@ -109,19 +114,20 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
 
 
 def known_identity(settings: Settings, found: Identity) -> Identity:
-    """The identity under which log and catalog know the stream ``found``: a database that was renamed keeps there the
-    name that it had."""
+    """The identity under which log and catalog know the stream ``found``. If the database was renamed, log and catalog
+    keep its old name."""
     return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
 
 
 def remember(settings: Settings, conninfo: str, found: Identity) -> None:
-    """Save where setup found the source, for messages."""
+    """Save the place where setup found the source. Messages show it."""
     where = EMBEDDED if is_embedded(settings) else redacted(conninfo)
     ORIGIN_FILE.write_text(json.dumps({"source": where, "system_identifier": found.system_identifier}) + "\n")
 
 
 def _saved(settings: Settings) -> list[Saved]:
-    """The identities in the catalog and the log. If one cannot be read, those who need it will report that."""
+    """The identities in the catalog and the log. An identity that cannot be read is left out: the commands that need
+    catalog or log report the failure."""
     found: list[Saved] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
         if catalog := load_catalog(CATALOG_FILE):
@@ -134,14 +140,15 @@ def _saved(settings: Settings) -> list[Saved]:
 
 
 def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None) -> None:
-    """``found`` is None if the embedded server is meant and does not exist."""
+    """Raise WrongSource if ``found`` is not a saved identity. ``found`` is None if the source is the embedded server
+    and that does not exist yet."""
     for one in saved:
         if found is not None and found.is_of_same_database(one.identity):
             continue
         embedded = is_embedded(settings)
         is_ = f"is {_named(found)}" if found else "has not been made yet"
-        if found and _named(found) == _named(one.identity):
-            is_ = f"is another {_named(found)}, with the same name"
+        if found and found.database_oid and one.identity.system_identifier == found.system_identifier:
+            is_ = f"is {_named(found)}, of OID {found.database_oid}"
         raise WrongSource(
             f"{is_}, but {one.thing} was set up for {one}",
             thing="embedded PostgreSQL" if embedded else f"source {redacted(source_of(settings))}",

@@ -1,4 +1,4 @@
-"""What is wrong, in words."""
+"""A problem, in words."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MIB, GIB = 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, with which thing, and what to do. An ``error`` means that the lake does not follow the source,
-    or that the source is at risk."""
+    """A problem: the thing that has it, what is wrong, and what to do. An ``error`` means that the lake does not follow
+    the source, or that the source is at risk."""
 
     severity: Severity
     thing: str

@@ -1,6 +1,7 @@
-"""Makes the same text for a value twice: by PostgreSQL in SQL, and from the mirror by DataFusion and Arrow.
+"""Renders a value as text on both sides: in PostgreSQL by SQL, and in the mirror by DataFusion and Arrow. Equal values
+give equal texts.
 
-Nothing here is shared with the codec that fills the mirrors: otherwise a fault of the codec would confirm itself.
+This module shares no code with the codec that fills the mirrors. Otherwise a fault of the codec would confirm itself.
 
 | in the mirror | on the source | the text |
 |---|---|---|
@@ -12,10 +13,10 @@ Nothing here is shared with the codec that fills the mirrors: otherwise a fault 
 | date | date | days since 1970-01-01 |
 | timestamp, timestamp_ntz | timestamptz, timestamp | microseconds since 1970-01-01 |
 | binary | bytea | hexadecimal |
-| array | array | its elements' texts, escaped, a comma after each |
+| array | array | the elements' texts, escaped, with a comma after each element |
 | text in ``_pgcdc_raw`` | a value that the mirror's type cannot hold | ``as written: `` and PostgreSQL's text |
 
-With any other pair of types the mirror has the wrong shape: the text says so, and every row differs.
+With any other pair of types, the mirror has the wrong type. The text then says so, and every row differs.
 """
 
 from __future__ import annotations
@@ -45,33 +46,34 @@ class Rendering:
 
     name: str
     source: str
-    """SQL expression for PostgreSQL; NULL for NULL."""
+    """SQL expression for the comparable text in PostgreSQL. The text of NULL is NULL."""
     shown: str
-    """SQL expression for the value as PostgreSQL writes it."""
+    """SQL expression for PostgreSQL, for the value in readable form."""
     mirror: str
-    """SQL expression for DataFusion."""
+    """SQL expression for DataFusion, whose values ``text`` converts."""
     text: Callable[[pa.Array], pa.Array]
-    """Turns what the mirror's expression gives into large_string."""
+    """Converts the values of the ``mirror`` expression to large_string."""
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How a pair of types becomes text. ``value`` and ``fits`` make SQL from SQL; without ``fits`` every value fits."""
+    """How a pair of types is rendered as text. ``value`` and ``fits`` take an SQL expression and return an SQL
+    expression. Without ``fits``, every value fits the mirror's type."""
 
     value: Callable[[str], str]
     text: Callable[[pa.Array], pa.Array]
     fits: Callable[[str], str] | None = None
     cast: str | None = None
-    """The type of DataFusion's to cast to first."""
+    """The Arrow type to which DataFusion casts the value first."""
 
 
 def quoted(name: str) -> str:
-    """The name as a quoted identifier, the same for PostgreSQL and DataFusion."""
+    """The name as a quoted identifier. PostgreSQL and DataFusion have the same syntax."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
-    """The rendering of ``column``, whose type in the mirror is ``kind`` (None: the mirror lacks it)."""
+    """The rendering of ``column``, whose type in the mirror is ``kind`` (None: the mirror does not have the column)."""
     name = quoted(column.name)
     if kind is None:
         return Rendering(column.name, name, name, "CAST(NULL AS VARCHAR)", _large)
@@ -89,7 +91,8 @@ def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
 
 
 def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) -> pa.Array:
-    """``text``, with the texts that ``_pgcdc_raw`` holds under ``name`` put in; there the value must be NULL."""
+    """``text``, with the texts that ``_pgcdc_raw`` holds for the column ``name`` in their place. In these rows the
+    value itself must be NULL."""
     if raw is None or raw.null_count == len(raw):
         return text
     written = pc.map_lookup(raw, pa.scalar(name), "first").cast(pa.large_string())
@@ -123,7 +126,7 @@ def _form_of(declared: PgType, kind: pa.DataType) -> _Form | None:
 
 
 def _moment(oid: int, kind: pa.DataType) -> _Form | None:
-    """Dates and timestamps: numbers from 0001-01-01 up to 9999-12-31."""
+    """The form of dates and timestamps: numbers, from 0001-01-01 up to 9999-12-31."""
     if pa.types.is_date32(kind) and oid == DATE:
         return _Form(
             lambda e: f"({e} - '1970-01-01'::date)::text",
@@ -141,8 +144,9 @@ def _moment(oid: int, kind: pa.DataType) -> _Form | None:
 
 
 def _list_of(element: PgType, form: _Form) -> _Form:
-    """An array of one dimension, counted from 1, whose elements all fit."""
-    # A composite needs subscripts, because unnest() would spread it over columns; on long arrays subscripts are slow.
+    """The form of an array. It fits if it has one dimension, starts at index 1, and all its elements fit."""
+    # Elements of a composite type need subscripts, because unnest() would expand them to columns. Other types use
+    # unnest(), because subscripts are slow on long arrays.
     composite = (element.base or element).family == "c"
 
     def rows(array: str) -> tuple[str, str]:
@@ -154,7 +158,7 @@ def _list_of(element: PgType, form: _Form) -> _Form:
         source, one = rows(array)
         escaped = f"replace(replace({form.value(one)}, '~', '~~'), ',', '~,') || ','"
         text = f"CASE WHEN {one} IS NULL THEN '{_NULL_ELEMENT}' ELSE {escaped} END"
-        # An empty array has no elements to aggregate; no array at all has no text.
+        # The text of an empty array is '', and the text of a NULL array is NULL.
         joined = f"SELECT coalesce(string_agg({text}, '' ORDER BY o), '') FROM {source}"  # noqa: S608 (quoted)
         return f"CASE WHEN {array} IS NULL THEN NULL ELSE ({joined}) END"
 
@@ -191,8 +195,8 @@ def _float_bits(values: pa.Array) -> pa.Array:
 
 
 def _digits(values: pa.Array) -> pa.Array:
-    """DataFusion's texts of decimals as they are, or decimals with all digits of their scale: Arrow's own texts of
-    small ones have exponents."""
+    """The texts of decimals. Texts that DataFusion made stay as they are. Decimals of Arrow are written with all digits
+    of their scale, because Arrow itself writes small decimals with an exponent."""
     if not pa.types.is_decimal(values.type) or values.type.scale == 0:
         return _large(values)
     scale, buffers = values.type.scale, values.buffers()

@@ -12,13 +12,13 @@ from pgcdc_assets.core.names import TableName
 
 @dataclass(frozen=True)
 class Example:
-    """One row that differs, named by its key (by all its values if the table has no key)."""
+    """One row that differs. It is identified by its key, or by all its values if the table has no key."""
 
     kind: str
     """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
     key: dict[str, str | None]
     columns: tuple[str, ...] = ()
-    """The columns that differ, if it is ``different``."""
+    """The columns that differ, if the kind is ``different``."""
 
 
 class Verdict(StrEnum):
@@ -26,18 +26,18 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     UNKNOWN = "unknown"
-    """Unpublished updates and deletes can be all of the difference; whether they are is not known."""
+    """Updates and deletes that are not published could explain the whole difference. Whether they do is not known."""
     DIFFERS = "differs"
     NOT_COMPARED = "not_compared"
-    """Nothing is known about the table: it is set aside, waits for a copy, or was altered or locked each time."""
+    """The table could not be compared: it is set aside, waits for a copy, or was altered or locked at each try."""
     FAILED = "failed"
     """One side could not be read, and another try would not help."""
 
 
 @dataclass(frozen=True)
 class TableReport:
-    """The comparison of one table at ``lsn``. It has a ``reason`` if it could not be made, or if a difference is
-    expected."""
+    """The comparison of one table at ``lsn``. ``reason`` says why the comparison could not be made, or why a difference
+    is expected."""
 
     table: TableName
     source_rows: int = 0
@@ -66,10 +66,10 @@ class TableReport:
 
     @property
     def explained(self) -> bool:
-        """Whether unpublished updates and deletes can be all of the difference, not whether they are.
+        """Whether updates and deletes that are not published could explain the whole difference.
 
-        A delete leaves one row too many in the mirror, and an update one too many and one too few. So a mirror
-        with fewer rows than the source has lost some.
+        A delete that is not published leaves one extra row in the mirror. An update leaves one extra row, and one row
+        is missing. So a mirror with fewer rows than the source has lost rows, and that is not explained.
         """
         return self.compared and not self.updates_seen and self.missing <= self.extra and not self.different
 
@@ -90,12 +90,13 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every table is equal, or differs only as its unpublished updates and deletes can explain."""
+        """Whether every table is equal, or has only differences that its unpublished updates and deletes could
+        explain."""
         return all(table.equal or table.explained for table in self.tables)
 
     @property
     def exit_code(self) -> int:
-        """0: ok; 1: a table differs, or could not be read; 3: none does, but some could not be compared."""
+        """0: ok. 1: a table differs, or could not be read. 3: no table differs, but some could not be compared."""
         if any(table.verdict in (Verdict.DIFFERS, Verdict.FAILED) for table in self.tables):
             return 1
         return 0 if self.ok else 3

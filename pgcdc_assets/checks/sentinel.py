@@ -1,6 +1,7 @@
-"""The positions of a lake's stream: written, flushed and replayed, where it ends, and whether changes are applied.
+"""The positions of a lake's stream: written, flushed, replayed and end position, and whether changes are applied.
 
-What ``pgcopydb stream sentinel get`` prints. Plain SQL and reads of small tables; it works beside whoever writes.
+The output is like that of ``pgcopydb stream sentinel get``. Uses plain SQL and reads small tables. Works while another
+process writes to the lake.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name 
 
 @dataclass(frozen=True)
 class Positions:
-    """None where there is no such position yet."""
+    """The positions. A position that does not exist yet is None."""
 
     source: Lsn
     """The source's flush position."""
     write: Lsn | None
-    """Received: boundaries up to here; where nobody streams, what is flushed."""
+    """The position up to which changes are received. If no process streams, this is ``flush``."""
     flush: Lsn | None
-    """``transform_lsn``: durable in the log, and confirmed to the slot."""
+    """``transform_lsn``: changes up to here are durable in the log, and can be confirmed to the slot."""
     replay: Lsn | None
-    """``replay_lsn``: the lowest of the followed tables."""
+    """``replay_lsn``: the lowest position of the followed tables."""
     endpos: Lsn | None
+    """The LSN at which following ends."""
     paused: bool
     at_work: str | None
     """The command that holds the lake's lock."""
@@ -50,11 +52,12 @@ class Positions:
 
 
 def positions(settings: Settings) -> Positions:
-    """Where the stream of this project stands now. Raises SourceUnavailable, LakeError."""
+    """The present positions of this project's stream. Raises SourceUnavailable, LakeError."""
     layout, catalog = settings.layout, load_catalog(CATALOG_FILE)
     with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
         row = conn.execute(_WRITTEN, [settings.slot]).fetchone()
-        # The lowest position is read first. Read in this order, no position shows above the one that it follows.
+        # The lowest position is read first. In this order, no position seems to be ahead of the position that it
+        # follows.
         replayed = lowest_replayed(layout, catalog) if catalog is not None else None
         log = ChangeLog(layout)
         flushed = log.position() if log.exists else None

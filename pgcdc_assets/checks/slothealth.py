@@ -1,4 +1,4 @@
-"""Health rules of the slot, of the positions, and of the source's settings."""
+"""Health rules for the slot, the positions, and the source's settings."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from pgcdc_assets.source.setup.findings import matches_standby_names
 from pgcdc_assets.source.slot.slotstatus import PLUGIN, SlotStatus
 
 SAFE_WAL_BYTES = 256 * MIB
-"""WAL that may still be written before the slot may be invalidated; less is reported. Sixteen WAL segments are minutes
-on a busy source."""
+"""A problem is reported if less WAL than this may still be written before the slot can be invalidated. It is sixteen
+WAL segments, which are a few minutes on a busy source."""
 IDLE_WAL_BYTES = 64 * MIB
-"""WAL held for a slot that nobody reads; more is a problem. It is four segments, so that a pause between two runs is no
-problem."""
+"""A problem is reported if the source holds more WAL than this for a slot that nobody reads. It is four segments, so
+that a pause between two runs is not reported."""
 HELD_WAL_BYTES = GIB
-"""WAL held without any bound, or by a long transaction; more is reported, before a disk of usual size is full."""
+"""A problem is reported if more WAL than this is held without a limit, or by a long transaction. This is before a disk
+of usual size is full."""
 LONGEST_PAUSE = timedelta(days=1)
-"""A source may be left alone for a night; its slot should outlive that."""
+"""The longest pause between two runs that the slot should survive, such as a night."""
 _NEARLY = 0.75
-"""The share of the idle timeout after which a slot is reported: with a day's timeout, six hours are left then."""
+"""An idle slot is reported after this share of the idle timeout. With a timeout of one day, six hours are then
+left."""
+_MORE_ROOM = "raise max_slot_wal_keep_size on the source"
 CATALOG_XMIN_AGE = 200_000_000
-"""autovacuum_freeze_max_age's default: beyond it the source starts vacuums against id wraparound, in vain."""
+"""The default of autovacuum_freeze_max_age. Beyond this age the source starts vacuums against wraparound, which cannot
+remove the rows that the slot keeps."""
 
 
 def _setup(facts: Facts) -> Iterator[Problem]:
@@ -47,17 +51,16 @@ def _slot(facts: Facts) -> Iterator[Problem]:
     if slot is None:
         return
     thing = slot.thing
+    do = _MORE_ROOM if facts.at_work else f"run `pgcdc sync` now, or {_MORE_ROOM}"
     if slot.lost:
         yield error(thing, f"was invalidated ({slot.lost}): the WAL it needs is gone", COPY_ANEW)
     elif slot.wal_status == "unreserved":
         yield error(
-            thing, "is nearly lost: the WAL it needs may go at the source's next checkpoint",
-            "run `pgcdc sync` now, or raise max_slot_wal_keep_size on the source",
+            thing, "is nearly lost: the WAL it needs may go at the source's next checkpoint", do,
         )  # fmt: skip
     elif slot.safe_wal_size is not None and slot.safe_wal_size < SAFE_WAL_BYTES:
         yield warning(
-            thing, f"will be invalidated after {size(max(0, slot.safe_wal_size))} more of WAL",
-            "run `pgcdc sync`, or raise max_slot_wal_keep_size on the source",
+            thing, f"will be invalidated after {size(max(0, slot.safe_wal_size))} more of WAL", do,
         )  # fmt: skip
     if (slot.plugin, slot.database) != (PLUGIN, slot.connected_to):
         yield error(
@@ -78,7 +81,7 @@ def _slot(facts: Facts) -> Iterator[Problem]:
 
 
 def _slot_use(facts: Facts) -> Iterator[Problem]:
-    """Who reads the slot, and whether anybody does."""
+    """Whether the slot is read, and by which session."""
     slot, source = facts.slot, facts.source
     if slot is None or source is None:
         return
@@ -90,7 +93,7 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
             f"stop that process, or SELECT pg_terminate_backend({pid}) on the source",
         )  # fmt: skip
     behind = source.flush_lsn - (slot.confirmed_flush_lsn or source.flush_lsn)
-    if not slot.active and behind > IDLE_WAL_BYTES:
+    if not slot.active and not facts.at_work and behind > IDLE_WAL_BYTES:
         since = f" since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
         yield warning(
             thing, f"is read by nobody{since}, and the source holds {size(behind)} of WAL for it",
@@ -100,7 +103,7 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
 
 
 def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Iterator[Problem]:
-    """PostgreSQL 18 invalidates a slot that nobody reads."""
+    """The idle timeout of PostgreSQL 18, which invalidates a slot that nobody reads."""
     limit = source.idle_slot_timeout
     if not limit:
         return
@@ -116,7 +119,7 @@ def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Itera
 
 
 def _wal_held(facts: Facts) -> Iterator[Problem]:
-    """WAL and dead rows that the slot keeps on the source."""
+    """How much WAL and how many dead rows the slot keeps on the source."""
     slot, source = facts.slot, facts.source
     if slot is None or source is None or slot.restart_lsn is None:
         return
@@ -142,7 +145,7 @@ def _wal_held(facts: Facts) -> Iterator[Problem]:
 
 
 def _positions(facts: Facts) -> Iterator[Problem]:
-    """The log against the slot, the source's WAL and the tables (design, LSN rules)."""
+    """Compares the log's positions with the slot, the source's WAL and the tables (design, LSN rules)."""
     log = facts.log
     if log is None:
         return

@@ -1,4 +1,4 @@
-"""Reads the source's side of the facts, by plain SQL on one short connection."""
+"""Reads the facts about the source, by plain SQL on one short connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgcdc_assets.source.setup.selection import meant_tables, wanted_tables
 from pgcdc_assets.source.slot.blockers import transactions
 from pgcdc_assets.source.slot.slotstatus import SlotStatus, identity
 
-# Values are in the units that pg_settings names, which differ between versions.
+# The values are in the units that pg_settings names. The units differ between versions.
 _SETTINGS = "SELECT name::text, setting, coalesce(unit, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"
 _NAMES = ["wal_level", "max_slot_wal_keep_size", "synchronous_standby_names", "idle_replication_slot_timeout"]
 _BYTES = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
@@ -30,8 +30,8 @@ _PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate
 FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
 """
-# A partition goes into its root's mirror. A partition that has partitions and is published as itself has its own
-# mirror.
+# The rows of a leaf go into the mirror of its root. A partition that itself has partitions and is published under its
+# own name has its own mirror.
 _MIRRORED = """
 SELECT DISTINCT c.oid, n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class p JOIN pg_catalog.pg_class c ON c.oid = CASE WHEN p.relispartition AND p.relkind <> 'p'
@@ -53,7 +53,7 @@ class _Settings:
         return self.rows[name][0] if name in self.rows else ""
 
     def bytes(self, name: str) -> int | None:
-        """The setting in bytes; None if it is unbounded."""
+        """The setting in bytes. None means no limit (-1)."""
         value, unit = self.rows[name]
         return None if value == "-1" else int(value) * _BYTES[unit]
 
@@ -63,7 +63,8 @@ class _Settings:
 
 
 def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, names: Sequence[str]) -> SourceFacts:
-    """The facts of the source. ``names``: the publications that we read. Call it after the log's position was read."""
+    """The facts about the source. ``names``: the publications that we read. Call this after the log's position was
+    read."""
     settings = _Settings({name: (value, unit) for name, value, unit in conn.execute(_SETTINGS, [_NAMES])})
     entries = read_published(conn, names, unread=True)
     published = _published_tables(conn, names, entries)
@@ -82,8 +83,8 @@ def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, na
 
 
 def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings, *, limited: bool) -> SourceFacts:
-    """The facts with what the settings mean added to what is published. ``limited``: some table is published for
-    inserts only."""
+    """``facts``, with the tables that are mirrored and the tables that the settings select. ``limited``: some table is
+    published for inserts only."""
     publication = read_publication(conn, settings.publication)
     ours = publication is not None and made_by_us(publication, settings.slot)
     wanted = wanted_tables(conn, settings.tables) if limited and ours else []
@@ -99,14 +100,14 @@ def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings
 
 
 def renamed(conn: SourceConnection, tables: Sequence[Table]) -> list[TableName]:
-    """Those of the tables that have another name by now."""
+    """The saved names of the tables that now have another name on the source."""
     named = {oid: TableName(schema, name) for oid, schema, name in conn.execute(_NAMED, [[t.oid for t in tables]])}
     return [table.name for table in tables if named.get(table.oid, table.name) != table.name]
 
 
 def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:
-    """The session that holds the slot. Without pg_read_all_stats the name of another role's session is NULL: then we do
-    not know it, and return None."""
+    """The session that holds the slot. Without the rights of pg_read_all_stats, the application name of another role's
+    session is NULL. The session is then not known, and this returns None."""
     if status is None or status.active_pid is None:
         return None
     row = conn.execute(_HOLDER, [status.active_pid]).fetchone()
@@ -124,7 +125,8 @@ def _published_tables(
 
 
 def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
-    """Relations whose updates or deletes PostgreSQL refuses. It checks the leaf, whatever the root's identity is."""
+    """Relations whose updates or deletes PostgreSQL refuses. PostgreSQL checks the replica identity of the leaf, not of
+    the root."""
     published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

@@ -1,7 +1,7 @@
-"""Reports how things stand: slot, positions, tables, and what is wrong. Plain SQL and delta-rs, no JVM.
+"""Reports the state of slot, positions and tables, and what is wrong. Uses plain SQL and delta-rs, no JVM.
 
-It works before setup, without a lake, without the source, and during a sync: what cannot be read is reported as a
-problem, not raised.
+Works before setup, without a lake, without the source, and during a sync. Something that cannot be read is reported as
+a problem, and raises no error.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import (
     LakeError,
@@ -56,7 +57,7 @@ from pgcdc_assets.source.slot.slotstatus import Decoded, SlotStatus, slot_status
 from pgcdc_assets.store import storage
 
 _CONNECT_SECONDS = 3
-"""connect_timeout, because the whole answer is promised within five seconds."""
+"""connect_timeout. It is short because status must answer within five seconds."""
 
 _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 """Fields of the slot that are not columns of pg_replication_slots, or are always the same."""
@@ -64,7 +65,8 @@ _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 
 @dataclass(frozen=True)
 class Status:
-    """``replay_lsn`` is the lowest of the tables that are followed; ``lag_bytes`` is from there to the WAL's end."""
+    """``replay_lsn`` is the lowest position of the followed tables. ``lag_bytes`` is the WAL between it and the
+    source's flush position."""
 
     slot: SlotStatus | None
     transform_lsn: Lsn | None
@@ -73,15 +75,20 @@ class Status:
     tables: tuple[TableFacts, ...]
     problems: tuple[Problem, ...]
     messages: MessageFacts | None = None
-    """None where no messages are asked for."""
+    """None if no messages are asked for."""
     last: Mapping[str, Outcome] = field(default_factory=dict)
     """The outcome of the last operation of each kind."""
     in_progress: Announcement | None = None
-    """Transactions of which a running receiver holds a part."""
+    """Transactions in progress of which a running receiver already holds a part."""
     prepared: tuple[PreparedTransaction, ...] = ()
-    """Those whose content the lake keeps until their COMMIT PREPARED or ROLLBACK PREPARED, oldest first."""
+    """Prepared transactions whose content the lake keeps until COMMIT PREPARED or ROLLBACK PREPARED, oldest first."""
     hold: Hold | None = None
-    """The request of a ``verify`` for a point at its LSN; without an LSN, no turn begins for a while."""
+    """The request of a running ``verify`` for a consistent point at its LSN. As long as the request has no LSN, the
+    sync begins no turn, up to a time limit."""
+    at_work: str | None = None
+    """See :attr:`Facts.at_work`."""
+    uncopied: int = 0
+    """The number of tables that have no mirror yet and that the next run will copy."""
 
     @property
     def ok(self) -> bool:
@@ -92,6 +99,7 @@ class Status:
         return {
             "ok": self.ok,
             "slot": _slot_json(self.slot),
+            "at_work": self.at_work,
             "transform_lsn": _text(self.transform_lsn),
             "replay_lsn": _text(self.replay_lsn),
             "lag_bytes": self.lag_bytes,
@@ -117,15 +125,15 @@ class Status:
 
 
 def status(settings: Settings, conninfo: str | None = None) -> Status:
-    """Look at source, log and lake; starts nothing. Raises WrongSource or WrongLake if another source or lake is meant
-    than the project's own, and StoreFailed if the lake is out of reach.
+    """Read the state of source, log and lake. Starts no server. Raises WrongSource or WrongLake if source or lake is
+    not the project's own, and StoreFailed if the lake is out of reach.
 
-    ``conninfo`` None: the settings' source, or the embedded server's.
+    ``conninfo``: the source's conninfo. None means the source of the settings, or the embedded server.
     """
-    facts = Facts(now=datetime.now(UTC), slot_name=settings.slot, two_phase=settings.two_phase)
-    # Once for all that is read of the lake: each look at a store that does not answer takes its time.
+    # Check once that the store answers, because each read of a store that does not answer takes long.
     storage.head(settings.layout.outcomes)
     refuse_other_lake(settings.layout)
+    facts = Facts(datetime.now(UTC), settings.slot, two_phase=settings.two_phase, at_work=_at_work(settings.layout))
     unread: list[Problem] = []
     try:
         facts = replace(facts, catalog=load_catalog(CATALOG_FILE))
@@ -137,6 +145,9 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
         facts = _with_source(facts, settings, conninfo or _reachable(settings))
     except (SettingsError, WrongSource):
         raise
+    except SetupNeeded:
+        # The saved catalog cannot be read. This is already reported above.
+        pass
     except PgcdcError as error:
         unread.append(_problem(error, "source"))
     except psycopg.Error as error:
@@ -156,9 +167,17 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
 
 
 def refused(error: SettingsError | StoreFailed) -> Status:
-    """A status that says only that source or lake is not the project's, or that the lake is out of reach."""
+    """A status with one problem: the settings are wrong, source or lake is not the project's own, or the lake is out of
+    reach."""
     thing = "lake" if isinstance(error, StoreFailed | WrongLake) else "source"
     return Status(None, None, None, None, (), (_problem(error, thing),))
+
+
+def _at_work(layout: Layout) -> str | None:
+    """The process that writes to the lake, in words. None also if the holder of the lock does not say who it is,
+    because it is then not a run."""
+    found = lock.holder(layout)
+    return str(found) if found is not None and found.pid else None
 
 
 def _reachable(settings: Settings) -> str:
@@ -169,8 +188,8 @@ def _reachable(settings: Settings) -> str:
 
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
-    """Positions are read in this order: the slot's, the log's, the WAL's. Each moves up, so none seems ahead that is
-    not."""
+    """Adds the facts about the source. The positions are read in this order: slot, log, WAL. Because each position only
+    moves up, a position that seems to be ahead of the next one really is ahead."""
     names = facts.catalog.publications if facts.catalog else (settings.publication,)
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
@@ -197,7 +216,8 @@ def _with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
 
 
 def _published(layout: Layout) -> Lsn | None:
-    """The newest consistent point's LSN. None also if the points cannot be read, which reading the tables reports."""
+    """The LSN of the newest consistent point. None also if the points cannot be read: :func:`_with_lake` reports
+    that."""
     with suppress(PgcdcError, DeltaError, OSError):
         newest = ConsistentPoints(layout).newest()
         return newest.replay_lsn if newest else None
@@ -226,7 +246,7 @@ def _last(layout: Layout) -> tuple[dict[str, Outcome], list[Problem]]:
 
 
 def lowest_replayed(layout: Layout, catalog: Catalog) -> Lsn | None:
-    """``replay_lsn`` of the lake: the lowest of the followed tables."""
+    """``replay_lsn`` of the lake: the lowest position of the followed tables."""
     return _lowest(read_tables(layout, catalog))
 
 
@@ -246,7 +266,17 @@ def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome])
         problems=tuple(found),
         messages=facts.messages,
         last=last,
+        at_work=facts.at_work,
+        uncopied=_uncopied(facts),
     )
+
+
+def _uncopied(facts: Facts) -> int:
+    """See :attr:`Status.uncopied`. Tables that wait with a reason, or whose mirror is still to get the table's new
+    name, are not counted: the health rules report them."""
+    renamed = {left.waits_for for left in facts.left.values()}
+    waiting = (table for table in facts.tables if table.state is TableState.WAITING and not table.reason)
+    return sum(table.name not in renamed for table in waiting)
 
 
 def _problem(error: PgcdcError, thing: str) -> Problem:
@@ -283,7 +313,7 @@ def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
 
 def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]:
     try:
-        # Others of the database, which changed nothing that is published, are kept as well.
+        # The folder also keeps prepared transactions that changed no published table. They are not reported.
         found = [kept for kept in PreparedFolder(layout.change_log).pending() if kept.counted]
     except PgcdcError as error:
         return [], [_problem(error, "prepared transactions")]
@@ -291,7 +321,7 @@ def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]
 
 
 def _nameless(layout: Layout) -> list[Problem]:
-    """Locks that stop us, and whose holders do not say who they are: another program holds the files."""
+    """Problems for locks that another program holds, so that the lock file does not say who the holder is."""
     stopped: dict[Location, tuple[Severity, str]] = {
         layout.lock: ("error", "nothing can be written to the lake"),
         layout.hold: ("warning", f"mirrors wait for it for {hold.UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused"),

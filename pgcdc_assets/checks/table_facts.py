@@ -1,7 +1,7 @@
-"""Reads the tables' side of the facts: state and effective ``replay_lsn`` of each, from the lake alone.
+"""Reads the facts about tables: state and effective ``replay_lsn`` of each table, from the lake alone.
 
-A table that the newest consistent point lists needs no look at its mirror, so that hundreds of
-streaming tables cost one small read.
+The newest consistent point has the position of each streaming table. So hundreds of streaming tables cost one small
+read, and for each mirror a check for new commits of other writers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pgcdc_assets.points.untaken import UntakenLedger
 
 
 def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedelta(0)) -> Iterator[TableFacts]:
-    """Every table of the catalog, in its order. ``retention``: of the change log."""
+    """The facts about every table, in the catalog's order. ``retention`` is the retention of the change log."""
     rows = TableStates(layout).all()
     points = ConsistentPoints(layout)
     newest = points.newest()
@@ -41,8 +41,8 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
                 table.name, TableState.SET_ASIDE, reason=reason, updates_seen=table.updates_seen, refused=True
             )
         elif row is None or row.table is None or row.table.oid != table.oid or row.state is TableState.MOVED:
-            # The table was never copied under this name, or was dropped and made anew since, or its mirror is under
-            # another yet.
+            # The table was never copied under this name, or was dropped and created again since its copy, or its mirror
+            # still has the table's earlier name.
             yield TableFacts(table.name, TableState.WAITING, updates_seen=table.updates_seen)
         elif newest and table.name in newest.tables and _readable(row, newest):
             reason = row.reason or _changed(layout, catalog, table, newest)
@@ -59,11 +59,11 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
 
 
 def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: timedelta) -> datetime | None:
-    """See :attr:`TableFacts.kept_until`. Nothing is deleted but by a maintenance, which may come later."""
+    """See :attr:`TableFacts.kept_until`. Only maintenance deletes data, and it may run later than this time."""
     copied, lsn = mirror.snapshot_lsn, facts.replay_lsn
     if facts.state is not TableState.SET_ASIDE or copied is None or lsn is None:
         return None
-    with suppress(PgcdcError, OSError):  # A log that cannot be read is reported by itself.
+    with suppress(PgcdcError, OSError):  # Status reports a log that cannot be read as a problem of its own.
         if log.exists and copied >= log.began and lsn >= log.start:
             written = (segment.written for segment in log.all_segments() if segment.batch_end > lsn)
             return min(written, default=datetime.now(UTC)) + max(retention, GRACE)
@@ -86,16 +86,16 @@ def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
 
 
 def _goes_on_as(row: StateRow, tables: Sequence[Table], rows: Mapping[TableName, StateRow]) -> TableName | None:
-    """The new name of a followed table, if a run has seen it and has not let the mirror go on under it yet."""
+    """The new name of a renamed table, if a run has seen the new name and the mirror does not have it yet."""
     oid = row.table.oid if row.table is not None and row.state.readable else None
     name = next((table.name for table in tables if table.oid == oid), None)
     there = rows.get(name) if name is not None else None
-    # A mirror that stands there, or a copy that is to come, is not replaced.
+    # If the new name already has a mirror or a pending copy, this mirror does not go on under that name.
     return name if there is None or there.state is TableState.MOVED else None
 
 
 def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:
-    """Rows that came through the log and that no mirror took, as far back as the log goes."""
+    """Rows in the log that no mirror took."""
     relations = {oid: table for table in catalog.tables for oid in (table.oid, *(leaf.oid for leaf in table.leaves))}
     for relation, rows in UntakenLedger(layout).all().items():
         table = relations.get(relation)
@@ -106,22 +106,22 @@ def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:
 
 
 def _readable(row: StateRow, newest: Point) -> bool:
-    """Whether the point lists the copy that the row describes, and not the copy before."""
+    """Whether the point lists the copy that the row describes, and not an earlier copy."""
     return row.state is TableState.CATCHING_UP and row.lsn <= newest.replay_lsn
 
 
 def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> str | None:
-    """That another writer has changed rows since the point, in words, if no run has seen it yet."""
-    with suppress(LakeError):  # Whoever needs what cannot be read here reports it.
+    """A message if another writer has changed rows of the mirror since the point; None otherwise."""
+    with suppress(LakeError):  # The operations that need this mirror report that it cannot be read.
         return change_since(layout.mirror(table.name), catalog.identity.app_id(), newest.tables[table.name])
     return None
 
 
 def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoints) -> TableFacts:
-    """A table that no point lists: its own Delta commits say where it stands."""
+    """The facts about a table that the newest point does not list. Its position is read from its own Delta commits."""
     copied = mirror.snapshot_lsn
     if row.state is TableState.COPYING and (copied is None or copied < row.lsn):
-        # A reason means that the last copy could not read the table, and that it waits for the next copy.
+        # A reason means that the last copy could not read the table. The table then waits for the next copy.
         state = TableState.WAITING if row.reason else TableState.COPYING
         return TableFacts(table.name, state, reason=row.reason, updates_seen=table.updates_seen)
     replay_lsn = mirror.effective_replay_lsn(points)

@@ -9,6 +9,7 @@ from itertools import chain
 from pgcdc_assets.checks.facts import Facts, PublicationFacts, TableFacts
 from pgcdc_assets.checks.problem import GIB, Problem, error, size, warning
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.mirror.delta.mirrorschema import way_back
@@ -28,7 +29,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
             do = COPY_ANEW if facts.slot or facts.log else "run `pgcdc setup`"
             yield error(f"publication {name}", "does not exist: changes are lost meanwhile", do)
     if len(present) < len(source.publications):
-        # This is the answer for all its tables.
+        # The missing publication explains what is wrong with all its tables.
         return
     published = frozenset(chain.from_iterable(publication.tables for publication in present))
     if present and not published and catalog.tables:
@@ -36,20 +37,28 @@ def _publications(facts: Facts) -> Iterator[Problem]:
         do = "run `pgcdc setup`" if source.ours else "add the tables back, then run `pgcdc sync`"
         yield error(f"publication {names}", "lists no table: changes are lost meanwhile", do)
     elif present:
-        # _unpublished reports tables that are not published at all, if the settings mean them.
+        # _unpublished reports tables that the settings select and that are not published at all.
         told = source.meant - source.mirrored
         tables = [table for table in catalog.tables if table.name not in told]
         renamed = [table for table in tables if source.called.get(table.oid, table.name) != table.name]
         for table in renamed:
+            called = source.called[table.oid]
+            if marked(str(called)):
+                yield error(
+                    f"table {table.name}", f"is called {called} now, which is not text in the source's encoding: no "
+                    "mirror can have that name", "rename it on the source",
+                )  # fmt: skip
+                continue
             yield warning(
-                f"table {table.name}", f"is called {source.called[table.oid]} now: its mirror goes on under that name",
+                f"table {table.name}", f"is called {called} now: its mirror goes on under that name",
                 "let `pgcdc sync` go on",
             )  # fmt: skip
         yield from _missing([table for table in tables if table not in renamed], published, present)
 
 
 def _unpublished(facts: Facts) -> Iterator[Problem]:
-    """Tables that the settings mean and that exist, by what the source publishes now, whatever was saved before."""
+    """Tables that exist and that the settings select, but that the source does not publish now. The saved catalog may
+    still list them."""
     source = facts.source
     if source is None or facts.catalog is None or not source.mirrored or None in source.publications.values():
         return
@@ -73,11 +82,14 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
 
 
 def _left(facts: Facts) -> Iterator[Problem]:
-    """Mirrors that are no longer followed, which a reader cannot see from the mirrors."""
+    """Mirrors that are no longer followed. A reader cannot see this from the mirrors themselves."""
     source = facts.source
     if source is None:
         return
+    refused = {table.name for table in facts.tables if table.refused}
     for name, left in sorted(facts.left.items()):
+        if left.waits_for in refused:
+            continue  # The table cannot be mirrored under its new name. _tables reports that.
         if left.waits_for is not None:
             yield warning(
                 f"mirror {name}", f"stands at {left.lsn}, and waits to go on as {left.waits_for}",
@@ -92,7 +104,7 @@ def _left(facts: Facts) -> Iterator[Problem]:
 
 
 def _untaken(facts: Facts) -> Iterator[Problem]:
-    """Rows that were published to us and are in no mirror."""
+    """Rows that were published and are in no mirror."""
     states = {table.name: table.state for table in facts.tables}
     for lost in facts.untaken:
         rows = lost.rows
@@ -143,7 +155,7 @@ def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bo
 
 
 def _outside(facts: Facts) -> Iterator[Problem]:
-    """Partitions whose rows no mirror can have."""
+    """Partitions whose rows logical decoding does not carry, so that no mirror can have them."""
     for table in facts.catalog.tables if facts.catalog is not None else ():
         for leaf in table.outside:
             if leaf.oid != table.oid:
@@ -151,7 +163,8 @@ def _outside(facts: Facts) -> Iterator[Problem]:
 
 
 def _left_out(facts: Facts) -> dict[TableName, str]:
-    """The kinds of changes that somebody else's publication leaves out, by table, in words."""
+    """For each table, the kinds of changes that the publication leaves out, in words. Empty for a publication that
+    setup made."""
     if facts.source is None or facts.catalog is None or facts.source.ours:
         return {}
     present = [publication for publication in facts.source.publications.values() if publication]
@@ -170,15 +183,15 @@ def _leafless(facts: Facts) -> set[TableName]:
 
 
 def _carried(table: Table) -> set[TableName]:
-    """The names under which publications list it."""
+    """The names under which publications may list the table: its own name, and the names of its leaves."""
     return {table.name, *(leaf.name for leaf in table.leaves), *(leaf.name for leaf in table.outside)}
 
 
 def _identities(facts: Facts) -> Iterator[Problem]:
     left_out, leafless = _left_out(facts), _leafless(facts)
     if facts.source is not None:
-        # Somebody else's publication may have been like that at setup: that is known, and must not be an alarm for
-        # ever.
+        # In a publication that setup did not make, a table may have had no replica identity from the start. The user
+        # knows that, so it is a warning and not a permanent error.
         known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
         for name in sorted(facts.source.without_identity):
             say = warning if name in known else error
@@ -195,7 +208,7 @@ def _identities(facts: Facts) -> Iterator[Problem]:
                 "and deletes are not seen", "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
             )  # fmt: skip
         elif table.name in leafless:
-            continue  # It has no update yet. A partition that comes decides.
+            continue  # Without partitions there are no updates. The first partition decides whether they are seen.
         elif not table.updates_seen and table.name in left_out:
             yield warning(
                 f"table {table.name}", f"is published without {left_out[table.name]}: its updates and deletes are not "
@@ -245,7 +258,8 @@ def _back(table: TableFacts) -> str:
 
 
 def _messages(facts: Facts) -> Iterator[Problem]:
-    """The feed of messages stands with the newest point, or is behind what readers of the tables see."""
+    """Whether the feed of messages is complete up to the newest consistent point. If not, readers of the tables see a
+    later state than readers of the feed."""
     found, thing = facts.messages, FEED_OF_MESSAGES
     if found is None or facts.log is None:
         return

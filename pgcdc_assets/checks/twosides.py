@@ -1,4 +1,5 @@
-"""Compares the two sides of a table: both are read as digests of rows, and rows that differ once more, for examples."""
+"""Compares the two sides of a table. Both sides are read as digests of rows. If they differ, both are read again, to
+show examples of rows that differ."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from pgcdc_assets.errors import CopyOutdated
 from pgcdc_assets.source.snapshot.reading import read_whole
 
 EXAMPLES = 10
-"""Rows shown of each table: enough to see a pattern, few enough to read."""
+"""Rows that are shown for each table: enough to see a pattern, few enough to read."""
 _SHOWN_LENGTH = 80
 
 
@@ -35,7 +36,8 @@ class SourceDigests:
 
 @contextmanager
 def source_digests(source: SourceSide, rows_expected: int) -> Iterator[SourceDigests]:
-    """Read a table of the source. Raises CopyOutdated if the table is not as the snapshot shows it."""
+    """Read a table of the source into digests, which exist until the end of the block. Raises CopyOutdated if the table
+    is not as the snapshot shows it."""
     with TemporaryDirectory(prefix="pgcdc-verify-") as folder:
         digests = SourceDigests(Seed(), rows_expected, DigestStore(Path(folder) / "source", rows_expected))
         _digest(source, source.comparison.key, digests.seed, digests.store)
@@ -43,9 +45,9 @@ def source_digests(source: SourceSide, rows_expected: int) -> Iterator[SourceDig
 
 
 def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | None = None) -> TableReport:
-    """Read both sides at the same time and compare them; if they differ, fetch examples by a second reading.
+    """Read both sides at the same time and compare them. If they differ, read both again for examples.
 
-    ``read``: the source's digests, if they were read before.
+    ``read``: the source's digests, if they have already been read.
     """
     comparison = source.comparison
     rows_expected = read.rows_expected if read else max(mirror.mirror.count(), comparison.table.rows)
@@ -67,7 +69,8 @@ def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | 
 
 
 def _shown_examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differences) -> list[Example]:
-    """No examples, if the table was truncated or altered since: the difference stands without them."""
+    """Examples of rows that differ. There are none if the table was truncated or altered after the comparison. The
+    difference is reported all the same."""
     try:
         return _examples(source, mirror, seed, found)
     except CopyOutdated:
@@ -92,7 +95,7 @@ def _digest(side: Side, key: list[int], seed: Seed, store: DigestStore) -> None:
 
 
 def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Digests of the keys and of the rows: 16 bytes per row, few enough to be kept until the part ends."""
+    """Digests of the keys and of the rows. They take 16 bytes per row, so they can be kept until the part ends."""
     found = []
     for batch in part():
         digests = [seed.of_texts(text) for text in batch.texts]
@@ -103,7 +106,7 @@ def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, n
 
 @dataclass(frozen=True)
 class _Sample:
-    """A row of interest: its texts by column, and its key as people read it, by place."""
+    """A row to show: its comparable texts, one per column, and its key in readable form, by the column's place."""
 
     texts: list[str | None]
     shown: dict[int, str | None]
@@ -152,6 +155,7 @@ def _samples(part: Part, key: list[int], seed: Seed, wanted: np.ndarray) -> list
 
 
 def _readable(value: object, text: str | None) -> str | None:
-    """The value as people read it; ``text`` replaces one that did not fit the mirror's column, or was not read."""
+    """The value in readable form. If the value is None, because it did not fit the mirror's column or was not read,
+    this is ``text``."""
     shown = text if value is None else "\\x" + value.hex() if isinstance(value, bytes) else str(value)
     return shown if shown is None or len(shown) <= _SHOWN_LENGTH else shown[: _SHOWN_LENGTH - 1] + "…"

@@ -1,7 +1,7 @@
-"""Checks that the mirrors equal the source: compares every row's values, each table at one LSN.
+"""Checks that the mirrors equal the source. Compares the values of every row, each table at one LSN.
 
-The source is read under a snapshot whose LSN is exact (a temporary slot's consistent point), the mirrors are brought to
-exactly that LSN, and both sides are rendered as text independently of the codec that filled the mirrors. Memory is
+The source is read under a snapshot whose LSN is exact (a temporary slot's consistent point). The mirrors are brought to
+exactly that LSN. Both sides are then rendered as text, independently of the codec that filled the mirrors. Memory is
 bounded: 16 bytes per row are kept on disk, and sorted bucket by bucket.
 
 No lock keeps a table as the snapshot shows it. A table that was truncated, rewritten or altered before it was read is
@@ -43,13 +43,14 @@ from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 from pgcdc_assets.source.snapshot.shown import shown_tables
 
 SNAPSHOTS = 5
-"""The most snapshots under which one table is compared, if somebody truncates or alters it after each of them."""
+"""The maximum number of snapshots under which one table is compared. Further snapshots are taken only if the table was
+truncated or altered after each earlier snapshot."""
 AGAIN_SECONDS = 600.0
 """Seconds after which no further snapshot is taken for tables that could not be compared."""
 
 
 class ComparisonPoint(Protocol):
-    """The result of ``reach``: a consistent point."""
+    """A consistent point. ``reach`` returns it."""
 
     @property
     def replay_lsn(self) -> Lsn: ...
@@ -67,10 +68,11 @@ def verify(
 ) -> VerifyReport:  # fmt: skip
     """Compare source and mirrors at a fresh consistent point C of the source.
 
-    ``tables`` None means all of the catalog; UnknownTable for one it lacks. ``reach(C)`` returns the consistent point
-    whose ``replay_lsn`` is exactly C, or raises. ``conninfo`` is the source's, if the settings leave it to the embedded
-    server; ``snapshot`` takes the snapshot. A sync and other writers may run meanwhile; a snapshot is open on the
-    source for as long as the tables are read.
+    ``tables``: the tables to compare; None means all tables of the catalog. Raises UnknownTable for a table that the
+    catalog does not have. ``reach(C)`` returns the consistent point whose ``replay_lsn`` is exactly C, or raises.
+    ``conninfo``: the source's conninfo, needed if the settings do not name it (embedded server). ``snapshot`` takes the
+    snapshot. A sync and other writers may run at the same time. The snapshot stays open on the source until all tables
+    are read.
 
     Tables that were altered between a snapshot and their reading are compared again under a new snapshot, up to
     SNAPSHOTS times, and within AGAIN_SECONDS.
@@ -87,7 +89,7 @@ def verify(
         except (CopyBlocked, LakeError):
             if taken == 0:
                 raise
-            # The earlier reports stand. Nothing is known about the tables that are left.
+            # The earlier reports are valid. The tables that are left stay "not compared".
             break
         reports |= found
         taken += 1
@@ -101,7 +103,7 @@ def verify(
 
 @dataclass(frozen=True)
 class _Seen:
-    """A mirror as an earlier comparison of this run opened it."""
+    """Schema and row count of a mirror, from an earlier comparison of this run."""
 
     schema: pa.Schema
     rows: int
@@ -109,7 +111,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table under a snapshot."""
+    """A table as a snapshot shows it. ``copied`` is the table as it was when its mirror was copied."""
 
     table: Table
     copied: Table | None
@@ -121,7 +123,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Comparing:
-    """Compares tables under one snapshot after the other."""
+    """Compares tables under one snapshot after another."""
 
     settings: Settings
     catalog: Catalog
@@ -130,10 +132,10 @@ class _Comparing:
     snapshot: TakeSnapshot
     on_table: Callable[[TableReport], None]
     seen: dict[TableName, _Seen] = field(default_factory=dict)
-    """The mirrors of tables that could not be compared so far."""
+    """The mirrors that this run has opened. They help with tables that could not be compared yet."""
 
     def under_a_snapshot(self, chosen: Sequence[TableName]) -> tuple[dict[TableName, TableReport], list[TableName]]:
-        """The reports of the tables, and the tables that another snapshot may help."""
+        """The reports of the tables, and the tables that can be compared under another snapshot."""
         reports: dict[TableName, TableReport] = {}
         again: list[TableName] = []
         with ExitStack() as stack:
@@ -164,7 +166,8 @@ class _Comparing:
     def _shown(
         self, snapshot: Snapshot, chosen: Sequence[TableName]
     ) -> tuple[dict[TableName, _Table], dict[TableName, CopyOutdated | CopyBlocked]]:
-        """The tables as they are published at the snapshot's LSN; the saved catalog may be older."""
+        """The tables as they are published at the snapshot's LSN, because the saved catalog may be older. Also the
+        tables that the snapshot cannot show, with the reason."""
         shown, outdated = shown_tables(snapshot, chosen, self.catalog.publications)
         with snapshot.reading() as conn:
             via_root: Container[int] = read_published(conn, self.catalog.publications, unread=True).keys()
@@ -177,10 +180,12 @@ class _Comparing:
         outdated: dict[TableName, CopyOutdated | CopyBlocked],
         stack: ExitStack,
     ) -> dict[TableName, SourceDigests]:  # fmt: skip
-        """Read the source of tables that could not be compared under an earlier snapshot, before anything else.
+        """Read the source of tables that could not be compared under an earlier snapshot, before the mirrors are
+        brought to the snapshot's LSN.
 
-        A table that is truncated again and again may not stay as it is until the mirrors have reached the snapshot's
-        LSN. How the source is read depends on the mirror's columns, so the mirror's schema is the one seen before.
+        A table that is truncated again and again may not stay unchanged until the mirrors have reached that LSN. How
+        the source is read depends on the mirror's columns, so this uses the mirror's schema from the earlier
+        comparison.
         """
         read: dict[TableName, SourceDigests] = {}
         for name, table in tables.items():
@@ -195,15 +200,15 @@ class _Comparing:
             except SourceUnavailable:
                 raise
             except PgcdcError:
-                # The second reading reports what is wrong.
+                # The table is read again by _compared, which reports the failure.
                 continue
         return read
 
     def _compared(
         self, name: TableName, table: _Table, version: int | None, snapshot: Snapshot, early: SourceDigests | None
     ) -> TableReport:
-        """The comparison of one table, or why it cannot be made: trouble with one table must not prevent the others'
-        reports. Raises CopyOutdated if the table is not as the snapshot shows it."""
+        """The comparison of one table, or the reason why it cannot be made: a failure of one table must not prevent the
+        reports of the other tables. Raises CopyOutdated if the table is not as the snapshot shows it."""
         try:
             if (refused := refusal(table.table)) is not None:
                 return TableReport(name, compared=False, reason=f"is set aside: {refused}")

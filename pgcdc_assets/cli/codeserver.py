@@ -1,7 +1,7 @@
 """``pgcdc code-server``: serves the project to a Dagster webserver and daemon that run elsewhere.
 
-Dagster's own `code-server start` waits for the runs that it has started when it is asked to end, and tells them
-nothing: whoever stops its container would kill them. Here the run at work ends at a boundary first.
+When Dagster's own `code-server start` is asked to end, it waits for the runs that it has started, but does not ask them
+to end. So stopping its container would kill the runs. Here, the run at work is first ended at a boundary.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pgcdc_assets.errors import MachineError
 from pgcdc_assets.project import LOCATION
 
 PORT = 4000
-"""The port of Dagster's own examples."""
+"""The port that Dagster's own examples use."""
 
 
 @click.command("code-server")
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the gRPC server.")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen at; the server has no login.")
 def code_server(port: int, host: str) -> int:
-    """Serve the project to Dagster's webserver and daemon elsewhere."""
+    """Serve the project to a Dagster that runs elsewhere."""
     settings = project_settings(set_up=False)
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=None):
@@ -37,8 +37,8 @@ def code_server(port: int, host: str) -> int:
 
 
 def serve(layout: Layout, stop: threading.Event, host: str, port: int) -> None:
-    """Run the server until ``stop`` is set; the runs that it starts end with it, at a boundary. Raises MachineError if
-    it ends before."""
+    """Run the server until ``stop`` is set. The run at work then ends too, at a boundary. Raises MachineError if the
+    server ends earlier."""
     command = ["code-server", "start", "--module-name", "pgcdc_assets.definitions", "--location-name", LOCATION]
     reloading = Reloading(partial(by_code_server, host, port))
     process = started("dagster", [*command, "--host", host, "--port", str(port), "--log-level", "warning"], sys.stderr)

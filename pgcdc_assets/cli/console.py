@@ -1,4 +1,4 @@
-"""Shows progress on stderr: on a terminal one line that changes and short notes, elsewhere plain lines."""
+"""Shows progress on stderr. On a terminal it is one changing line and short notes, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class ConsoleProgress:
-    """Shows a run's progress to the user of a command; the watcher of Dagster's observer.
+    """Shows a run's progress to the user of a command. It is the watcher of :class:`DagsterObserver`.
 
-    Writes to its own copy of stderr, because a run redirects the process's streams.
+    It writes to its own copy of stderr, because a run redirects the process's streams.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ConsoleProgress:
         """Set it to end the run at a boundary."""
         self.copies: list[CopyReport] = []
         self.report: SyncReport | None = None
-        """The run's own report, once it has ended."""
+        """The report of a sync, once it has ended."""
         self.maintenance: MaintenanceReport | None = None
         self.ranges: list[RangeReport] = []
 
@@ -63,10 +63,10 @@ class ConsoleProgress:
             self._console.print(f"{time.monotonic() - self._started:.1f}s {escape(text)}")
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
-        """Show whom a snapshot or slot waits for."""
+        """Show the sessions that a snapshot or slot waits for."""
         self.note(f"PostgreSQL waits for {'; '.join(str(holder) for holder in holders)}")
 
-    # The watcher's side -----------------------------------------------------------------------
+    # Methods of the watcher -------------------------------------------------------------------
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         told = " ".join(f"{name}={value}" for name, value in numbers.items())

@@ -1,8 +1,8 @@
-"""``python -m pgcdc_assets.cli.dagsterui``: ``dagster dev``, with a webserver that refuses other sites' requests.
+"""``python -m pgcdc_assets.cli.dagsterui``: ``dagster dev``, with a webserver that refuses requests of other sites.
 
-``dagster dev`` starts its webserver as a process of its own and has no setting for middleware, so this module replaces
-the command of that process by itself, and wraps the application there. Both seams are Dagster's private API. If one is
-missing, the start fails.
+``dagster dev`` starts its webserver as a separate process, and has no setting for middleware. So this module replaces
+the command of that process by a command of its own, and wraps the application in that process. Both places are private
+API of Dagster. If one of them is missing, the start fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from pgcdc_assets.cli.sameorigin import App, SameOrigin
 
 WEBSERVER: Final = "webserver"
-"""The first argument of the webserver's process."""
+"""The first argument of this module in the webserver's process."""
 _MODULE: Final = "pgcdc_assets.cli.dagsterui"
 
 

@@ -1,4 +1,4 @@
-"""``pgcdc demo``: copies and follows a shop in a fresh folder, and verifies it at the end."""
+"""``pgcdc demo``: copies and follows a sample shop in a new folder, and verifies it at the end."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
 SECONDS = 30
 RATE = 50.0
-"""Transactions per second: a shop on a good day, and light enough for two cores beside Spark."""
+"""Transactions per second: a busy shop, and a light load for a machine with two cores that also runs Spark."""
 LONGEST_SECONDS = 60
 _FOLLOW_SECONDS = 165
-"""Seconds for the start of the JVM, copy, live changes and proof: with what comes before, the demo stays under three
-minutes on a machine that does nothing else."""
+"""Seconds for the start of the JVM, the copy, live changes and the proof. With the steps before these, the demo takes
+less than three minutes on a machine that does nothing else."""
 _PROOF_SECONDS = 60
-"""Seconds kept for the proof: if the copy takes long, live changes are followed for less."""
+"""Seconds reserved for the proof. If the copy takes long, live changes are followed for a shorter time."""
 _END_SECONDS = 900
-"""Seconds after which the sync ends although the proof has not: a busy machine must not fail the demo."""
+"""Seconds after which the sync ends even if the proof has not ended. It is long, so that the demo does not fail on a
+busy machine."""
 
 
 @click.command()
@@ -48,14 +49,14 @@ _END_SECONDS = 900
 )
 @click.option("--ui", is_flag=True, help="Leave Dagster's UI open on it at the end.")
 def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
-    """Copy a live PostgreSQL shop, follow it, prove that every table is equal."""
+    """Copy and follow a live sample shop, then compare every table."""
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.source import make_ready
     from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
 
     folder = fresh_folder(lake)
-    # A JVM that lives for two minutes pays more for the optimising compiler than it gets back.
+    # For a JVM that lives for two minutes, the optimising compiler costs more time than it saves.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     progress = ConsoleProgress()
     progress.note(f"working in {folder}")
@@ -73,12 +74,12 @@ def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
 
 
 def fresh_folder(lake: str | None) -> Path:
-    """Make and enter a project directory that is independent of the caller's settings. Its lake is in it, or in a new
-    folder of ``lake``."""
+    """Make and enter a project directory that does not depend on the caller's settings. The lake is in this directory,
+    or in a new folder of ``lake``."""
     for name in [name for name in os.environ if name.startswith("PGCDC_") or name == "DAGSTER_HOME"]:
         del os.environ[name]
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-demo-"))
-    # The embedded server may run as another user, who must reach its folder.
+    # The embedded server may run as another user, who must be able to reach its folder.
     folder.chmod(0o755)
     os.chdir(folder)
     save_source(EMBEDDED)
@@ -89,7 +90,7 @@ def fresh_folder(lake: str | None) -> Path:
 
 
 class Show:
-    """Runs writers and a sync in this thread, and meanwhile a verify, which ends the sync."""
+    """Runs a sync in this thread. Other threads run the writers and a verify, which ends the sync."""
 
     def __init__(self, settings: Settings, conninfo: str, progress: ConsoleProgress, tables: int, seconds: int) -> None:
         self._settings = settings
@@ -140,7 +141,8 @@ class Show:
             self._progress.note(f"the generator ended: {of_exception(error).message}")
 
     def _prove(self) -> None:
-        """Once all is copied and followed for a while, compare while the writers and the sync go on."""
+        """Wait until all tables are copied and were followed for some time. Then compare source and mirrors, while
+        writers and sync go on."""
         from pgcdc_assets.cli.status_verify import verified
 
         stop = self._progress.stop

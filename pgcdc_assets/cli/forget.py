@@ -16,13 +16,13 @@ from pgcdc_assets.core.names import TableName
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def forget(tables: tuple[TableName, ...], yes: bool) -> int:
-    """Delete the mirrors and feeds of tables that are not followed any more. A running sync gives way."""
+    """Delete mirrors and feeds of tables no longer followed. A running sync gives way."""
     from pgcdc_assets.cli.jobs import project_settings
     from pgcdc_assets.flow.engine import Engine
     from pgcdc_assets.flow.observer import Silent
 
     class Waiting(Silent):
-        """Says on stderr what the command waits for."""
+        """Reports on stderr what the command waits for."""
 
         def progress(self, stage: str, message: str, **numbers: float | str) -> None:
             if stage == "lock":

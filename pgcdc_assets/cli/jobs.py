@@ -1,4 +1,4 @@
-"""Runs the project's own Dagster jobs in this process, on its own instance, so that the UI shows them."""
+"""Runs the project's Dagster jobs in this process, on the project's instance, so that the UI shows the runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from pgcdc_assets.cli.console import ConsoleProgress
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
-"""Dagster's event log goes to the instance; our own progress shows what a person should see."""
+"""Keeps Dagster's event log off the terminal. The instance stores it, and our own progress informs the user."""
 _NO_COMPUTE_LOGS = {
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
 }
-"""A foreground command keeps its own stdout and stderr."""
+"""Without compute logs, a foreground command keeps its own stdout and stderr."""
 
 
 def project_settings(*, set_up: bool = True) -> Settings:
-    """The settings. Wrong settings, and another source or lake than the project's, raise an error before a run is
-    started; with ``set_up``, so does a project without a saved catalog."""
+    """The settings. Raises an error, before a run is started, if the settings are wrong, or if source or lake is not
+    the project's own. With ``set_up``, raises SetupNeeded if there is no saved catalog."""
     from pgcdc_assets.checks.origin import refuse_other_source
     from pgcdc_assets.flow.ownlake import refuse_other_lake
 
@@ -46,7 +46,7 @@ def project_settings(*, set_up: bool = True) -> Settings:
 
 
 def refuse_unknown(tables: Sequence[TableName]) -> None:
-    """Raise UnknownTable for a table that the project does not have, before a run is started for it."""
+    """Raise UnknownTable if the catalog does not have a table. Called before a run is started for the tables."""
     catalog = load_catalog(CATALOG_FILE)
     for table in tables:
         if catalog and catalog.table(table) is None:
@@ -77,7 +77,7 @@ def claim_instance(identity: Identity) -> None:
 
 
 def release_instance() -> None:
-    """Let another project have the Dagster instance, if there is one and it belongs to this project."""
+    """Release the Dagster instance for another project, if there is an instance and it belongs to this project."""
     from pgcdc_assets.defs.ownproject import release
 
     catalog = None
@@ -90,7 +90,8 @@ def release_instance() -> None:
 
 @contextmanager
 def noise_in_file() -> Iterator[None]:
-    """Send what Java and libraries print on stderr into a file, so that the command alone writes to the terminal."""
+    """Redirect the output of Java and libraries on stderr to a file, so that only the command writes to the
+    terminal."""
     sys.stderr.flush()
     with private_log(RUN_LOG) as file, os.fdopen(os.dup(2), "wb") as kept:
         os.dup2(file.fileno(), 2)
@@ -120,7 +121,7 @@ def run_maintenance(progress: ConsoleProgress, **config: Any) -> None:
 
 
 def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: ConsoleProgress) -> None:
-    """Run the job. Raises the run's own error, as if the work had been called directly."""
+    """Run the job. If the run fails, raises its own error, as if the work had been called directly."""
     import dagster as dg
 
     from pgcdc_assets.defs.ownproject import claim
@@ -130,7 +131,8 @@ def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Co
     resources = {"engines": Engines(pyspark=LakeSpark(), source=Source()), "watcher": progress}
     with instance() as runs, noise_in_file():
         if catalog is not None:
-            # The run checks this too, but a run that fails is one that the other project's sensor sees.
+            # The run checks this too. But it would fail in the other project's instance, and that project's sensor
+            # would see the failed run.
             claim(runs, catalog.identity)
         try:
             job.execute_in_process(
@@ -144,5 +146,5 @@ def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Co
                 raise failure.__cause__ from None
             raise
         except dg.DagsterExecutionInterruptedError:
-            # If the work does not listen to signals itself, Dagster does.
+            # Where the work does not handle signals itself, Dagster raises its own exception for an interruption.
             raise KeyboardInterrupt from None

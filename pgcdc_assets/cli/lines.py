@@ -1,4 +1,5 @@
-"""Writes the output of commands, line by line: names come from the source, and may hold any character."""
+"""Writes the output of commands, line by line. Control characters are made visible, because names come from the source
+and may contain any character."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import click
 
 
 def visible(text: str) -> str:
-    r"""The text on one line: control characters, and those that turn a line's direction, become ``\n``, ``\u202e``."""
+    r"""The text on one line. Control characters, and characters that change the direction of text, are written as
+    escapes, like ``\n`` and ``\u202e``."""
     if text.isprintable():
         return text
     return "".join(
@@ -15,5 +17,5 @@ def visible(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Write one line of a command's result or, with ``err``, of its remarks."""
+    """Write one line to stdout, or with ``err`` to stderr."""
     click.echo(visible(text), err=err)

@@ -1,7 +1,7 @@
-"""``pgcdc``: what a user types. Results on stdout, progress and errors on stderr.
+"""The command ``pgcdc``. It writes results to stdout, and progress and errors to stderr.
 
-Exit codes: 0 well; 1 a difference, failure or fault found; 2 wrong usage or settings; 3 the run did its work, but
-tables are set aside or could not be compared. Commands import what they need when they run, so that help and
+Exit codes: 0 success; 1 failure, or a difference or fault was found; 2 wrong usage or settings; 3 the run succeeded,
+but some tables are left behind or could not be compared. Commands import what they need when they run, so that help and
 ``status`` are fast.
 """
 
@@ -39,10 +39,10 @@ _INTERRUPTED = "interrupted; nothing is half done, and the next run goes on from
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(version("pgcdc_assets"), prog_name="pgcdc")
 def pgcdc() -> None:
-    """Delta Lake tables kept exactly equal to a PostgreSQL database.
+    """Keeps Delta Lake tables exactly equal to a PostgreSQL database.
 
-    The project directory is the working directory: settings come from PGCDC_... in the environment, then from
-    pgcdc.yaml; the lake is in ./lake. The source `embedded` is a PostgreSQL with a sample shop.
+    The working directory is the project directory. Settings come from PGCDC_... in the environment, then from
+    pgcdc.yaml. The lake is in ./lake by default. The source `embedded` is a PostgreSQL with a sample shop.
     """
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     with ENDING.at_once():
         code = run(sys.argv[1:])
     if ENDING.asked:
-        # Exit without waiting for threads and without exit handlers of libraries.
+        # Exit without waiting for threads, and without the exit handlers of libraries.
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code and lets no exception out."""
+    """Run one command. Returns the exit code, and raises no exception."""
     for line in unknown_variables():
         click.echo(f"pgcdc: {line}", err=True)
     try:
@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(f"pgcdc: {_INTERRUPTED}", err=True)
         return 1
     except BrokenPipeError:
-        # The reader of our output has gone: without this, Python would complain once more when it closes stdout.
+        # The reader of our output has closed the pipe. Without this, Python would print an error when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # noqa: BLE001  (the last resort: one line, and where the rest stands)
@@ -104,8 +104,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """Report an error that we did not expect. Its message may quote anything, so it is written only to the file, with
-    its traceback."""
+    """Report an unexpected error. Its message may quote secret data, so message and traceback are written only to the
+    file."""
     where = ""
     try:
         private_folder(STATE_FOLDER)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @as_json
 def maintain(as_json: bool) -> int:
-    """Forget what nobody needs of the lake; merge what is in pieces. A running sync gives way."""
+    """Delete data older than `retention`, and merge small files. A running sync gives way."""
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, run_maintenance
 
@@ -28,7 +28,7 @@ def maintain(as_json: bool) -> int:
         try:
             run_maintenance(progress)
         except PgcdcError:
-            # If one mirror failed, the report of everything that was done is printed all the same.
+            # If one mirror failed, there is still a report of everything that was done. It is printed below.
             if progress.maintenance is None:
                 raise
     report = progress.maintenance

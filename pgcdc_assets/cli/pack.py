@@ -1,4 +1,4 @@
-"""``pgcdc pack``: this environment as an archive for the executors of a Spark cluster."""
+"""``pgcdc pack``: packs this environment as an archive for the executors of a Spark cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgcdc_assets.cli.lines import say
 @click.option("-o", "output", type=click.Path(dir_okay=False, path_type=Path), default=Path("pgcdc_env.tar.gz"),
               show_default=True, help="The archive.")  # fmt: skip
 def pack(output: Path) -> int:
-    """Pack this environment for the executors of a Spark cluster; name the archive in `spark: {archive: ...}`."""
+    """Pack this environment for the executors of a Spark cluster. Name the archive in `spark: {archive: ...}`."""
     from pgcdc_assets.spark import archive
     from pgcdc_assets.spark.versions import versions
 

@@ -1,5 +1,5 @@
-"""Has Dagster load the project's definitions again when tables come or go, or look otherwise: they are made of the
-saved catalog."""
+"""Has Dagster reload the project's definitions when tables are added, removed or altered. The definitions are created
+from the saved catalog."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _MUTATION = """mutation ($name: String!) {
   reloadRepositoryLocation(repositoryLocationName: $name) { __typename }
 }"""
 _SECONDS = 60.0
-"""For the code to be imported again on a busy machine."""
+"""Seconds for the code to be imported again, on a busy machine."""
 
 
 class Reloading:
-    """``reload`` returns whether Dagster has loaded them again. What is loaded first is what the catalog has now."""
+    """Has the definitions reloaded when the catalog shows other tables. ``reload`` returns whether Dagster has reloaded
+    them. Create the object when Dagster first loads the definitions, because it notes the catalog's present tables."""
 
     def __init__(self, reload: Callable[[], bool]) -> None:
         self._reload = reload
@@ -32,24 +33,24 @@ class Reloading:
         self._under_way: Thread | None = None
 
     def look(self) -> None:
-        """Have them loaded again if the catalog shows other tables; a later look tries again what failed. Returns at
-        once."""
+        """Start a reload if the catalog shows other tables. Returns at once. If the reload fails, a later call tries
+        again."""
         if self._under_way is not None and self._under_way.is_alive():
             return
         if _written() != self._seen:
-            # Whoever asks us to end is not to wait for it.
+            # A daemon thread, so that the end of the process does not wait for it.
             self._under_way = Thread(target=self.load, daemon=True)
             self._under_way.start()
 
     def load(self) -> None:
-        """Have them loaded again if the catalog shows other tables."""
+        """Reload the definitions if the catalog shows other tables."""
         written, tables = _written(), _tables()
         if tables is None or tables == self._loaded or self._reload():
             self._seen, self._loaded = written, tables if tables is not None else self._loaded
 
 
 def by_webserver(url: str) -> bool:
-    """Ask the webserver, as its button does."""
+    """Ask the webserver to reload, as its button does."""
     body = json.dumps({"query": _MUTATION, "variables": {"name": LOCATION}}).encode()
     request = urllib.request.Request(f"{url}/graphql", body, {"Content-Type": "application/json"})
     try:
@@ -62,7 +63,7 @@ def by_webserver(url: str) -> bool:
 
 
 def by_code_server(host: str, port: int) -> bool:
-    """Ask the code server; webserver and daemon hear of it from there."""
+    """Ask the code server to reload. It informs webserver and daemon."""
     from dagster._core.errors import DagsterUserCodeUnreachableError
     from dagster._grpc.client import DagsterGrpcClient
 
@@ -74,7 +75,7 @@ def by_code_server(host: str, port: int) -> bool:
 
 
 def _written() -> int:
-    """When the catalog was last written; 0 before it is there."""
+    """When the catalog was last written; 0 if there is no catalog."""
     try:
         return CATALOG_FILE.stat().st_mtime_ns
     except FileNotFoundError:
@@ -82,7 +83,7 @@ def _written() -> int:
 
 
 def _tables() -> frozenset[tuple[Table, object]] | None:
-    """The tables as they are drawn, with their columns and comments; None for a catalog that cannot be read."""
+    """The tables as the definitions show them, with columns and comments. None if the catalog cannot be read."""
     try:
         catalog = load_catalog(CATALOG_FILE)
     except (PgcdcError, ValueError, KeyError, TypeError):

@@ -1,14 +1,14 @@
-"""Refuses requests to Dagster's UI that another web page makes in its user's browser.
+"""Refuses requests to Dagster's UI that another web page makes in the user's browser.
 
-The UI has no login, and Dagster answers whoever reaches its port: any page could start runs by an image whose address
-is a mutation, or read answers under a host name of its own (DNS rebinding). Four rules prevent it:
+The UI has no login, and Dagster answers every request that reaches its port. So any page could start runs by an image
+whose address is a mutation, or read answers under a host name of its own (DNS rebinding). Four rules prevent this:
 
-* The ``Host`` header is a name of this machine.
-* An ``Origin`` header, which browsers send with every POST and WebSocket, names that same host.
-* ``Sec-Fetch-Site`` does not say that another site sends the request, except to open a page of the UI.
-* GraphQL is not answered to a GET.
+* The ``Host`` header must be a name of this machine.
+* An ``Origin`` header, which browsers send with every POST and WebSocket, must name the same host.
+* ``Sec-Fetch-Site`` must not say that another site sends the request, except to open a page of the UI.
+* GraphQL requests by GET are refused.
 
-Programs that are no browser send neither ``Origin`` nor ``Sec-Fetch-Site`` and are not affected.
+Programs other than browsers send neither ``Origin`` nor ``Sec-Fetch-Site``, so these two rules do not affect them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _OWN: Final = (None, "same-origin", "none")
-"""Values of ``Sec-Fetch-Site`` of the UI's own requests, and of an address that the user typed."""
+"""Values of ``Sec-Fetch-Site`` in requests of the UI itself, and in the request for an address that the user typed."""
 
 
 class SameOrigin:
-    """An ASGI application in front of Dagster's. ``host`` is the address that the server listens at."""
+    """An ASGI application in front of Dagster's application. ``host`` is the address that the server listens at."""
 
     def __init__(self, app: App, host: str) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class SameOrigin:
 
 
 def refusal(method: str, path: str, headers: Mapping[str, str], listening: str) -> str | None:
-    """Why the request is refused; None if it is answered. Names of ``headers`` are in lower case."""
+    """Why the request is refused; None if it is allowed. The names in ``headers`` are in lower case."""
     host = headers.get("host", "")
     if not _is_ours(_name(host), listening):
         return f"{host or 'an empty Host header'} is not a name of this server"
@@ -80,8 +80,9 @@ def _name(host: str) -> str:
 
 
 def _is_ours(name: str, listening: str) -> bool:
-    """A server that listens on loopback has loopback's names. Any other server also has this machine's names, and any
-    address: a page that was loaded from an address of another server does not reach this one."""
+    """Whether ``name`` is a name of this server. A server that listens on loopback has the names of loopback. Any other
+    server also has this machine's names and any IP address: an address is safe, because DNS rebinding needs a host
+    name."""
     if name in LOOPBACK or name == listening.lower():
         return True
     if listening in LOOPBACK:

@@ -1,4 +1,4 @@
-"""The commands that speak to runs while they go on: until, pause, resume, positions."""
+"""The commands that control or show running syncs: until, pause, resume, positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--current", is_flag=True, help="Where the source stands now.")
 @click.option("--clear", is_flag=True, help="Take it back: follow on.")
 def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
-    """Have whoever follows end at an LSN, also a run that is under way, and the sensor's."""
+    """Make the running sync, and the sensor's runs, end at an LSN. Later runs end there too, until --clear."""
     from pgcdc_assets.flow import sentinel
 
     if (lsn is not None) + current + clear != 1:
@@ -36,21 +36,22 @@ def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
 @click.command()
 @click.argument("what", type=click.Choice(["apply"]))
 def pause(what: str) -> int:
-    """Stop applying to the mirrors; changes still go into the log, and the slot is freed."""
+    """Stop applying changes to the mirrors. Changes still go into the log, and the slot is freed."""
     return _pause(paused=True)
 
 
 @click.command()
 @click.argument("what", type=click.Choice(["apply"]))
 def resume(what: str) -> int:
-    """Apply again: mirrors catch up from the log."""
+    """Apply changes again. The mirrors catch up from the log."""
     return _pause(paused=False)
 
 
 @click.command()
 @as_json
 def positions(as_json: bool) -> int:
-    """What is written, flushed and replayed, where following ends, and whether changes are applied."""
+    """Show the positions written, flushed and replayed. Also shows where following ends, and whether changes are
+    applied."""
     from pgcdc_assets.checks.sentinel import positions as look
 
     found = look(_set_up())

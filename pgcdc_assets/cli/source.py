@@ -1,4 +1,4 @@
-"""The commands that prepare the source and clear it again: setup, teardown."""
+"""The commands that prepare the source and clean it up: setup, teardown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 @click.option("--sql", "as_sql", is_flag=True, help="Print a script for the owner of the source; change nothing.")
 @click.option("--role", help="With --sql: who is to follow the source, if not the role that connects.")
 def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
-    """Check the source, make publication and slot, save the catalog; twice is fine."""
+    """Prepare the source: create publication and slot. Also checks the source and saves the catalog. Safe to run
+    again."""
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
@@ -54,9 +55,9 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
 @click.option("--forget", is_flag=True, help="Ask nothing of the source: it is gone, or another one now.")
 @click.option("--shared", is_flag=True, help="Remove what another project made for this slot, or reads, too.")
 def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
-    """Remove what setup made: slot, publication, saved catalog. The lake stays unless --lake.
+    """Remove what setup made: slot, publication, saved catalog. The lake stays unless --lake is given.
 
-    What another project made stays unless --shared. Ends with 1 if something stays that this project made.
+    What another project made stays unless --shared is given. Exits with 1 if something that this project made stays.
     """
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.settings import Settings
@@ -84,7 +85,7 @@ def _to_remove(settings: Settings, shared: bool) -> list[str]:
 
     require_same_source(settings)
     if is_embedded(settings):
-        # It is this project's alone, and is not started for a question.
+        # No other project uses the embedded server. It need not be started only to ask what it has.
         return [f"slot {settings.slot}", f"publication {settings.publication}"]
     found = traces(settings, source_of(settings), load_note().made, shared=shared)
     if shared:
@@ -108,7 +109,7 @@ def _print_script(settings: Settings, role: str | None) -> int:
 
 
 def make_ready(settings: Settings, conninfo: str) -> SetupReport:
-    """Make publication, slot and saved catalog if they are missing."""
+    """Make publication and slot if they are missing, and save the catalog."""
     from pgcdc_assets.checks.origin import known_identity, remember
     from pgcdc_assets.flow.ownlake import note_lake
     from pgcdc_assets.log.reader import ChangeLog
@@ -117,7 +118,7 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     from pgcdc_assets.source.setup.setup import setup
     from pgcdc_assets.spark.maven import java_command
 
-    # Check Java first: without it nothing could read the slot, which would hold the source's WAL.
+    # Check Java first. Without Java no sync could read the new slot, and the slot would keep WAL on the source.
     java_command()
     _check_slot(settings, conninfo)
     report = setup(settings, conninfo, on_wait=_tell_waiting, made=load_note().made, making=note_made)
@@ -133,7 +134,8 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
 
 
 def _check_slot(settings: Settings, conninfo: str) -> None:
-    """Raise WrongLake if the slot has been read for another lake, and SlotMissing if this lake has lost its slot."""
+    """Raise WrongLake if the slot has been read for another lake. Raise SlotMissing if this lake has a change log but
+    its slot is gone."""
     from pgcdc_assets.errors import SlotMissing
     from pgcdc_assets.flow.ownlake import log_id, refuse_taken_slot
     from pgcdc_assets.source.connect.connection import APPLICATION, connect
@@ -154,7 +156,7 @@ def _check_slot(settings: Settings, conninfo: str) -> None:
 
 
 def _saved_source(settings: Settings) -> list[Finding]:
-    """Write the source into the project's file, so that a shell without the variable works on the same one."""
+    """Write the source into pgcdc.yaml, so that commands in a shell without PGCDC_SOURCE work on the same source."""
     from pgcdc_assets.errors import SettingsError
     from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source, without_secrets
     from pgcdc_assets.source.setup.findings import Finding
@@ -171,7 +173,7 @@ def _saved_source(settings: Settings) -> list[Finding]:
 
 
 def _refused(catalog: Catalog) -> list[Finding]:
-    """Tables that are published and cannot be mirrored; sync, status and verify report them too."""
+    """Findings for tables that are published but cannot be mirrored. Sync, status and verify report them too."""
     from pgcdc_assets.mirror.delta.mirrorschema import refusal, way_back
     from pgcdc_assets.source.setup.findings import Finding
 
@@ -188,7 +190,7 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
 
 
 def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) -> int:
-    """Remove everything under the lake's lock, so that no other process writes to the lake. Returns the exit code."""
+    """Remove everything, under the lake's lock, so that no other process writes to the lake. Returns the exit code."""
     from pgcdc_assets.checks.origin import ORIGIN_FILE
     from pgcdc_assets.cli.jobs import release_instance
     from pgcdc_assets.projectnote import NOTE_FILE, change_note
@@ -198,14 +200,14 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) 
         _hold_lake(stack, settings, must=lake_too)
         left = _forgotten(settings) if forget else _removed_from_source(settings, shared=shared)
         retired = True
-        # A log whose slot still stands can go on.
+        # If the slot stays, its log can still go on.
         if not lake_too and f"slot {settings.slot}" not in left:
             retired = _retire_log(settings)
         release_instance()
         CATALOG_FILE.unlink(missing_ok=True)
         ORIGIN_FILE.unlink(missing_ok=True)
         if made := [thing for thing, ours in left.items() if ours]:
-            # A later teardown, as another role, can remove it.
+            # Note what stays, so that a later teardown, perhaps as another role, can remove it.
             change_note(lake=None, log=None, made=tuple(made))
         else:
             NOTE_FILE.unlink(missing_ok=True)
@@ -215,9 +217,11 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) 
 
 
 def _hold_lake(stack: ExitStack, settings: Settings, *, must: bool) -> None:
-    """Take the lake's lock if there is one: without a lake there is no writer, and this would make the folder.
+    """Take the lake's lock if the lock file exists. Without a lake there is no writer, and taking the lock would create
+    the folder.
 
-    A lake that nobody can write to is no reason to leave the slot on the source. ``must``: it is to be deleted.
+    If the lake is not writable or out of reach, teardown goes on without the lock, so that the slot does not stay on
+    the source. ``must``: raise an error also in this case, because the lake is to be deleted.
     """
     from pgcdc_assets.errors import MachineError
     from pgcdc_assets.flow.lock import holder, lake_lock, unwritable
@@ -248,13 +252,15 @@ def _remove_lake(settings: Settings) -> None:
 
 
 def _forgotten(settings: Settings) -> dict[str, bool]:
-    """Do without the source; returns nothing, because nothing is known of what stays there."""
+    """Warn that the slot may still exist on a source. Returns an empty dict, because it is not known what stays on the
+    source."""
     say(f"pgcdc: where slot {settings.slot} still stands on a source, drop it: it holds WAL there", err=True)
     return {}
 
 
 def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]:
-    """Remove what setup made, and say what stays; returns that, and whether this project made it."""
+    """Remove what setup made, and report what stays. Returns each thing that stays, and whether this project made
+    it."""
     from pgcdc_assets.checks.origin import is_embedded
     from pgcdc_assets.demo import shop
     from pgcdc_assets.project import started_source
@@ -262,7 +268,7 @@ def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]
     from pgcdc_assets.source.setup.setup import teardown, traces
 
     conninfo, made = started_source(settings), load_note().made
-    # The embedded server is this project's alone.
+    # No other project uses the embedded server.
     shared = shared or is_embedded(settings)
     for thing in teardown(settings, conninfo, made, shared=shared):
         say(f"removed {thing}")
@@ -275,9 +281,9 @@ def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]
 
 
 def _retire_log(settings: Settings) -> bool:
-    """Move the log aside, and keep it: without its slot it can never go on, and the next slot needs a new log.
+    """Rename the log, and keep it. Without its slot it can never go on, and the next slot needs a new log.
 
-    Returns whether that is done; otherwise says why not.
+    Returns whether this succeeded or there is no log. Otherwise reports the reason.
     """
     from pgcdc_assets.log.reader import ChangeLog
     from pgcdc_assets.store import storage

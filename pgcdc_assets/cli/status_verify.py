@@ -1,4 +1,4 @@
-"""The commands that only look: status, verify. They work while a sync runs."""
+"""The commands that only read: status, verify. They work while a sync runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LSN_WIDTH = 17
 @click.command()
 @as_json
 def status(as_json: bool) -> int:
-    """Slot health, positions, lag, and the state of every table."""
+    """Show slot health, positions, lag, and every table's state."""
     from pgcdc_assets.checks.status import status as look
     from pgcdc_assets.settings import Settings
 
@@ -37,7 +37,7 @@ def status(as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=1))
     else:
-        _print_status(found)
+        print_status(found)
     return 0 if found.ok else 1
 
 
@@ -45,9 +45,10 @@ def status(as_json: bool) -> int:
 @click.argument("tables", nargs=-1, type=TableType(), metavar="[TABLE]...")
 @as_json
 def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
-    """Compare source and mirrors, every row and value, at one LSN, while writes go on.
+    """Compare every value in source and mirrors, at one LSN.
 
-    Ends with 1 if a table differs or cannot be read, and with 3 if none differs but some could not be compared.
+    Writes on the source may go on. Exits with 1 if a table differs or cannot be read, and with 3 if no table differs
+    but some tables could not be compared.
     """
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import refuse_unknown, run_sync
@@ -80,7 +81,8 @@ def verified(
     progress: ConsoleProgress,
     sync_to: SyncTo,
 ) -> VerifyReport:
-    """Verify. A running sync makes the boundary at the snapshot's LSN; if none is running, ``sync_to`` is called."""
+    """Compare the tables (None: all). A running sync makes the boundary at the snapshot's LSN. If no sync is running,
+    ``sync_to`` is called for this."""
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.errors import SetupNeeded
     from pgcdc_assets.flow.boundary import Boundary
@@ -102,7 +104,7 @@ def verified(
         said = f"{report.source_rows:,} rows" if report.compared else report.reason
         progress.note(f"verify: {report.table}: {_WORDS[report.verdict]}, {said}")
 
-    # The catalog is read again, because a sync follows tables to their new names.
+    # The catalog is read again, because a sync may have given renamed tables their new names.
     return verify(settings, catalog(), tables, boundary.reach, conninfo=conninfo, snapshot=boundary.snapshot,
                   on_table=told)  # fmt: skip
 
@@ -114,11 +116,11 @@ _WORDS: Final = {
     "not_compared": "could not be compared",
     "failed": "could not be read",
 }
-"""The words for each verdict of a comparison."""
+"""The words for each verdict of a comparison, by its value."""
 
 
 def print_report(report: VerifyReport) -> None:
-    """A table on stdout, then the rows that differ, by key."""
+    """Print a table of the results on stdout, then examples of rows that differ, by key."""
     width = max((len(visible(str(table.table))) for table in report.tables), default=5)
     say(f"{'table':<{width}}  {'source':>12}  {'mirror':>12}  {'lsn':<{_LSN_WIDTH}}  result")
     for table in report.tables:
@@ -155,18 +157,21 @@ def _result(table: TableReport) -> str:
 
 
 def _in_progress(found: Announcement) -> str:
-    """The transactions that are received before their commit."""
+    """The transactions in progress that are being received before their commit, in words."""
     from pgcdc_assets.checks.facts import span
 
     number = f"{found.number} transaction{'s' * (found.number != 1)}, {found.bytes:,} bytes received"
     return f"{number}; the oldest, xid {found.xid}, for {span(found.age)}, from {found.lsn} on"
 
 
-def _print_status(found: Status) -> None:
+def print_status(found: Status) -> None:
+    """Print the positions, the tables, and what is wrong, on stdout."""
     data = found.to_json()
     slot = data["slot"]
     if slot:
-        reader = f"read by pid {slot['active_pid']}" if slot["active"] else "read by nobody now"
+        reader = f"read by {data['at_work'] or 'nobody now'}"
+        if slot["active"]:
+            reader = f"read by pid {slot['active_pid']}"
         say(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
         done = slot["decoded"]
         say(
@@ -193,5 +198,9 @@ def _print_status(found: Status) -> None:
         say(f"  {visible(table['name']):<{width}}  {table['state']:<12} {table['replay_lsn'] or '-'}{reason}")
     for problem in data["problems"]:
         say(f"{problem['severity']}: {problem['what']}; {problem['do']}")
+    if found.uncopied:
+        tables = "1 table waits" if found.uncopied == 1 else f"{found.uncopied} tables wait"
+        do = f"{found.at_work} copies them" if found.at_work else "run `pgcdc sync`"
+        say(f"info: {tables} for a copy; {do}")
     if not data["problems"]:
         say("nothing is wrong")

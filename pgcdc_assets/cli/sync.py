@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--until", type=LsnType(), help="Stop at this LSN instead of now.")
 @as_json
 def sync(until: Lsn | None, as_json: bool) -> int:
-    """Copy what is not yet copied, catch up, end."""
+    """Copy tables that have no copy yet, catch up, and end."""
     report = _synced("sync", until=None if until is None else str(until))
     _print_sync(report, as_json)
     if until is not None and until <= report.start and not report.transactions:
@@ -33,7 +33,7 @@ def sync(until: Lsn | None, as_json: bool) -> int:
 @click.command()
 @click.option("--receive-only", is_flag=True, help="Bring changes into the log alone: the slot is freed, mirrors wait.")
 def follow(receive_only: bool) -> int:
-    """Keep the mirrors following, in the foreground; Ctrl-C ends it at a boundary."""
+    """Keep the mirrors up to date, in the foreground. Ctrl-C ends it at a boundary."""
     report = _synced("follow", follow=True, receive_only=receive_only or None)
     _print_sync(report, False)
     return _code(report)
@@ -42,14 +42,14 @@ def follow(receive_only: bool) -> int:
 @click.command()
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def snapshot(tables: tuple[TableName, ...]) -> int:
-    """Copy tables anew; the stream and the other tables go on. A running sync gives way."""
+    """Copy tables again. The stream and the other tables go on. A running sync gives way."""
     return _for_tables("snapshot", "copy_anew", tables)
 
 
 @click.command()
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def heal(tables: tuple[TableName, ...]) -> int:
-    """Follow tables again that were set aside for a reason that has gone, from the change log: nothing is copied. A
+    """Resume tables that were set aside, from the change log. Use it once the cause is fixed. Nothing is copied. A
     running sync gives way."""
     return _for_tables("heal", "heal", tables)
 
@@ -58,7 +58,7 @@ def heal(tables: tuple[TableName, ...]) -> int:
 @click.argument("table", type=TableType(), metavar="TABLE")
 @click.option("--range", "span", type=RangeType(), required=True, help="X/Y..X/Y or a partition key.")
 def repair(table: TableName, span: LsnRange) -> int:
-    """Derive the rows that a range touched again, from the change log. A running sync gives way."""
+    """Rebuild, from the change log, the rows that a range touched. A running sync gives way."""
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair
 
@@ -75,7 +75,7 @@ def repair(table: TableName, span: LsnRange) -> int:
 
 
 def _for_tables(command: str, wish: str, tables: Sequence[TableName]) -> int:
-    """A sync that does this for tables of the project."""
+    """Run a sync that fulfils the wish ``copy_anew`` or ``heal`` for these tables."""
     names = [str(table) for table in tables]
     report = _synced(f"{command} {' '.join(names)}", tables, **{wish: names})
     _print_sync(report, False)
@@ -137,6 +137,6 @@ def sync_json(report: SyncReport) -> dict[str, Any]:
 
 
 def _code(report: SyncReport) -> int:
-    """The exit code. A run that did all it could, but left a table behind (set aside, its mirror changed by another
-    writer, or still to be copied), differs from a run that failed."""
+    """The exit code: 3 if the run succeeded but left a table behind (set aside, its mirror changed by another writer,
+    or not at the position of the other tables). So this differs from a run that failed."""
     return 3 if report.set_aside or report.changed or report.left else 0

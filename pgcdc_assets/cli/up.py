@@ -1,4 +1,4 @@
-"""``pgcdc up``: runs Dagster's UI and daemon with the sensor on, and ends them with all their children."""
+"""``pgcdc up``: runs Dagster's UI and daemon with the sensor on. At the end, it ends them and all their children."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from pgcdc_assets.settings import STATE_FOLDER, Settings
 from pgcdc_assets.store.private import private_log
 
 PORT = 3000
-"""Dagster's own default; the next free one is taken when it is in use."""
+"""Dagster's own default. If it is in use, the next free port is taken."""
 HOST = "127.0.0.1"
-"""The UI has no login of its own."""
+"""Loopback only, because the UI has no login."""
 SENSOR_ON = "PGCDC_ASSETS_SENSOR"
 
 _READY_SECONDS = 120
 _END_SECONDS = 6.5
-"""Seconds for Dagster and the run at work to end. In that time the run reaches its next boundary or gives up its
-work."""
+"""Seconds for Dagster and the run at work to end. In this time the run reaches its next boundary or is interrupted."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,7 +47,7 @@ _PR_SET_PDEATHSIG = 1
 @click.option("--port", type=click.IntRange(1, 65535), help=f"Port of the UI; {PORT} or the next free one.")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen at; the UI has no login.")
 def up(port: int | None, host: str) -> int:
-    """Open Dagster's UI, with the sensor on."""
+    """Run Dagster's UI and daemon, with the sensor on."""
     from pgcdc_assets.checks.origin import is_embedded
     from pgcdc_assets.cli.source import make_ready
     from pgcdc_assets.flow.ownlake import refuse_other_lake
@@ -72,7 +71,7 @@ def up(port: int | None, host: str) -> int:
 
 
 def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | None = None) -> None:
-    """Run Dagster's webserver and daemon until ``stop`` is set. Raises MachineError if they end before."""
+    """Run Dagster's webserver and daemon until ``stop`` is set. Raises MachineError if they end earlier."""
     log = STATE_FOLDER.absolute() / "up.log"
     url = f"http://{host}:{port or free_port(host)}"
     reloading = Reloading(partial(by_webserver, url))
@@ -91,7 +90,7 @@ def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | N
 
 def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
     host, port = url.removeprefix("http://").rsplit(":", 1)
-    # At `info` the daemon writes a line or two every second, for as long as it runs.
+    # At level `info`, the daemon would write a line or two every second.
     quiet = ["--log-level", "warning", "--code-server-log-level", "warning"]
     command = ["--workspace", str(workspace_file()), "--host", host, "--port", port, *quiet]
     with private_log(log) as file:
@@ -99,22 +98,24 @@ def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
 
 
 def started(module: str, arguments: list[str], output: IO[Any], **variables: str) -> subprocess.Popen[bytes]:
-    """Run a module of Dagster's, or one that runs Dagster, for this project. It ends as by Ctrl-C if we are killed."""
+    """Start a module of Dagster, or a module that runs Dagster, for this project. If this process is killed, the
+    started process ends as by Ctrl-C."""
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        # A file of the project directory, say queue.py, must not stand in for a library's module.
+        # A file in the project directory, such as queue.py, must not be imported in place of a library's module.
         env={**os.environ, **environment(), **variables, "PYTHONSAFEPATH": "1"},
-        # A terminal's Ctrl-C must reach us alone: we end the children in order.
+        # Ctrl-C in the terminal must reach only this process, which ends the children in the right order.
         start_new_session=True,
         preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
 
 
 def _end_with_parent() -> None:
-    """Runs in the child: have it interrupted when we are killed, so that it ends as by Ctrl-C (prctl(2))."""
+    """Runs in the child. Has the kernel send SIGINT to the child when its parent is killed, so that it ends as by
+    Ctrl-C (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
@@ -128,7 +129,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], stop: threading.Event, u
 
 
 def end(process: subprocess.Popen[bytes], layout: Layout) -> None:
-    """End Dagster and all that it started: the run at work first, at its next boundary."""
+    """End Dagster and all processes that it started. The run at work is ended first, at its next boundary."""
     family = _family(process.pid)
     writer = lock.holder(layout)
     if writer is not None and writer.is_here and writer.pid in {member.pid for member in family}:
@@ -159,7 +160,7 @@ def free_port(host: str) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether the port is free. Otherwise another program's UI would be announced as ours."""
+    """Whether the port is free. Without this check, we could announce the UI of another program as ours."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Marks of catalog rows. They are compared to notice changes of a table that no LSN shows.
+"""Marks of the system catalog. Two catalog checks compare them to find changes that no LSN shows.
 
 PostgreSQL writes a new row version with a new xmin whenever a row of a system catalog changes. So even a row that was
 changed and changed back has a different mark.
@@ -21,7 +21,7 @@ def marks(found: Iterable[Sequence[int]]) -> Marks:
 
 
 def rewritten(before: Marks, now: Marks) -> bool:
-    """Whether a row that is in both has a new version."""
+    """Whether some row that is in both has a new version."""
     if before == now:
         return False
     old, new = dict(before), dict(now)
@@ -38,12 +38,13 @@ class Files:
     rewrites the table (as SET UNLOGGED and SET LOGGED do) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER
     keep it."""
     traceless: bool = False
-    """Whether a new relfilenode alone may mean that rows changed without a trace in the stream. This is so in three
-    cases:
-    - The relation has no TOAST table. Then SET UNLOGGED, writes and SET LOGGED may have happened; PostgreSQL refuses
-      SET UNLOGGED only if a publication lists the relation itself.
-    - The relation is a leaf that is published via its root. Then TRUNCATE of the leaf is not in the stream.
-    - The publications of the relation leave TRUNCATE out."""
+    """Whether a new relfilenode alone may mean that rows were added or removed outside of the stream:
+
+    - for a relation without a TOAST table, by SET UNLOGGED, writes, and SET LOGGED. PostgreSQL refuses SET UNLOGGED
+      only if a publication lists the relation itself;
+    - for a partition that is published via its root, by TRUNCATE;
+    - for a relation whose publications leave TRUNCATE out.
+    """
 
 
 @dataclass(frozen=True)
@@ -64,27 +65,27 @@ class Composite:
     oid: int
     name: str
     attributes: str
-    """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0. Rows may have been written
-    while such an attribute existed."""
+    """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0: a row may have been written
+    before the attribute was dropped."""
 
 
 @dataclass(frozen=True)
 class TableMarks:
-    """All marks of a table, without the marks of its leaves. Facts in the log have no marks."""
+    """All marks of a table. Its leaves have marks of their own. Tables that are described in the log have no marks."""
 
     files: Files = field(default_factory=Files)
     key_constraint: int = 0
-    """OID of the primary key's constraint. A different OID means that the key was dropped and created again; REINDEX
-    keeps the OID. 0 if there is no primary key."""
+    """OID of the primary key's constraint, 0 if there is no primary key. A new OID means that the key was dropped and
+    created again. REINDEX keeps the OID."""
     publications: Marks = ()
-    """The rows of the publications that publish the table. Different rows mean that the table was removed from a
-    publication and added again, or that a publication changed."""
+    """The catalog rows of the publications that publish the table. A new row means that the table was removed from the
+    publication, or that the publication was changed."""
     schemas: Marks = ()
     """The pg_depend rows that tie the table and its leaves to their schemas, if a publication of a schema publishes the
-    table. SET SCHEMA writes a new row; GRANT and OWNER TO do not."""
+    table. SET SCHEMA writes a new row. GRANT and OWNER TO do not."""
     columns: Marks = ()
-    """Rows of pg_attribute by attnum, unpublished columns included. If the relfilenode also changed, a new version of
-    such a row means that ALTER TABLE rewrote the table."""
+    """The pg_attribute rows, by attnum, also of columns that are not published. A new row together with a new
+    relfilenode means that ALTER TABLE rewrote the table."""
     labels: tuple[EnumLabel, ...] = ()
     """The values of the enums that the columns use."""
     composites: tuple[Composite, ...] = ()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_LOCAL: Final = re.compile(r"local(\[.*\])?")
-_KNOWN: Final = re.compile(r"local(\[.*\])?|local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
+_ONE_UP: Final = r"0*[1-9]\d*"
+_LOCAL: Final = re.compile(rf"local(\[(\*|{_ONE_UP})(\s*,\s*{_ONE_UP})?\])?")
+"""Threads, and how often a task may fail: Spark refuses zero of either."""
+_KNOWN: Final = re.compile(rf"{_LOCAL.pattern}|local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
 _OF_THIS_HOST: Final = re.compile(r"local-cluster\[.*\]|spark://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?")
 
 

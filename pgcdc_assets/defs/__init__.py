@@ -1,14 +1,14 @@
-"""The pipeline as Dagster sees it.
+"""The pipeline as Dagster definitions.
 
 sensors, demand -> sync (the job) -> observer -> events of assets, partitions, checks
 
-pipeline    all definitions                     resources   source and Spark
-assets      the assets                          keys        their keys
+pipeline    all definitions                     resources   engine, Spark and source
+assets      the assets                          keys        asset keys and op names
 partitions  LSN ranges                          metadata    reports as metadata of assets
-sensors     ask for runs                        demand      when to ask, as a pure rule
-sync        the sync job                        runs        what Dagster knows of its runs
-observer    a run's events as Dagster's         backlog     how much the slot holds
-checks      health as asset checks              downstream  what follows a mirror
-maintenance the maintenance job                 retention   runs and events that are old
-ownproject  one project in an instance
+sensors     request runs                        demand      when to request a run, as a pure rule
+sync        the sync and repair jobs            runs        runs that died, runs that wait, signals
+observer    a run's reports as Dagster events   backlog     how far the source is ahead of the lake
+checks      health as asset checks              downstream  conditions for assets built on mirrors
+maintenance the maintenance job                 retention   deletes old runs and events
+ownproject  one project per Dagster instance
 """

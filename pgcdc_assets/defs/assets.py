@@ -1,7 +1,7 @@
-"""The graph from slot to mirrors, drawn from the saved catalog.
+"""The assets from slot to mirrors, created from the saved catalog.
 
-All tables of a kind share one op that takes any subset of them, because the work is shared: one Spark
-job decodes for all, one turn applies to all.
+All assets of a kind share one op, which can run for any subset of the tables. The reason is that the work is shared:
+one Spark job decodes the changes of all tables, and one turn applies them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ from pgcdc_assets.defs.resources import Engines
 from pgcdc_assets.defs.sync import SyncConfig, engine_at_rest, run_sync, writing_run
 
 IN_ONE_RUN = dg.BackfillPolicy.single_run()
-"""A contiguous selection is one range to the engine, and one start of Spark."""
+"""The engine processes a contiguous selection as one range, with one start of Spark."""
 
 Chosen = Mapping[str, Table]
-"""The tables that a run selects, by the names of their outputs."""
+"""The tables that a run selects, by the names of their op outputs."""
 Outputs = Iterator[dg.Output[None]]
 
 
 def pipeline_assets(catalog: Catalog, *, messages: bool = False) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets of the catalog's tables, but the slot; and that of messages, where they are asked for."""
+    """All assets except the slot. ``messages`` adds the asset of logical messages."""
     tables = list(catalog.tables)
     return [
         change_log_asset(),
@@ -181,8 +181,8 @@ def mirror_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
         sources[keys.op_name("from_changes", table.name)] = dg.AssetIn(
             keys.changes_key(table.name), dagster_type=dg.Nothing
         )
-        # A mirror depends on its newest copy, whichever that is; by default Dagster would look for a copy with the
-        # range's own key.
+        # A mirror depends on its newest copy, which has a key of its own. By default Dagster would look for a copy with
+        # the key of the range.
         sources[keys.op_name("from_snapshot", table.name)] = dg.AssetIn(
             keys.snapshot_key(table.name), dagster_type=dg.Nothing, partition_mapping=dg.AllPartitionMapping()
         )
@@ -213,7 +213,7 @@ def _assets_of_tables(
     upstream: Callable[[Table], set[dg.AssetKey]],
     materialise: Callable[[dg.AssetExecutionContext, Chosen, Engines, Watcher], Outputs],
 ) -> dg.AssetsDefinition:
-    """One op for all assets of a kind, one asset per table; ``materialise`` gets the tables that a run selects."""
+    """One op for all assets of a kind, with one asset per table. ``materialise`` gets the tables that a run selects."""
     by_out = {keys.op_name(name, table.name): table for table in tables}
 
     @dg.multi_asset(
@@ -235,8 +235,8 @@ def _assets_of_tables(
 
 
 def consistent_points(tables: Sequence[Table]) -> dg.AssetSpec:
-    """The consistent points, which every turn writes. They have no op of their own, so that no point combines tables
-    that stand at different LSNs."""
+    """The asset of consistent points, which every turn writes. It has no op of its own, so that no point can combine
+    tables that are at different LSNs."""
     return dg.AssetSpec(
         keys.CONSISTENT_POINTS,
         deps=[keys.mirror_key(table.name) for table in tables],
@@ -249,7 +249,7 @@ def consistent_points(tables: Sequence[Table]) -> dg.AssetSpec:
 
 
 def _selection(context: dg.AssetExecutionContext) -> Selection:
-    """The selected partitions as one range."""
+    """The selected partitions as one range. Logs its warnings."""
     selection = Selection(context.partition_keys, RangeRegister(context.instance))
     for line in selection.told:
         context.log.warning(line)
@@ -257,8 +257,8 @@ def _selection(context: dg.AssetExecutionContext) -> Selection:
 
 
 def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Selection, found: metadata.Metadata) -> None:
-    """Record each partition's own bounds. The counts exist only for all partitions together, and are recorded with the
-    last of them, so that plots and sums count nothing twice."""
+    """Record the bounds of each partition. The counts exist only for all partitions together. They are recorded with
+    the last partition, so that plots and sums count nothing twice."""
     last = selection.ranges[-1]
     for span in selection.ranges:
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)

@@ -1,6 +1,6 @@
-"""Looks at how far the source is ahead of the lake, cheaply: plain SQL, and reads of small tables.
+"""Checks how far the source is ahead of the lake. The check is cheap: plain SQL, and reads of small tables.
 
-Opens no replication connection, starts no Spark, and moves no position.
+It opens no replication connection, does not start Spark, and moves no position.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pgcdc_assets.source.connect.connection import SourceConnection
 
 _PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
-"""Bytes of WAL that a look decodes at most. Decoding begins at restart_lsn each time: with a long transaction open, a
-look would cost too much."""
+"""The maximum number of bytes of WAL that one check decodes. Decoding always begins at restart_lsn, so a check would be
+too expensive while a long transaction is open."""
 _PEEK_MILLISECONDS = 10_000
 
 _POSITIONS = f"""
@@ -35,7 +35,8 @@ SELECT active, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn,
 FROM pg_replication_slots WHERE slot_name = %s
 """  # noqa: S608  (put together of our own constants)
 
-# Whole transactions of the slot, unconsumed, that change published tables; and messages, if they are asked for.
+# Whether the slot holds a committed transaction that changes a published table, or a message if messages are asked for.
+# Nothing is consumed.
 _PEEK = f"""
 SELECT EXISTS (
   SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL, VARIADIC %s::text[])
@@ -52,7 +53,7 @@ def look(
     messages: bool = False,
     origin: str = Origins.ANY,
 ) -> SourceLook:
-    """Positions of source and lake now. SlotMissing, or SourceUnavailable, as the connection has it."""
+    """The present positions of source and lake. Raises SlotMissing, or an error of the connection."""
     from pgcdc_assets.flow import sentinel
     from pgcdc_assets.log.reader import ChangeLog
 
@@ -92,7 +93,8 @@ def _to_copy(catalog: Catalog, layout: Layout) -> int:
 
 
 def _unapplied(log: ChangeLog, layout: Layout, *, messages: bool) -> int:
-    """Batches with transactions, or with messages that are asked for, beyond the newest consistent point."""
+    """The number of batches after the newest consistent point that have transactions, or messages if these are asked
+    for."""
     from pgcdc_assets.points.points import ConsistentPoints
 
     if not log.exists:
@@ -105,8 +107,8 @@ def _unapplied(log: ChangeLog, layout: Layout, *, messages: bool) -> int:
 
 
 def _published(conn: SourceConnection, catalog: Catalog, upto: Lsn, *, messages: bool, origin: str) -> bool | None:
-    """Whether the slot holds a published change, or a message where they are asked for; None where PostgreSQL would
-    not say (a reader came, time ran out)."""
+    """Whether the slot holds a published change, or a message if messages are asked for. None if PostgreSQL could not
+    check it, because another session began to read the slot or the time ran out."""
     conn.execute("SELECT set_config('statement_timeout', %s, false)", [str(_PEEK_MILLISECONDS)])
     try:
         options = PluginOptions.of(conn.info.server_version // 10000, messages=messages, origins=Origins(origin))

@@ -37,10 +37,10 @@ def slot_asset() -> dg.SourceAsset:
 
 
 def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
-    """One op for all checks, because one look at source and lake serves them all.
+    """One op for all checks, because one reading of source and lake is enough for all of them.
 
-    It is made without Dagster's decorator, which makes names of inputs and outputs from asset keys: it refuses odd
-    keys, and different keys collide.
+    The op is made without Dagster's decorator, because the decorator derives the names of inputs and outputs from asset
+    keys. It refuses keys with special characters, and gives the same name to different keys.
     """
     specs = {"slot": dg.AssetCheckSpec(SLOT_CHECK, asset=keys.SLOT, description="Slot, publication, source settings")}
     for table in catalog.tables:
@@ -76,7 +76,7 @@ def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
 
 
 def current_health(instance: dg.DagsterInstance) -> "Status":
-    """The project's status, and what is wrong with the partition keys of this instance."""
+    """The project's status, with the problems of this instance's partition keys added."""
     from pgcdc_assets.checks.problem import Problem
     from pgcdc_assets.checks.status import refused, status
     from pgcdc_assets.errors import SettingsError, StoreFailed
@@ -94,10 +94,10 @@ def current_health(instance: dg.DagsterInstance) -> "Status":
 
 
 def evaluations(health: "Status") -> list[dg.AssetCheckEvaluation]:
-    """One per check: passed, or what is wrong and what to do.
+    """One evaluation per check: passed, or what is wrong and what to do.
 
     An error that concerns all tables (the source does not answer, the slot is lost) fails the check of every mirror,
-    because no mirror follows then.
+    because no mirror follows the source then.
     """
     from pgcdc_assets.checks.tablehealth import FEED_OF_MESSAGES
 
@@ -123,14 +123,15 @@ def evaluations(health: "Status") -> list[dg.AssetCheckEvaluation]:
 def news(
     instance: dg.DagsterInstance, found: Sequence[dg.AssetCheckEvaluation]
 ) -> list[dg.AssetCheckEvaluation]:  # fmt: skip
-    """The evaluations that say something else than those recorded before: all but those that pass as they did."""
+    """The evaluations that are worth recording: all except checks that pass and also passed when last recorded."""
     newest = instance.event_log_storage.get_latest_asset_check_execution_by_key([one.asset_check_key for one in found])
     passed = {key for key, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.SUCCEEDED}
     return [one for one in found if not (one.passed and one.asset_check_key in passed)]
 
 
 def health_digest(health: "Status") -> str:
-    """A digest that changes when a problem or its advice changes, but not with every number."""
+    """A digest that changes when a problem appears, goes away or changes its advice. Numbers in the description of a
+    problem do not change it."""
     found = sorted(f"{problem.severity}|{problem.thing}|{problem.do}" for problem in health.problems)
     return sha256("\n".join(found).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Decides whether a sync run is wanted now: a pure rule over what one look at slot, log and runs shows."""
+"""Decides whether a sync run is needed now. The rule is pure: its input is one check of slot, log and runs."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.lsn import ZERO, Lsn
 
 FOREIGN_WAL_BYTES = 16 << 20
-"""One WAL segment: tables that we do not follow may hold this much back on the source."""
+"""One WAL segment. The slot may hold this much WAL of tables that are not followed before a run is requested."""
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
-"""The bounds of the pause between runs that fail one after another: it doubles from the first to the second."""
+"""The pause between runs that fail one after another. It begins with the first value, and doubles up to the second
+value."""
 
 
 @dataclass(frozen=True)
 class SourceLook:
-    """What one tick sees, without receiving, decoding or changing anything."""
+    """What one tick of the sensor has read from source and lake. Nothing was received or changed."""
 
     now: float
     flush_lsn: Lsn
-    """WAL flushed on the source."""
+    """The source's flush position."""
     position: Lsn
-    """Our position: the log's transform_lsn, or the slot's confirmed_flush_lsn if there is no log yet."""
+    """The lake's position: the log's transform_lsn, or the slot's confirmed_flush_lsn if there is no log yet."""
     to_copy: int = 0
     """Published tables without a finished copy."""
     unapplied: int = 0
-    """Batches in the log that the mirrors lack."""
+    """Batches in the log that are not in the mirrors yet."""
     paused: bool = False
-    """Nothing is to be applied, and nothing copied, for now."""
+    """Whether applying is paused by the operator. Then nothing is applied or copied."""
     endpos: Lsn | None = None
-    """Following ends here."""
+    """The LSN at which following ends."""
     published: bool | None = None
-    """Whether the slot has a published change waiting; None if that was not checked, or cannot be."""
+    """Whether the slot has a published change waiting. None if this was not checked, or cannot be checked."""
 
     def with_published(self, published: bool | None) -> Self:
         return replace(self, published=published)
@@ -44,32 +45,32 @@ class SourceLook:
 
 @dataclass(frozen=True)
 class Runs:
-    """What Dagster knows: who is at work, and how the last runs ended."""
+    """The runs that are at work, and how the last runs ended."""
 
     holder: str | None = None
-    """Who holds the lake's lock."""
+    """The command that holds the lake's lock."""
     under_way: Sequence[str] = ()
     """Ids of runs that are queued, starting or running."""
     failures: int = 0
-    """Sync runs that failed in a row."""
+    """The number of sync runs that failed in a row."""
     why: str = "see the newest"
-    """How the last of them failed, according to the lake."""
+    """Why the last of these runs failed, if the lake has recorded it."""
     last_ended: float = 0.0
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """What a tick remembers for the next."""
+    """What a tick of the sensor remembers for the next tick."""
 
     position: Lsn = ZERO
     since: float = 0.0
-    """When our present position was first seen."""
+    """When the lake's present position was first seen."""
     empty_to: Lsn = ZERO
-    """Up to this LSN the slot was seen to hold nothing published."""
+    """The slot held no published change up to this LSN."""
     told: float = 0.0
     """When the slot's observation was last recorded."""
     health: str = ""
-    """A digest of what the checks said then: they are recorded when it changes."""
+    """A digest of the check results at that time. The checks are recorded again when the digest changes."""
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
@@ -97,7 +98,7 @@ class Decision:
 
 
 def busy(runs: Runs, now: float) -> str | None:
-    """Why no run may be requested, whatever there is to do; None if one may."""
+    """Why no run may be requested now, even if there is work. None if a run may be requested."""
     if runs.holder is not None:
         return f"`pgcdc {runs.holder}` is at work"
     if runs.under_way:
@@ -111,7 +112,7 @@ def busy(runs: Runs, now: float) -> str | None:
 
 
 def decide(look: SourceLook, cursor: Cursor, range_seconds: float) -> Decision:
-    """Request a run when a mirror is behind, or WAL has moved on by 16 MiB or for ``range_seconds``."""
+    """Request a run when a mirror is behind, or when WAL has grown by 16 MiB or for ``range_seconds``."""
     if look.unapplied and not look.paused:
         return Decision(True, f"{look.unapplied} batches of the log are not applied")
     if look.endpos is not None and look.position >= look.endpos:

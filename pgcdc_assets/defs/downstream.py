@@ -6,10 +6,11 @@ import dagster as dg
 
 
 def mirror_updated() -> dg.AutomationCondition[dg.AssetKey]:
-    """True whenever a mirror that the asset depends on has changed: like :meth:`dagster.AutomationCondition.eager`, but
-    also if ranges of a mirror are missing.
+    """True when a mirror that the asset depends on has changed. Like :meth:`dagster.AutomationCondition.eager`, but
+    true also if ranges of a mirror are missing.
 
-    A table that was published later, or was set aside for a while, lacks the ranges before its copy until the retention
-    drops their keys: ``eager`` would wait for them all that time, though the mirror holds them.
+    If a table was published later than others, or was set aside for some time, its mirror has no materialisation for
+    the ranges before its copy. ``eager`` would wait until retention drops the keys of these ranges, although the mirror
+    holds their rows.
     """
     return dg.AutomationCondition.eager().without(~dg.AutomationCondition.any_deps_missing())

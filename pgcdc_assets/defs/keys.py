@@ -1,4 +1,4 @@
-"""Names of tables as Dagster's names: asset keys that people read, op outputs that never collide."""
+"""Turns names of tables into names for Dagster: readable asset keys, and op outputs that never collide."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT_ASCII = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 
 def mirror_key(table: TableName) -> dg.AssetKey:
-    """``<schema>/<table>``: two parts, so that it never equals a key of another kind."""
+    """``<schema>/<table>``. It has two parts, so it never equals a key of another kind."""
     return dg.AssetKey([readable(table.schema), readable(table.name)])
 
 
@@ -33,10 +33,10 @@ def snapshot_key(table: TableName) -> dg.AssetKey:
 
 
 def readable(part: str) -> str:
-    """A name as one part of an asset key; different names give different parts.
+    """A name as one part of an asset key. Different names give different parts.
 
-    The UI puts keys into paths, selections and patterns: characters that are syntax there (``/``, ``*``, quotes, ...)
-    are written ``~<hex>~``; letters of any script stay.
+    The UI puts keys into paths, selections and patterns. Characters that are syntax there (``/``, ``*``, quotes, ...)
+    are written as ``~<hex>~``. Letters of any script stay as they are.
     """
     if part in (".", ".."):
         return "".join(f"~{ord(letter):x}~" for letter in part)
@@ -48,9 +48,9 @@ def _kept(letter: str) -> bool:
 
 
 def op_name(kind: str, table: TableName) -> str:
-    """A name of letters, digits and ``_`` for an op's output or input; different tables give different names.
+    """A name for an op's output or input, made of letters, digits and ``_``. Different tables give different names.
 
-    Plain names are spelled out. Others get a digest after an upper-case ``X``, which no plain name contains.
+    Plain names are spelled out. Other names get a digest after an upper-case ``X``, which no plain name contains.
     """
     if _PLAIN.fullmatch(table.schema) and _PLAIN.fullmatch(table.name):
         return f"{kind}__{table.schema}__{table.name}"

@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 MAINTAIN_OP = "maintain_lake"
 QUIET_HOUR = "40 3 * * *"
-"""Every night, but not at the full hour, when everybody's jobs begin."""
+"""Every night, but not at the full hour, when many other jobs start."""
 SCHEDULED_SECONDS = 600.0
-"""No table is begun after that, because the sync waits meanwhile. The next night does the rest."""
+"""After this time no further table is started, because the sync waits during the maintenance. The next night does the
+remaining tables."""
 
 
 class MaintainConfig(dg.Config):
     command: str = MAINTAIN_JOB
-    """The command that the lake's lock names."""
+    """The name of the command in the lake's lock."""
     max_seconds: float | None = None
-    """Begin no table after that."""
+    """Start no further table after this time."""
     give_way: bool = False
-    """If another process writes and does not give way, succeed and leave the work to the next run; end early for a
-    queued run."""
+    """If another process writes and does not give way, succeed without doing anything, and leave the work to the next
+    run. End early if another run is queued."""
 
 
 @dg.op(
@@ -70,7 +71,8 @@ def maintain_op(
 
 
 def _forget_runs(instance: dg.DagsterInstance, settings: Settings, allowance: "Allowance") -> int:
-    """Delete what was recorded of ranges whose keys are gone; call it after these were dropped."""
+    """Delete the runs of ranges whose keys were dropped. Call this after the keys were dropped. Returns how many runs
+    were deleted."""
     catalog = load_catalog(CATALOG_FILE)
     names = [table.name for table in catalog.tables] if catalog else []
     kinds = (keys.snapshot_key, keys.changes_key, keys.mirror_key)
@@ -105,7 +107,7 @@ def maintain_job() -> None:
 
 
 def maintenance_schedule() -> dg.ScheduleDefinition:
-    """The schedule, which is on under ``pgcdc up``, like the sensor. A running sync gives way to the queued run."""
+    """The schedule. It is on under ``pgcdc up``, like the sensor. A running sync gives way to the queued run."""
     running = os.environ.get(SENSOR_ON) == "on"
     config = {"max_seconds": SCHEDULED_SECONDS, "give_way": True}
     return dg.ScheduleDefinition(

@@ -1,4 +1,4 @@
-"""Turns reports into metadata: every LSN as text for people and as an integer for plots."""
+"""Turns reports into asset metadata. Every LSN is shown as text for people, and as an integer for plots."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 Metadata = dict[str, dg.MetadataValue]
 
 _LONGEST = 1000
-"""Characters of a comment; PostgreSQL takes any number."""
+"""The maximum number of characters of a comment. PostgreSQL has no such limit."""
 _KINDS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates"}
-"""Messages of pgoutput by their letter."""
+"""Names for the message types of pgoutput, by their letter."""
 
 
 def lsns(**positions: Lsn | None) -> Metadata:
-    """``name`` as ``X/Y``, and ``name_int`` as a number, because only numbers can be plotted."""
+    """Each position twice: ``name`` as ``X/Y``, and ``name_int`` as a number, because only numbers can be plotted."""
     found: Metadata = {}
     for name, lsn in positions.items():
         if lsn is not None:
@@ -41,12 +41,12 @@ def numbers(values: Mapping[str, float | int | None], prefix: str = "") -> Metad
 
 
 def _rounded(value: float) -> dg.MetadataValue:
-    """Seconds rounded to milliseconds: more digits say nothing and are hard to read."""
+    """Seconds, rounded to milliseconds. More digits would only be harder to read."""
     return dg.MetadataValue.float(round(value, 3))
 
 
 def of_range(report: RangeReport) -> Metadata:
-    """What every asset of a closed range shows."""
+    """The metadata that every asset of a closed range has."""
     span = report.span
     positions = lsns(
         start_lsn=span.start, end_lsn=span.end, transform_lsn=report.transform_lsn, replay_lsn=report.replay_lsn
@@ -57,7 +57,7 @@ def of_range(report: RangeReport) -> Metadata:
 
 
 def of_structure(report: Restructured) -> Metadata:
-    """What a mirror shows of a change of its table's structure."""
+    """The metadata of a mirror for a change of its table's structure."""
     return (
         lsns(since_lsn=report.since)
         | numbers({"version": report.version})
@@ -85,7 +85,7 @@ def of_log(report: RangeReport) -> Metadata:
 
 
 def of_messages(report: RangeReport) -> Metadata:
-    """The feed of messages after a range."""
+    """The metadata of the feed of messages after a range."""
     if report.messages is None:
         return of_range(report)
     counts = {"rows": report.messages.count, "delta_version": report.messages.version}
@@ -93,7 +93,7 @@ def of_messages(report: RangeReport) -> Metadata:
 
 
 def of_changes(report: RangeReport, turn: TableTurn | None) -> Metadata:
-    """A table's feed in a range; ``turn`` is None for a table without changes."""
+    """The metadata of a table's change feed for a range. ``turn`` is None for a table without changes."""
     counts = turn.changes if turn else {}
     seconds = {"seconds_transform": turn.seconds_transform} if turn else {}
     rows = {"rows": sum(counts.values())}
@@ -101,7 +101,7 @@ def of_changes(report: RangeReport, turn: TableTurn | None) -> Metadata:
 
 
 def of_mirror(report: RangeReport, turn: TableTurn | None, table: Table | None) -> Metadata:
-    """A mirror after a range: what changed in it, its own position, its columns and its Delta version."""
+    """The metadata of a mirror after a range: its changed rows, its own position, its columns and its Delta version."""
     found = of_range(report)
     if turn is not None:
         found |= lsns(replay_lsn=turn.replay_lsn)
@@ -130,7 +130,7 @@ def of_copy(report: CopyReport, table: Table | None) -> Metadata:
 
 
 def of_table(table: Table) -> Metadata:
-    """What the definitions say of a mirror before anything has run."""
+    """The metadata of a mirror in the definitions, before any run."""
     identity = {"d": "default", "n": "nothing", "f": "full", "i": "index"}[table.replica_identity]
     key = ", ".join(column.name for column in table.key_columns)
     return {
@@ -153,12 +153,13 @@ def _column(column: Column, table: Table) -> dg.TableColumn:
 
 
 def shortened(comment: str | None) -> str | None:
-    """The source's comment, as far as it is shown: Dagster keeps the columns with every materialisation."""
+    """A comment from the source, cut to the length that is shown. Dagster stores it again with every
+    materialisation."""
     return comment if comment is None or len(comment) <= _LONGEST else f"{comment[:_LONGEST]}..."
 
 
 def _type_name(type_: PgType) -> str:
-    """The source's type; docs/types.md says what it becomes in the mirror."""
+    """The name of the source's type. docs/types.md has the mirror's type for it."""
     if type_.element is not None:
         return f"{_type_name(type_.element)}[]"
     return type_.name

@@ -1,4 +1,4 @@
-"""Turns a run's reports into Dagster events: registers partitions and records materialisations as ranges close."""
+"""Turns a run's reports into Dagster events. Registers a partition and records materialisations when a range closes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Hears of a run's progress in addition to Dagster: a command's terminal."""
+    """Receives a run's reports in addition to Dagster, for example to show progress on a command's terminal."""
 
     stop: threading.Event
     """Set to end the run at a boundary."""
@@ -43,7 +43,7 @@ class Watcher(Protocol):
 
 
 class Nobody:
-    """The watcher of a run that no command waits for."""
+    """The watcher of a run that no command waits for. It ignores all reports."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -62,9 +62,9 @@ class Nobody:
 class DagsterObserver:
     """The engine's observer inside a run.
 
-    Events are recorded by asset key, and assets are never looked up: the catalog may have gained tables since the code
-    location was loaded. Nothing is recorded for a table that did not change: each event costs two transactions of
-    SQLite, and ``consistent_points`` shows every range for all tables.
+    Events are recorded by asset key, without a look-up of the asset definition, because the catalog may have gained
+    tables since the code location was loaded. Nothing is recorded for a table that did not change, because each event
+    costs two SQLite transactions. The asset ``consistent_points`` shows every range for all tables.
     """
 
     def __init__(self, context: dg.OpExecutionContext, layout: Layout, watcher: Watcher) -> None:
@@ -75,13 +75,13 @@ class DagsterObserver:
         self._catalog = SavedCatalog(CATALOG_FILE)
         self._health = ""
         self._unchecked: set[dg.AssetKey] = set()
-        """Mirrors that this run materialised without a check since."""
+        """Mirrors that this run has materialised, and whose check it has not recorded yet."""
         self._checked: set[dg.AssetKey] = set()
         """Assets whose check this run has recorded."""
 
     def known_ranges(self) -> list[LsnRange]:
-        """The engine calls this under the lake's lock. Keys are dropped with the part of the log that they stand
-        for."""
+        """The registered ranges. This first drops keys whose ranges the log no longer holds, and registers ranges whose
+        keys were deleted. The engine calls it under the lake's lock."""
         from pgcdc_assets.log.reader import ChangeLog
 
         log = ChangeLog(self._layout)
@@ -106,7 +106,7 @@ class DagsterObserver:
         self._context.log_event(self._mirror_copied(report, found))
         self._materialised([report.table])
         if not self._health:
-            # Evaluates all: the checks of further copies of this run then need no evaluation of their own.
+            # All checks are recorded here, so that further copies of this run need not record their checks again.
             self._tell_health(all_tables=True)
         passed(FaultPoint.COPY_RECORDED)
         self._watcher.copied(report)
@@ -117,10 +117,11 @@ class DagsterObserver:
         self._context.log_event(event)
 
     def _mirror_copied(self, report: CopyReport, found: metadata.Metadata) -> dg.AssetMaterialization:
-        """The mirror's event for a copy. Without it the mirror would have none if nothing ever changes on the source.
+        """The mirror's materialisation for a copy. Without it, the mirror of a table that never changes would have no
+        materialisation.
 
-        The mirror holds every range up to its copy, so the event is for the newest of these; before the first change
-        there is none.
+        The mirror holds every range up to its copy, so the materialisation is for the newest of these ranges. Before
+        the first range is closed, it has no partition.
         """
         held = [span for span in self._ranges.known() if span.end <= report.consistent_point]
         newest = held[-1] if held else None
@@ -143,11 +144,11 @@ class DagsterObserver:
         self._unchecked |= {keys.mirror_key(table) for table in tables} - self._checked
 
     def _tell_health(self, *, all_tables: bool = False) -> None:
-        """Record checks once per run and whenever they say something else. A check that passes as it did before is
-        recorded only if this run materialised its mirror.
+        """Record checks once per run, and again when their results change. A check that passes and passed before is
+        recorded only if this run has materialised its mirror.
 
-        Dagster shows a check as not evaluated when the asset has been materialised since, unless both are
-        of the same run.
+        Reason: Dagster shows a check as not evaluated if the asset was materialised after the check, unless check and
+        materialisation belong to the same run.
         """
         from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news
 
@@ -188,7 +189,7 @@ class DagsterObserver:
         return [dg.AssetMaterialization(keys.MESSAGES, partition=key, metadata=metadata.of_messages(report))]
 
     def _of_tables(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
-        """Events for the tables that changed."""
+        """Materialisations for the tables that changed."""
         events = []
         for table, turn in report.tables.items():
             mirror = metadata.of_mirror(report, turn, self._table(table))

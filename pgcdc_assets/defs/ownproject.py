@@ -1,8 +1,8 @@
-"""Keeps a Dagster instance for one project. Asset keys and partition keys are global in an instance, so a second
-project would delete the partition keys of the first one.
+"""Reserves a Dagster instance for one project. Asset keys and partition keys are global in an instance, so a second
+project would delete the partition keys of the first project.
 
-The instance notes its project as the one key of a partitions definition that no asset has. The note lies in the same
-storage as the keys that it guards, and no run deletes it.
+The instance notes its project as the only key of a partitions definition that no asset uses. So the note is in the same
+storage as the keys that it protects, and no run deletes it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ _PROJECT: Final = "pgcdc_project"
 
 
 def claim(instance: dg.DagsterInstance, identity: Identity) -> None:
-    """Note that the instance belongs to the project of this stream. WrongInstance if it belongs to another project.
+    """Note that the instance belongs to the project of this stream. Raises WrongInstance if it belongs to another
+    project.
 
-    An instance without any range and copy belongs to nobody: there is nothing that a second project could damage.
+    An instance without ranges and copies is free, even if it notes another project, because there is nothing that a
+    second project could damage.
     """
     own, owner = _named(identity), _owner(instance)
     if owner not in (None, own) and not any(map(instance.get_dynamic_partitions, _guarded())):
@@ -29,7 +31,7 @@ def claim(instance: dg.DagsterInstance, identity: Identity) -> None:
         owner = None
     if owner is None:
         instance.add_dynamic_partitions(_PROJECT, [own])
-        # Another project may have done the same at the same time: the first key counts.
+        # Another project may have added its key at the same time. The first key counts.
         owner = _owner(instance)
     if owner != own:
         instance.delete_dynamic_partition(_PROJECT, own)
@@ -38,7 +40,7 @@ def claim(instance: dg.DagsterInstance, identity: Identity) -> None:
 
 
 def release(instance: dg.DagsterInstance, identity: Identity) -> None:
-    """Take the note back, if it is this project's: the project was torn down."""
+    """Delete this project's note, because the project was torn down. The note of another project stays."""
     instance.delete_dynamic_partition(_PROJECT, _named(identity))
 
 
@@ -51,5 +53,6 @@ def _guarded() -> tuple[str, str]:
 
 
 def _named(identity: Identity) -> str:
-    """A database that was renamed, and a new log, leave it as it is: a slot's name stands once in a system."""
+    """The project as slot and system: a slot's name is unique in a system. So a renamed database or a new log is still
+    the same project."""
     return f"slot {identity.slot} of system {identity.system_identifier}"

@@ -1,4 +1,4 @@
-"""LSN ranges as dynamic partitions, and the one register that writes them."""
+"""LSN ranges as dynamic partitions, and the register that writes them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DELETE: Final = 'delete it in the UI, by "Delete partitions" of the asset `chang
 
 
 class RangeRegister:
-    """The keys of ``lsn_ranges``: in LSN order and without gaps. Only the holder of the lake's lock writes them.
+    """The keys of ``lsn_ranges``, in LSN order and without gaps. Only the holder of the lake's lock writes them.
 
-    Anybody may add and delete keys in the UI. A key that is not a range, or that overlaps another, is passed over and
+    Users can add and delete keys in the UI. A key that is not a range, or that overlaps an earlier key, is ignored and
     reported.
     """
 
@@ -30,23 +30,24 @@ class RangeRegister:
         self._instance = instance
 
     def known(self) -> list[LsnRange]:
-        """The ranges in LSN order; there are holes if somebody deleted keys, until they are mended."""
+        """The ranges in LSN order. If a user deleted keys, there are holes until :meth:`mend` is called."""
         return sorted(self._read()[0])
 
     def odd(self) -> list[str]:
-        """Keys that do not stand for a range of ours."""
+        """Keys that are ignored: they are not ranges of ours, or overlap an earlier key."""
         return self._read()[1]
 
     def add(self, span: LsnRange) -> LsnRange:
-        """Register a closed range; returns the range whose key stands for it.
+        """Register a closed range. Returns the registered range that stands for it.
 
-        If the last key ends below the start of ``span`` (ranges were closed on another instance), the hole becomes a
-        range of its own, not yet materialised; if it ends above, only the rest is new.
+        If the last key ends below the start of ``span`` (ranges were closed on another instance), the hole is
+        registered as a range of its own, without a materialisation. If the last key ends above the start, only the rest
+        of ``span`` is registered.
         """
         known = self.known()
         if span in known:
             return span
-        # Somebody added these keys by hand while the run went on: no range is closed there yet.
+        # A user added these keys by hand during the run: no range above ``span`` is closed yet.
         ahead = [old for old in known if old.start >= span.end]
         self._delete(ahead)
         known = known[: len(known) - len(ahead)]
@@ -60,18 +61,18 @@ class RangeRegister:
         return next((old for old in reversed(known) if old.start < span.end), known[0])
 
     def prune(self, log_start: Lsn, log_end: Lsn) -> list[LsnRange]:
-        """Drop the keys whose ranges the log does not hold: retention deleted these, or they belong to an earlier
-        lake."""
+        """Drop the keys whose ranges the log does not hold: retention deleted the ranges, or they belong to an earlier
+        lake. Returns the dropped ranges."""
         all_ = (_range(key) for key in self._instance.get_dynamic_partitions(str(LSN_RANGES.name)))
         gone = [span for span in all_ if span is not None and (span.start < log_start or span.end > log_end)]
         self._delete(gone)
         return gone
 
     def mend(self) -> list[LsnRange]:
-        """Register one key for each hole that deleted keys have left; returns these.
+        """Register one key for each hole that deleted keys have left. Returns the holes.
 
-        Dagster keeps keys in the order in which they were added, so later keys are added again. What was recorded of
-        any key stays.
+        Dagster keeps keys in the order in which they were added. So the keys above a hole are deleted and added again.
+        Everything that was recorded for a key stays.
         """
         registered, _ = self._read()
         ordered = sorted(registered)
@@ -85,7 +86,7 @@ class RangeRegister:
 
     def _read(self) -> tuple[list[LsnRange], list[str]]:
         """The ranges in the order in which they were added, and the keys that are not ranges or overlap an earlier
-        one."""
+        key."""
         ranges: list[LsnRange] = []
         ordered: list[LsnRange] = []
         odd = []
@@ -112,16 +113,17 @@ class RangeRegister:
 
 
 class Selection:
-    """The partition keys of a run, as the one range that they form.
+    """The partition keys of a run, as one range.
 
-    Raises BadRange for an empty list, and RangeGap for one that leaves a registered range out, or has one that is not
-    registered. Dagster checks neither: a selection against the keys' order gives an empty list, and would succeed.
+    Raises BadRange for an empty list, or if no key is a range of the log. Raises RangeGap if a registered range between
+    the keys is left out, or if a key is not registered. Dagster checks neither: a selection against the order of the
+    keys is an empty list for Dagster, and the run would succeed.
     """
 
     def __init__(self, keys: Sequence[str], register: RangeRegister) -> None:
         odd, known = set(register.odd()), register.known()
         self.odd = [key for key in keys if key in odd]
-        """Keys that are passed over: somebody added them, and all partitions are easily selected."""
+        """Keys that are ignored. A user added them by hand, and they are selected easily, by "all partitions"."""
         self.ranges = sorted(LsnRange.from_key(key) for key in keys if key not in odd)
         if keys and not self.ranges:
             raise BadRange(f"partition {keys[0]!r} of lsn_ranges is no range of the log", do=DELETE)
@@ -130,12 +132,13 @@ class Selection:
                 raise RangeGap(f"no range {span.key} is registered", do="choose among the partitions that the UI lists")
         gaps = [LsnRange(left.end, right.start) for left, right in pairwise(self.ranges) if left.end < right.start]
         self.holes = [gap for gap in gaps if not any(gap.start <= old.start < gap.end for old in known)]
-        """Ranges that are covered all the same: their keys were deleted, so nobody could select them."""
+        """Holes between the selected ranges that are processed too. Their keys were deleted, so they cannot be
+        selected."""
         self.span = merged([*self.ranges, *self.holes])
 
     @property
     def told(self) -> list[str]:
-        """What to report of the selection, in words."""
+        """Warnings about the selection, in words."""
         return [
             *(f"partition {key!r} of lsn_ranges is no range of the log: passed over; {DELETE}" for key in self.odd),
             *(f"range {hole} has no partition key any more: it is done with its neighbours" for hole in self.holes),
@@ -143,7 +146,7 @@ class Selection:
 
 
 def _range(key: str) -> LsnRange | None:
-    """The range that a key stands for; None if we would not write it like that."""
+    """The range that a key stands for. None if the key is not exactly as we write it."""
     try:
         span = LsnRange.from_key(key)
     except BadRange:
@@ -152,7 +155,7 @@ def _range(key: str) -> LsnRange | None:
 
 
 def register_snapshot(instance: dg.DagsterInstance, consistent_point: Lsn) -> str:
-    """Register the key of a copy, which stands for everything up to its consistent point; returns the key."""
+    """Register the key of a copy, and return it. It stands for everything up to the copy's consistent point."""
     key = LsnRange(ZERO, consistent_point).key
     instance.add_dynamic_partitions(str(SNAPSHOT_RANGES.name), [key])
     return key

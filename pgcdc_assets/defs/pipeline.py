@@ -1,4 +1,4 @@
-"""All definitions, from the saved catalog and the settings."""
+"""All Dagster definitions, created from the saved catalog and the settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgcdc_assets.settings import Settings
 
 
 def pipeline(settings: Settings, catalog: Catalog | None) -> dg.Definitions:
-    """The whole code location. Without a catalog the graph is empty, and the jobs say what to do."""
+    """The whole code location. Without a catalog there are no assets, and the jobs report what to do."""
     followed = catalog if catalog is not None and catalog.tables else None
     # We need backfill policies and observable assets although they are beta; the versions are pinned.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)

@@ -1,4 +1,4 @@
-"""Resources of runs: the engine, Spark's session, a connection to the source. Each is made on first use."""
+"""Resources of runs: the engine, the Spark session, the connection to the source. Each is created on first use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 
 
 class LakeSpark(LazyPySparkResource):
-    """dagster-pyspark's lazy session, as the lake needs it: with Delta, and stopped at the end of the run, also of a
-    failed one.
+    """The lazy session of dagster-pyspark, with Delta. It is stopped at the end of the run, also if the run fails.
 
-    ``spark_config`` is that of dagster-pyspark, and overrides the setting ``spark``. It is empty by default, because
-    Dagster's UI shows it, and the setting may hold credentials.
+    ``spark_config`` is the field of dagster-pyspark's resource, and overrides the setting ``spark``. It is empty by
+    default, because Dagster's UI shows it and the setting may hold credentials.
     """
 
     spark_config: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
 
     def settings(self) -> Settings:
-        """The project's settings, with ``spark_config`` in the setting ``spark``. Raises SettingsError."""
+        """The project's settings, with ``spark_config`` merged into the setting ``spark``. Raises SettingsError."""
         flat = dict(flatten_dict(self.spark_config))  # type: ignore[no-untyped-call]
         given = {MASTER if key == SPARK_MASTER else key: value for key, value in flat.items()}
         settings = Settings.load()
@@ -42,7 +41,7 @@ class LakeSpark(LazyPySparkResource):
             self._spark_session = spark_session(self.settings())
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        # Once the process has been asked to end, the JVM ends with it.
+        # If the process has been asked to end, the session need not be stopped: the JVM ends with the process.
         if self._spark_session is not None and not ENDING.asked:
             from pgcdc_assets.spark.session import stop_session
 
@@ -51,7 +50,7 @@ class LakeSpark(LazyPySparkResource):
 
 
 class Source(dg.ConfigurableResource[Any]):
-    """The source, for plain SQL: runs of the pipeline open their replication connections themselves."""
+    """The source, for plain SQL. Runs of the pipeline open their own replication connections."""
 
     def conninfo(self, settings: Settings) -> str:
         """The source's conninfo. This does not start the embedded server."""
@@ -60,7 +59,7 @@ class Source(dg.ConfigurableResource[Any]):
         return source_of(settings)
 
     def started(self, settings: Settings) -> str:
-        """The conninfo of the project's own source, which runs: this starts the embedded server if needed."""
+        """The conninfo of the project's own source. This starts the embedded server if it does not run."""
         return started_source(settings)
 
     @contextmanager
@@ -84,7 +83,7 @@ class Engines(dg.ConfigurableResource[Any]):
         return Engine(settings, conninfo, observer, lambda: self.pyspark.spark_session, command)
 
     def engine_at_rest(self, settings: Settings, observer: "Observer", command: str) -> "Engine":
-        """An engine for work on the lake alone: the source is neither asked nor started."""
+        """An engine for work on the lake alone. It does not connect to the source, and does not start it."""
         from pgcdc_assets.flow.engine import Engine
 
         conninfo = self.source.conninfo(settings)

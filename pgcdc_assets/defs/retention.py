@@ -1,7 +1,7 @@
-"""Deletes what Dagster keeps of our runs, together with the ranges that they wrote.
+"""Deletes our old runs from Dagster's storage, once the ranges that they wrote are deleted.
 
-A run of half an hour leaves some ten thousand events if a hundred tables change all the time; Dagster itself deletes
-none.
+A run of half an hour records about ten thousand events if a hundred tables change all the time. Dagster itself deletes
+no events.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PAGE: Final = 500
 def forget_runs(
     instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], oldest: datetime, runs_out: Callable[[], bool]
 ) -> int:
-    """Delete runs of ours that ended before ``oldest``, with their events and logs; returns how many.
+    """Delete runs of ours that ended before ``oldest``, with their events and logs. Returns how many.
 
     Never deletes a run that is under way, that closed a range whose key still exists, or that recorded an asset's
-    newest materialisation. Once ``runs_out`` returns True, the rest is left to the next maintenance.
+    newest materialisation. Once ``runs_out`` returns True, the remaining runs are left to the next maintenance.
     """
     needed = {*_closing(instance, oldest), *_newest(instance, assets)}
     gone = 0
@@ -48,7 +48,7 @@ def forget_runs(
 
 
 def _ended(instance: dg.DagsterInstance, oldest: datetime) -> Iterator[dg.RunRecord]:
-    """Our runs that ended before ``oldest``, oldest first."""
+    """Our runs that have ended and were created before ``oldest``, oldest first."""
     found = dg.RunsFilter(tags=OURS, statuses=ENDED, created_before=oldest)
     cursor = None
     while page := instance.get_run_records(found, limit=_PAGE, cursor=cursor, ascending=True):
@@ -68,8 +68,8 @@ def _closing(instance: dg.DagsterInstance, oldest: datetime) -> Iterator[str]:
 
 
 def _newest(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey]) -> Iterator[str]:
-    """Runs that recorded the newest materialisation of an asset: a table that never changes is materialised by its copy
-    alone."""
+    """Runs that recorded the newest materialisation of an asset. For a table that never changes, this is the run that
+    copied it."""
     for record in instance.get_asset_records(assets):
         entry = record.asset_entry.last_materialization_record
         if entry is not None:
@@ -81,7 +81,7 @@ def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
     instance.compute_log_manager.delete_logs(prefix=[run_id])
     storage = instance.event_log_storage
     if isinstance(storage, SqliteEventLogStorage):
-        # Each run has a database, which Dagster empties but does not delete.
+        # Each run has a database file, which Dagster empties but does not delete.
         shard = Path(storage.path_for_shard(run_id))
         for path in (shard, *(shard.with_name(f"{shard.name}{end}") for end in ("-wal", "-shm"))):
             with suppress(FileNotFoundError):
@@ -89,7 +89,7 @@ def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def _forget_observations(instance: dg.DagsterInstance, oldest: datetime) -> None:
-    """Delete old observations of the slot, which the sensor records each half minute: they belong to no run."""
+    """Delete old observations of the slot. The sensor records one every half minute, and they belong to no run."""
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
         return

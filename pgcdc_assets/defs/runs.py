@@ -1,7 +1,7 @@
-"""Finds which runs' processes have died and which runs wait, and asks a run to end.
+"""Finds runs whose process has died and runs that wait, and asks a run to end.
 
-Dagster's run status does not tell who writes: a run whose processes were all killed stays STARTED for ever and holds
-the queue. So every run of ours names its process in a tag.
+Dagster's run status does not say whether a run still writes: a run whose processes were all killed stays STARTED
+forever and blocks the queue. So every run of ours names its process in a tag.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ WAITING = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.Dagst
 RUNNING = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 _START_GRACE_SECONDS = 120
-"""A run without a tag may still be importing; after this time it is not. Run monitoring waits longer."""
+"""A run without the tag may still be importing its code. After this time it counts as dead. Dagster's run monitoring
+waits longer."""
 _ELSEWHERE_SECONDS = 180
-"""A run on another host holds the lake as long as it lives, but for the time that it takes to come to it (the lease of
-a writer that was killed ends after a minute) and to end. Clocks of two hosts are compared, so it is generous."""
+"""A run on another host counts as dead if nobody has held the lake for this long. A live run holds the lake, except
+while it waits for it (the lease of a writer that was killed ends after a minute) and while it ends. The value is
+generous, because it compares the clocks of two hosts."""
 _LOOK_SECONDS = 2.0
-"""Seconds between two looks of a sync whether another run waits."""
+"""Seconds between two checks of a run whether another run waits."""
 
 
 def mark_process(context: dg.OpExecutionContext) -> None:
@@ -50,15 +52,15 @@ def process_mark() -> str:
 
 
 def process_lives(mark: str) -> bool | None:
-    """Whether the process that a tag names is alive; None for one of another host or container, which cannot be looked
-    up from here."""
+    """Whether the process that a tag names is alive. None for a process of another host or container, which cannot be
+    checked from here."""
     return ProcessName.parse(mark).lives()
 
 
 def report_dead_runs(instance: dg.DagsterInstance, layout: Layout, now: float | None = None) -> list[str]:
-    """Mark those of our runs as failed that Dagster shows as running although nobody holds the lake, and their process
-    is gone. Of a process that cannot be looked up from here the lake tells it: nobody has held it for long. Returns
-    their ids."""
+    """Mark runs of ours as failed if Dagster shows them as running, their process is gone, and nobody holds the lake.
+    A process on another host cannot be checked. It counts as gone if nobody has held the lake for a long time. Returns
+    the ids of the marked runs."""
     if lock.holder(layout) is not None:
         return []
     records = instance.get_run_records(dg.RunsFilter(tags=OURS, statuses=RUNNING), limit=50)
@@ -82,9 +84,10 @@ def _died(record: dg.RunRecord, now: float, silence: float) -> bool:
 
 @contextmanager
 def stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set ``stop``, so that the run ends at a boundary; a second one, or some seconds, interrupt it.
+    """SIGINT and SIGTERM set ``stop``, so that the run ends at a boundary. A second signal interrupts the run. So does
+    the end of a time limit of some seconds.
 
-    Dagster too cancels a run by such a signal to its process.
+    Dagster also cancels a run by such a signal to its process.
     """
     with ENDING.at_boundary(stop):
         yield
@@ -92,10 +95,10 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def stop_for_waiting_runs(context: dg.OpExecutionContext, stop: threading.Event) -> Iterator[None]:
-    """While the block lasts, set ``stop`` when another run is queued, so that a backfill gets its turn within seconds.
+    """During the block, set ``stop`` when another run is queued, so that a backfill gets its turn within seconds.
 
-    The queue begins that run only after this one has ended. So it cannot wait for the lake as a command does
-    (:mod:`pgcdc_assets.flow.lock`)."""
+    Dagster starts the queued run only after this run has ended. So the queued run cannot wait for the lake as a command
+    does (:mod:`pgcdc_assets.flow.lock`)."""
     done = threading.Event()
     thread = threading.Thread(
         target=_watch_queue, args=(context.instance, stop, done, context.log.info), name="queue", daemon=True
@@ -120,7 +123,7 @@ def _watch_queue(
 
 @contextmanager
 def as_failures() -> Iterator[None]:
-    """Raise our own errors as Dagster's failures: one line that names the thing and what to do."""
+    """Raise our own errors as failures of Dagster, in one line that names the thing and what to do."""
     try:
         yield
     except PgcdcError as error:

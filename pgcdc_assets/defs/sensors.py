@@ -1,4 +1,5 @@
-"""The sensor that keeps the mirrors following: it looks, and asks for a run of ``sync`` when one is needed."""
+"""The sensor that keeps the mirrors up to date. It checks source and lake, and requests a run of ``sync`` when one is
+needed."""
 
 import os
 import time
@@ -25,11 +26,12 @@ from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.connect.failures import of_exception
 
 SENSOR_ON = "PGCDC_ASSETS_SENSOR"
-"""Set to ``on`` by ``pgcdc up``; elsewhere the sensor waits to be switched on in the UI."""
+"""``pgcdc up`` sets this variable to ``on``. Without it the sensor is off until a user starts it in the UI."""
 
 _TELL_SECONDS = 30.0
-"""Seconds between two looks at the project's health, each recorded as one observation of the slot. A fault is in the
-checks within a minute, also if a tick comes late and the source takes some seconds not to answer."""
+"""Seconds between two checks of the project's health. Each check is recorded as one observation of the slot. So a fault
+is in the asset checks within a minute, even if a tick is late and the connection to the source takes some seconds to
+fail."""
 
 
 def sync_sensor(settings: Settings) -> dg.SensorDefinition:
@@ -49,14 +51,15 @@ def sync_sensor(settings: Settings) -> dg.SensorDefinition:
 
 
 def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source) -> dg.SensorResult | dg.SkipReason:
-    """One evaluation of the sensor: cursor in, at most one request out. Health is recorded whatever the tick finds."""
+    """One evaluation of the sensor. Takes the cursor, and returns at most one run request. Health is recorded even if
+    no run is needed or the source does not answer."""
     catalog = load_catalog(CATALOG_FILE)
     if catalog is None:
         return dg.SkipReason("nothing is set up yet: run `pgcdc setup`")
     try:
         claim(context.instance, catalog.identity)
     except WrongInstance as error:
-        # Nothing is recorded: the checks in this instance are those of the other project.
+        # Nothing is recorded, because the asset checks in this instance belong to the other project.
         return dg.SkipReason(str(error))
     cursor = Cursor.parse(context.cursor)
     try:
@@ -89,7 +92,7 @@ def _decided(
 
 
 def run_config(settings: Settings) -> dict[str, Any]:
-    """The configuration of a run that follows until idle or out of time, and ends early if another run waits."""
+    """The configuration of a run that follows until it is idle or out of time. It ends early if another run waits."""
     config = {
         "follow": True,
         "max_seconds": settings.run_seconds,
@@ -100,7 +103,8 @@ def run_config(settings: Settings) -> dict[str, Any]:
 
 
 def _told(cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
-    """The events to record now: the slot's observation now and then, the checks when they say something else."""
+    """The events to record in this tick: an observation of the slot every _TELL_SECONDS, and with it the asset checks
+    if their results have changed."""
     now = time.time()
     if now - cursor.told < _TELL_SECONDS:
         return [], cursor
@@ -113,7 +117,8 @@ def _told(cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Curs
 
 
 def _why(settings: Settings) -> dict[str, str]:
-    """The reason of the last failure, if the lake has it: a run may have failed before it came to the lake."""
+    """The reason of the last failed sync, if the lake has recorded it. A run may have failed before it reached the
+    lake."""
     with suppress(LakeError):
         failed = outcomes.read(settings.layout).get(outcomes.OperationKind.SYNC, outcomes.Outcome()).failed
         if failed is not None:

@@ -1,4 +1,4 @@
-"""The jobs that write: continuous sync, new copies, repairs. One op each, in process."""
+"""The jobs that write: sync (which also makes new copies) and repair. Each has one op and runs in one process."""
 
 import threading
 from collections.abc import Iterator
@@ -37,30 +37,30 @@ REPAIR_OP = "repair_range"
 
 
 class SyncConfig(dg.Config):
-    """What one run is to do; with the defaults it catches up to now and ends."""
+    """What one run has to do. With the defaults it catches up with the source's present position and ends."""
 
     until: str | None = None
-    """An LSN to reach; without it, the source's position at the start."""
+    """The LSN to reach. Without it, the source's position at the start of the run."""
     follow: bool = False
-    """Go on until idle, stopped or out of time."""
+    """Go on until the run is idle, stopped or out of time."""
     max_seconds: float | None = None
     idle_seconds: float | None = None
     receive_only: bool = False
-    """Apply nothing: bring changes into the log, so that the slot is freed."""
+    """Only write changes to the log, so that the slot can release WAL. Apply nothing to the mirrors."""
     copy_anew: list[str] = []  # noqa: RUF012  (pydantic copies it)
-    """Tables to copy anew first."""
+    """Tables to copy again, before anything else."""
     heal: list[str] = []  # noqa: RUF012
-    """Tables that were set aside, to follow again from the log."""
+    """Tables that were set aside, and are to be followed again from the log."""
     command: str = SYNC_JOB
-    """The command that the lake's lock names."""
+    """The name of the command in the lake's lock."""
     give_way: bool = False
-    """End early, at a boundary, when another run is queued; the sensor starts the next sync."""
+    """End early, at a boundary, when another run is queued. The sensor then starts the next sync."""
 
 
 class RepairConfig(dg.Config):
     table: str
     span: str
-    """``X/Y..X/Y`` or a partition key; widened to whole batches."""
+    """``X/Y..X/Y`` or a partition key. The range is widened to whole batches."""
 
 
 @dg.op(
@@ -116,16 +116,16 @@ def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engine
 
 
 def engine_at_rest(context: dg.OpExecutionContext, engines: Engines, watcher: Watcher, command: str) -> "Engine":
-    """The engine of a run that works on the lake alone: the source is neither asked nor started."""
+    """The engine of a run that works on the lake alone. It does not connect to the source, and does not start it."""
     settings = Settings.load()
     return engines.engine_at_rest(settings, DagsterObserver(context, settings.layout, watcher), command)
 
 
 @contextmanager
 def writing_run(context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
-    """Do what every run that writes does around its work: name its process, make sure that the instance is this
-    project's, mark dead runs as failed, listen to signals if it can end at a boundary, and report our errors in one
-    line."""
+    """Wraps the work of every run that writes: writes the process into the run's tags, checks that the instance belongs
+    to this project, and marks dead runs as failed. With ``stop``, signals end the run at a boundary. Our errors become
+    failures of Dagster, in one line."""
     mark_process(context)
     with as_failures():
         if catalog := load_catalog(CATALOG_FILE):

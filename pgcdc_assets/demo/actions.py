@@ -1,4 +1,4 @@
-"""What the shop's customers and programs do: each method runs the statements of one transaction."""
+"""The actions of the shop's customers and programs. Each method runs the statements of one transaction."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _WORDS = ("blue", "green", "ümlaut", "naïve", "日本語", "🐘", "tab\there"
 
 @dataclass(frozen=True)
 class Shop:
-    """Makes its choices with its own random numbers, so that a seed gives the same choices again."""
+    """The shop's actions. They choose with the given random numbers, so that the same seed gives the same choices."""
 
     random: random.Random
 
-    # Writes of every day ------------------------------------------------------------------------
+    # Everyday writes ----------------------------------------------------------------------------
 
     def order(self, conn: Conn) -> None:
-        """A customer orders one to five things; the order's total is an update of a row just inserted."""
+        """A customer orders one to five things. The order's total is an update of a row that was just inserted."""
         customer = self._pick(conn, "customers")
         if customer is None:
             return
@@ -48,7 +48,8 @@ class Shop:
         )  # fmt: skip
 
     def pay(self, conn: Conn) -> None:
-        """Status changes and a payment; the order's long note stays as it is, out of line."""
+        """An order's status changes, and a payment is inserted. The order's long note, stored out of line, does not
+        change."""
         order = self._pick(conn, "orders")
         conn.execute("UPDATE orders SET status = 'paid' WHERE id = %s", [order])
         conn.execute(
@@ -77,7 +78,7 @@ class Shop:
             conn.execute("UPDATE customers SET tier = %s, credit = credit + 1.25 WHERE id = %s", [tier, customer])
 
     def reprice(self, conn: Conn) -> None:
-        """Many rows; the descriptions, out of line, do not change and are not sent."""
+        """Several rows change. Their descriptions, stored out of line, do not change and are not sent."""
         conn.execute(
             "UPDATE products SET price = round(price * 1.01, 2), changed_at = now() WHERE sku IN "
             "(SELECT sku FROM products WHERE price < 100000 ORDER BY md5(sku || %s::text) LIMIT 10 FOR UPDATE)",
@@ -90,7 +91,7 @@ class Shop:
         conn.execute("UPDATE products SET description = %s WHERE sku = %s", [text, self._sku(conn)])
 
     def view(self, conn: Conn) -> None:
-        """Events are inserted in bunches, and some twice."""
+        """Several events are inserted. Some of them can be equal rows."""
         session = uuid.UUID(int=self.random.getrandbits(9))
         for _ in range(self.random.randint(1, 6)):
             conn.execute(
@@ -105,16 +106,16 @@ class Shop:
             [uuid.UUID(int=self.random.getrandbits(10)), json.dumps([self._word()])],
         )
 
-    # Rarer ones -----------------------------------------------------------------------------------
+    # Rarer writes ---------------------------------------------------------------------------------
 
     def renumber(self, conn: Conn) -> None:
-        """A key changes, and with it the order lines that name it; the long description is not sent."""
+        """A key changes, and with it the order lines that refer to it. The long description is not sent."""
         conn.execute(
             "UPDATE products SET sku = %s WHERE sku = %s", [f"N-{self.random.getrandbits(48):x}", self._sku(conn)]
         )
 
     def merge_orders(self, conn: Conn) -> None:
-        """Lines move to another order: a change of a two-column key."""
+        """Lines move to another order. This changes a key of two columns."""
         one, other = self._pick(conn, "orders"), self._pick(conn, "orders")
         conn.execute(
             "UPDATE order_lines SET order_id = %s, line = line + "
@@ -123,22 +124,22 @@ class Shop:
         )
 
     def swap_lines(self, conn: Conn) -> None:
-        """Two rows change keys within one transaction, by way of a third value."""
+        """Two rows exchange their keys in one transaction, by way of a third value."""
         order = self._pick(conn, "orders")
         for old, new in ((1, -1), (2, 1), (-1, 2)):
             conn.execute("UPDATE order_lines SET line = %s WHERE order_id = %s AND line = %s", [new, order, old])
 
     def postpone(self, conn: Conn) -> None:
-        """A payment gets another date, and so perhaps moves to another partition."""
+        """A payment gets another date, which may move it to another partition."""
         payment = self._pick(conn, "payments")
         conn.execute("UPDATE payments SET paid_on = %s WHERE id = %s", [self._day(), payment])
 
     def cancel(self, conn: Conn) -> None:
-        """A delete that cascades."""
+        """An order is deleted. The delete cascades to other tables."""
         conn.execute("DELETE FROM orders WHERE id = %s", [self._pick(conn, "orders")])
 
     def replace_order(self, conn: Conn) -> None:
-        """Deleted and inserted again under the same key."""
+        """An order is deleted and inserted again under the same key."""
         found = conn.execute(
             "DELETE FROM orders WHERE id = %s RETURNING id, customer_id", [self._pick(conn, "orders")]
         ).fetchone()
@@ -146,7 +147,7 @@ class Shop:
             conn.execute("INSERT INTO orders (id, customer_id, note) VALUES (%s, %s, 'again')", list(found))
 
     def forget_events(self, conn: Conn) -> None:
-        """Some of several equal rows go, others change."""
+        """Some events are deleted and some change, also if there are several equal rows."""
         conn.execute(
             "DELETE FROM events WHERE ctid = ANY(ARRAY(SELECT ctid FROM events LIMIT 3 FOR UPDATE SKIP LOCKED))"
         )
@@ -156,7 +157,7 @@ class Shop:
         )
 
     def savepoint(self, conn: Conn) -> None:
-        """A subtransaction is rolled back, in a transaction that commits."""
+        """A subtransaction is rolled back in a transaction that commits."""
         conn.execute("INSERT INTO events (kind) VALUES ('before')")
         with conn.transaction() as inner:
             conn.execute("INSERT INTO events (kind) VALUES ('never seen')")
@@ -180,7 +181,7 @@ class Shop:
     # Choices ----------------------------------------------------------------------------------------
 
     def _pick(self, conn: Conn, table: str) -> Any:
-        """The id of some row, found by the index; None if the table is empty."""
+        """The id of a random row, found by the index. None if the table is empty."""
         query = sql.SQL("SELECT id FROM {t} WHERE id >= %s * (SELECT max(id) FROM {t}) ORDER BY id LIMIT 1")
         row = conn.execute(query.format(t=sql.Identifier(table)), [self.random.random()]).fetchone()
         return row[0] if row else None
@@ -214,4 +215,4 @@ WEIGHTS: tuple[tuple[int, Action], ...] = (
     (2, Shop.swap_lines), (4, Shop.postpone), (2, Shop.cancel), (2, Shop.replace_order), (4, Shop.forget_events),
     (3, Shop.savepoint),
 )  # fmt: skip
-"""How often each happens, relative to the others."""
+"""How often each action happens, relative to the other actions."""

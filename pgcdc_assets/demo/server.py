@@ -1,6 +1,6 @@
-"""A PostgreSQL server of our own in a folder: the default source, and the tests' server.
+"""An embedded PostgreSQL server in a folder: the source `embedded`, and the server of the tests.
 
-It is reached by a Unix socket alone, so it needs no free port and can run beside any other server. The folder holds
+It listens only on a Unix socket. So it needs no free port, and can run beside any other server. The folder holds
 ``data``, ``server.log`` and the socket, and belongs to the user who runs the server.
 """
 
@@ -34,17 +34,19 @@ from pgcdc_assets.errors import MachineError
 
 USER = "postgres"
 PORT = 5432
-"""Part of the name of the socket's file; nothing listens on TCP."""
+"""Part of the name of the socket's file. The server does not listen on TCP."""
 
 _SOCKET = f".s.PGSQL.{PORT}"
 _SOCKET_PATH_LIMIT = 100
-"""sun_path holds 107 bytes and a NUL; this leaves some room for the lock file's suffix."""
+"""sun_path holds 107 bytes and a NUL. This limit leaves room for the suffix of the lock file."""
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_/.\-]+")
-"""libpq and unix_socket_directories read a comma as a list; quoting rules differ for the rest."""
+"""Paths that need no quoting. libpq and unix_socket_directories read a comma as a separator, and have different quoting
+rules for other characters."""
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
-"""Seconds for a fast shutdown, which waits for walsenders whose client does not confirm; after that it is immediate."""
+"""Seconds for a fast shutdown, which waits for walsenders whose client does not confirm. After this time, an immediate
+shutdown follows."""
 
 SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -62,11 +64,12 @@ SETTINGS: Mapping[str, str] = {
 
 @dataclass
 class EmbeddedServer:
-    """``start()`` makes the cluster if the folder is empty; a running server is joined, not started twice.
+    """A server in ``folder``. ``start()`` creates the cluster if the folder has none. If the server already runs, it is
+    used as it is.
 
-    ``version`` counts for a new folder; an old one keeps its own. ``database`` is the one that ``conninfo`` names.
-    ``fsync=False`` is for tests. ``programs``: the folder of another installation's initdb and postgres, of that
-    version. Everybody who may use the folder is trusted.
+    ``version`` is the version of a new cluster; an existing cluster keeps its own version. ``database`` is the database
+    that ``conninfo`` names. ``fsync=False`` is for tests. ``programs``: the folder with initdb and postgres of another
+    installation, of the same version. Everybody who may use the folder is trusted.
     """
 
     folder: Path
@@ -101,7 +104,8 @@ class EmbeddedServer:
 
     @property
     def socket_folder(self) -> Path:
-        """The folder itself, or a short one elsewhere if the socket's path would be too long or odd."""
+        """The folder itself. If the socket's path would be too long or need quoting, a folder with a short name below
+        the folder for temporary files."""
         path = str(self.folder)
         if len(os.fsencode(path)) + len(_SOCKET) < _SOCKET_PATH_LIMIT and _PLAIN_PATH.fullmatch(path):
             return self.folder
@@ -117,7 +121,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """The pid of the running postmaster; None if none runs (whatever postmaster.pid says)."""
+        """The pid of the running postmaster. None if no postmaster runs, even if postmaster.pid exists."""
         try:
             pid = int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
             process = psutil.Process(pid)
@@ -133,8 +137,8 @@ class EmbeddedServer:
 
     @property
     def system_identifier(self) -> str | None:
-        """The cluster's system identifier (the first field of pg_control), running or not; None if there is no cluster
-        yet."""
+        """The cluster's system identifier (the first field of pg_control). The server need not run. None if there is no
+        cluster yet."""
         try:
             with (self.data / "global" / "pg_control").open("rb") as file:
                 return str(int.from_bytes(file.read(8), sys.byteorder))
@@ -146,9 +150,9 @@ class EmbeddedServer:
         return self.pid is not None
 
     def start(self, *, survive: bool = True) -> Self:
-        """Start the server, or find it running.
+        """Start the server, unless it already runs.
 
-        With ``survive=False`` a server that this call started ends with this process, however that ends.
+        With ``survive=False``, a server that this call started ends when this process ends, also if it is killed.
         """
         with self._alone():
             if not self.running:
@@ -161,8 +165,8 @@ class EmbeddedServer:
         return self
 
     def stop(self, *, mode: str = "fast") -> None:
-        """Stop the server: ``fast``, or ``immediate`` (like a crash; the next start recovers). It need not be
-        running."""
+        """Stop the server: ``fast``, or ``immediate`` (like a crash; the next start recovers). Does nothing if the
+        server does not run."""
         if self.running:
             self._control("stop", "-w", "-m", mode, "-t", str(_STOP_SECONDS))
         if self.running:
@@ -193,7 +197,7 @@ class EmbeddedServer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let one command at a time start the server: a second one waits, and finds it running."""
+        """Let only one command at a time start the server. A second command waits, and then finds it running."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with (self.folder.parent / f".{self.folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -215,13 +219,13 @@ class EmbeddedServer:
                 )
         self._write_settings()
         for stale in (self.data / "postmaster.pid", self.socket_folder / f"{_SOCKET}.lock"):
-            # The pid in the file may by now belong to another program (in a restarted container), which PostgreSQL
-            # would take for a running server.
+            # The pid in the file may now belong to another program (in a restarted container). PostgreSQL would take
+            # this program for a running server.
             stale.unlink(missing_ok=True)
 
     def _refuse_planted(self, runner: Runner) -> None:
-        """Refuse a folder that somebody else made: in a parent open to all, they may have made ours before us, or a
-        link in its place."""
+        """Refuse the socket's folder if another user created it. The parent folder is writable for all users, so
+        another user may have created our folder, or a link in its place."""
         with suppress(FileNotFoundError):
             found = self.socket_folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), runner.uid):
@@ -244,7 +248,7 @@ class EmbeddedServer:
         done = self._control("start", "-w", "-t", str(_START_SECONDS), "-l", str(self.log))
         deadline = time.monotonic() + _STOP_SECONDS
         while done.returncode and not self.running and time.monotonic() < deadline:
-            # Children of a killed server may still be on their way out and hold its shared memory.
+            # Child processes of a killed server may not have ended yet, and still hold its shared memory.
             if "shared memory" not in self._log_tail():
                 break
             time.sleep(0.2)
@@ -268,7 +272,7 @@ class EmbeddedServer:
                 conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.database)))
 
     def _watch_over(self) -> subprocess.Popen[bytes]:
-        """A shell that waits for the end of our process (its input closes) and then stops the server."""
+        """A shell that waits for the end of this process, which closes the shell's input, and then stops the server."""
         script = 'cat >/dev/null; "$1" stop -s -w -m fast -t 10 -D "$2" || "$1" stop -s -m immediate -D "$2"'
         return subprocess.Popen(
             self.runner.command(["sh", "-c", script, "sh", self.bin / "pg_ctl", self.data]),

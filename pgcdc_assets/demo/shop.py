@@ -1,4 +1,4 @@
-"""The sample shop in a database: its tables, and rows to begin with."""
+"""The sample shop in a database: its tables and first rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgcdc_assets.settings import STATE_FOLDER
 DATABASE = "shop"
 
 _LOCK = 0x73686F70
-"""Advisory lock ('shop'): two commands may find the database empty at once."""
+"""Key of an advisory lock ('shop'), because two commands may find the database empty at the same time."""
 
 
 def server() -> EmbeddedServer:
@@ -21,9 +21,9 @@ def server() -> EmbeddedServer:
 
 
 def ensure(conninfo: str, *, scale: float = 1.0) -> bool:
-    """Make and fill the shop unless it exists, all in one transaction; returns whether it was made now.
+    """Create and fill the shop if it does not exist, in one transaction. Returns whether this call created it.
 
-    ``scale`` 1 gives some 35,000 rows.
+    ``scale`` 1 gives about 35,000 rows.
     """
     with psycopg.connect(conninfo, application_name="shop") as conn:
         conn.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])

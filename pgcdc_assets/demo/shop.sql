@@ -1,5 +1,5 @@
--- The sample shop: what a small trader's database looks like, with one of each thing that makes
--- replication hard. Sizes follow the setting shop.scale.
+-- The sample shop: the database of a small trader, with one example of each thing that makes
+-- replication hard. The number of rows follows the setting shop.scale.
 
 CREATE TYPE public.tier AS ENUM ('new', 'regular', 'gold');
 CREATE TYPE public.order_status AS ENUM ('open', 'paid', 'sent', 'delivered', 'cancelled');
@@ -46,7 +46,7 @@ CREATE TABLE public.orders (
 ALTER TABLE public.orders ALTER COLUMN note SET STORAGE EXTERNAL;
 CREATE INDEX ON public.orders (customer_id);
 
--- A key of two columns; lines move between orders, and follow their product's number.
+-- A key of two columns. Lines move between orders, and follow the number of their product.
 CREATE TABLE public.order_lines (
     order_id bigint NOT NULL REFERENCES public.orders ON DELETE CASCADE,
     line int NOT NULL,
@@ -71,7 +71,7 @@ CREATE TABLE public.payments_2024 PARTITION OF public.payments FOR VALUES FROM (
 CREATE TABLE public.payments_2025 PARTITION OF public.payments FOR VALUES FROM ('2025-01-01') TO ('2026-01-01');
 CREATE TABLE public.payments_later PARTITION OF public.payments DEFAULT;
 
--- No key: the same event may stand there twice.
+-- No key: the table may contain the same event twice.
 CREATE TABLE public.events (
     at timestamptz NOT NULL DEFAULT now(),
     kind text NOT NULL,

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
@@ -79,6 +80,14 @@ def _rows(batch: BatchSummary, relation: int) -> int:
     return sum(number for kind, number in batch.counts.get(relation, {}).items() if kind in ROW_KINDS)
 
 
+def _came(work: Work, table: Table, leaf: int) -> bool:
+    """Whether a leaf, whose rows the table does not take yet, is one whose rows are in the stream now: it was
+    unlogged, or away. A look at the catalog has the table copied with it."""
+    now = work.catalog.table(table.name)
+    known = {one.oid for one in table.outside} | {one.oid for one in (now.leaves if now is not None else ())}
+    return leaf in known
+
+
 def _why(work: Work, every: Router, shape: Shape) -> Why:
     place = every.place(shape)
     entries = [work.progress[name] for name in place.concerned]
@@ -86,7 +95,9 @@ def _why(work: Work, every: Router, shape: Shape) -> Why:
         return Why.SET_ASIDE
     if entries:
         return Why.RENAMED if all(entry.former for entry in entries) else Why.COPY
-    if any(shape.relation_id in known_leaves(entry.table) for entry in work.progress):
-        return Why.LEFT
+    if holders := [entry for entry in work.progress if shape.relation_id in known_leaves(entry.table)]:
+        if not any(_came(work, entry.table, shape.relation_id) for entry in holders):
+            return Why.LEFT
+        return Why.SET_ASIDE if any(entry.state is TableState.SET_ASIDE for entry in holders) else Why.COPY
     meant = TablePatterns.parse(work.settings.tables).match(shape.root or shape.table)
     return Why.UNKNOWN if meant else Why.LEFT_OUT

@@ -82,12 +82,20 @@ class Boundary:
                 except CopyBlocked:
                     if time.monotonic() > deadline:
                         raise
+                    self._tell_holders()
                     continue
                 if self._request.is_late and time.monotonic() < deadline:
                     # The running sync may have gone on.
                     continue
                 stack.enter_context(attempt.pop_all())
                 return taken
+
+    def _tell_holders(self) -> None:
+        """Report those whom an attempt waited for in vain: the server shows no role but a privileged one how old
+        other roles' transactions are, so these are not waited for beforehand."""
+        with connect(self._conninfo, application_name=f"{APPLICATION}/watch") as conn:
+            if holders := transactions(conn):
+                self._on_wait(holders)
 
     def _wait_for_old_transactions(self, deadline: float) -> None:
         tell_at = time.monotonic() + TELL_SECONDS

@@ -11,7 +11,7 @@ from pgcdc_assets.flow.reports import Restructured
 from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.structure.record import TableRecord
-from pgcdc_assets.structure.successor import successor, with_leaves
+from pgcdc_assets.structure.successor import alike, successor, with_leaves
 from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, SetAside, Stay, Verdict
 
 
@@ -69,7 +69,16 @@ def land(work: Work, reshaped: Reshaped) -> bool:
         return False
     since = Lsn(after.descent.since)
     work.observer.restructured(Restructured(name, reshaped.what, before, after, since, False, reshaped.version))
-    work.observer.progress(
-        "watch", f"table {name}: {reshaped.what}; its mirror has followed, as of {since}", lsn=str(since)
-    )
+    done = _done(before, after)
+    what = f"table {name}: {reshaped.what}; {done}, as of {since}"
+    work.observer.progress("watch", what, lsn=str(since))
     return True
+
+
+def _done(before: Table, after: Table) -> str:
+    """What the mirror did. It did nothing if the catalog shows the old structure again, after a column was renamed and
+    renamed back."""
+    leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
+    if alike(before, after) and leaves == now:
+        return "that was undone since, and its mirror stays as it was"
+    return "its mirror has followed"

@@ -1,8 +1,8 @@
-"""PostgreSQL, the source: its catalog, slot, stream and snapshots. Neither Spark nor Delta.
+"""Everything about the source, PostgreSQL: its catalog, slot, stream and snapshots. Uses neither Spark nor Delta.
 
-connect/ --> catalog/ --+--> setup/      publications and slot, findings in words
-    |                   +--> snapshot/   an exported snapshot, read in pieces
-    +------> slot/ -----+--> stream/     frames from the slot: a drain, then the stream
+connect/ --> catalog/ --+--> setup/      creates publications and slot, reports findings
+    |                   +--> snapshot/   exports a snapshot, reads tables in pieces
+    +------> slot/ -----+--> stream/     frames from the slot: first a drain, then the stream
 
-positions   where the WAL stands, as SQL says it
+positions   positions of the WAL, by SQL
 """

@@ -1,6 +1,6 @@
-"""Positions of the source's WAL, as SQL.
+"""Positions in the source's WAL, by SQL.
 
-A standby replays only what is flushed, so there all positions are the same.
+A standby replays only flushed WAL. So on a standby all positions are the same: the replay position.
 """
 
 from __future__ import annotations
@@ -12,48 +12,51 @@ import psycopg
 from pgcdc_assets.core.lsn import Lsn
 
 INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)"
-"""SQL: the end of what has been written, flushed or not. It may lie after a page header that no record follows."""
+"""SQL: the end of the WAL that has been written, flushed or not. It may include a page header that no record
+follows."""
 
 FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
-"""SQL: the end of what is durable. It may lie inside a record, but then at the end of a page (:data:`WITHIN`)."""
+"""SQL: the end of the durable WAL. It may lie inside a record, but then only at the end of a page (:data:`WITHIN`)."""
 
 WITHIN: Final = f"({FLUSH_LSN} < {INSERT_LSN} AND ({FLUSH_LSN} - '0/0') % current_setting('wal_block_size')::int8 = 0)"
-"""SQL: whether the flush position may lie inside a record. A commit flushes up to a record's end. Only WAL that is
-written before any commit is flushed by whole pages (XLogBackgroundFlush); the flush position may then stay there until
-somebody commits."""
+"""SQL: whether the flush position may lie inside a record. A commit flushes WAL up to a record's end. Without a commit,
+the WAL writer flushes whole pages only (XLogBackgroundFlush). The flush position may then stay inside a record until a
+transaction commits."""
 
 _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
-"""Bytes before the first record of a page, and of the first page of a segment file (xlog_internal.h)."""
+"""Bytes of the header of a page, and of the header of the first page of a segment file (xlog_internal.h)."""
 RECORD_END: Final = f"""
 SELECT (lsn - CASE WHEN (lsn - '0/0') % segment = {_LONG_HEADER} THEN {_LONG_HEADER}
                    WHEN (lsn - '0/0') % page = {_SHORT_HEADER} THEN {_SHORT_HEADER} ELSE 0 END)::text
 FROM (SELECT {INSERT_LSN} AS lsn, current_setting('wal_block_size')::int AS page,
              (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size') AS segment) AS w
 """  # noqa: S608  (put together of our own constants)
-"""SQL: a query for the end of the last record, which a flush position can reach; it need not reach the insert
-position."""
+"""SQL: a query for the end of the last record. The flush position can always reach this end. It does not always
+reach the insert position."""
 _FLUSHED: Final = f"SELECT {FLUSH_LSN}::text"
 _BOUNDARY: Final = f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END"
 
 
 def wal_writer_delay(conn: psycopg.Connection[Any]) -> float:
-    """Seconds."""
+    """Returns the setting wal_writer_delay in seconds."""
     row = conn.execute("SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_writer_delay'").fetchone()
     assert row is not None
     return float(row[0])
 
 
 def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
-    """The source's flush position now: all that is durable there ends at or before it."""
+    """Returns the source's flush position. All durable WAL ends at or below this position."""
     row = conn.execute(_FLUSHED).fetchone()
     assert row is not None
     return Lsn.parse(row[0])
 
 
 def boundary(conn: psycopg.Connection[Any]) -> Lsn:
-    """A record's end, where the log can be recorded: the flush position or, if so much is written that the flush
-    position may lie inside a record, the end of what is written."""
+    """Returns the end of a record, at which a range of the change log may end.
+
+    This is the flush position. If the flush position may lie inside a record, it is the end of the last written record.
+    """
     row = conn.execute(_BOUNDARY).fetchone()
     assert row is not None
     return Lsn.parse(row[0])

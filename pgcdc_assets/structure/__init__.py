@@ -1,15 +1,15 @@
-"""Which structure a table has, and what becomes of its mirror when that changes. Pure: no SQL, no Spark, no files.
+"""The structure of a table, and what happens to its mirror when it changes. Pure: no SQL, no Spark, no files.
 
-    catalog, before and now ─> differences ─> verdict ─> Reshape: successor ─> the mirror's next structure
-    row of the log ─> rowshapes, alignment ─> how it is read, or why it waits for a look
-    record ─> listing ─> what a point may list
+    table as its mirror has it, table in the catalog ─> differences ─> verdict ─> Reshape ─> successor
+    Relation message of the log ─> rowshapes, alignment ─> how its rows are read, or why the table must wait
+    record ─> listing ─> the tables that a consistent point may list
 
-differences    what differs between a table as its mirror has it and as the catalog shows it
-verdict        what becomes of the mirror then: one function, with its cases in a table
-successor      the structure that a mirror gets by its own rows, and what stands in the way
-casts          types whose values keep their text under another one
-rowshapes      whether rows under a Relation message fit a mirror
-alignment      which columns a message means, told by their order
-record         what the flow knows of one table
-listing        which tables a point may list
+differences    compares a table as its mirror has it with the table in the catalog
+verdict        decides what happens to the mirror: one function, whose header lists all cases
+successor      computes the structure that a mirror can get without a copy, or says why it needs a copy
+casts          lists the changes of type that keep the text of every value
+rowshapes      decides whether rows under a Relation message fit a mirror
+alignment      finds the columns of a Relation message by their order
+record         holds what the flow knows about one table
+listing        decides which tables a consistent point may list
 """

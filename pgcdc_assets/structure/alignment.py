@@ -1,13 +1,13 @@
-"""Finds which columns of a table a Relation message means, if the table's structure has changed since its copy.
+"""Finds the columns of a Relation message if the table's structure has changed since its copy.
 
-A message names columns by name and type alone, and the catalog that is asked about it may be newer. Names prove
-nothing then: a column may have had any name for a while, also that of one that was dropped. But a message lists its
-columns in ascending order of attnum, and PostgreSQL gives attnums out in ascending order, and none twice. So columns
-are told by their order and types, and a message is understood only if there is one way to read it. Two rules leave most
-messages with one:
+A Relation message gives the name and the type of each column, and the catalog that is read for it may be newer. Names
+prove nothing then: a column may have had any name for a time, also the name of a dropped column. But the message lists
+its columns by ascending attnum, and PostgreSQL gives each attnum out once, in ascending order. So columns are found by
+their order and types. A message is understood only if there is exactly one way to read it. Two rules leave one way for
+most messages:
 
-- a column that the copy knew, and that the catalog still had when it was asked, was there in between;
-- so was a column that the catalog still had, if the message has one that was added after it.
+- a column that the copy had, and that the catalog still had when it was read for the message, was there in between;
+- a column that the catalog still had was in the message, if the message has a column that was added later.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pgcdc_assets.protocol.shape import Shape, ShapeColumn
 from pgcdc_assets.structure.casts import keeps_text
 
 Alignment = tuple[int | None, ...]
-"""The attnum of each column of a message, in the message's order; None for a column that is gone."""
+"""The attnum of each column of a message, in the order of the message; None for a column that was dropped."""
 
 
 def aligned(table: Table, shape: Shape) -> Alignment | None:
-    """The one way to read a message of the table itself, or of a leaf under the table's attnums; None if there is none,
-    or more than one."""
+    """The way to read a message of the table, or of a leaf with the table's attnums; None if there is no way, or more
+    than one."""
     lineage = table.descent
     candidates = _candidates(table, lineage, shape)
     ways = _ways(shape.columns, candidates)
@@ -34,22 +34,22 @@ def aligned(table: Table, shape: Shape) -> Alignment | None:
 
 @dataclass
 class _Candidate:
-    """A column that the message may have. One without a type came unseen, and may have had any."""
+    """A column that the message may have. A candidate without types was never seen, and may have had any type."""
 
     attnum: int | None
-    """None for one that is gone: whatever way it is read, nobody takes its values."""
+    """None for a dropped column, whose values are not used."""
     types: list[PgType] = field(default_factory=list)
     must: bool = False
-    """The message has it for certain."""
+    """The message certainly has this column."""
     before_others: bool = False
-    """The message has it if it has a later one."""
+    """The message has this column if it has any later column."""
 
     def fits(self, column: ShapeColumn) -> bool:
         return not self.types or any(_alike(known, column.type) for known in self.types)
 
 
 def _alike(known: PgType, told: PgType) -> bool:
-    """Whether a column may have had both types, one after the other, and no rewrite of the table in between."""
+    """Whether a column may have changed between these types without a rewrite of the table."""
     return keeps_text(known, told) or keeps_text(told, known)
 
 
@@ -69,27 +69,27 @@ def _candidates(table: Table, lineage: Lineage, shape: Shape) -> list[_Candidate
         one.must = attnum in shape.live and attnum <= lineage.copied
         one.before_others = attnum in shape.live
     found |= {attnum: _Candidate(None) for attnum in unseen}
-    # Columns that were added last, and dropped before anybody looked, have left no trace.
+    # Columns that were added last, and dropped before the next catalog check, have left no trace.
     last = [_Candidate(None) for _ in shape.columns]
     return [*(found[attnum] for attnum in sorted(found)), *last]
 
 
 def _gone(table: Table, attnum: int) -> bool:
-    """Whether a column came and went before the look that showed the table."""
+    """Whether the column was added and dropped before the catalog check that showed the table."""
     return bool(table.live) and attnum <= table.highest_attnum and attnum not in table.live
 
 
 def _ways(columns: Sequence[ShapeColumn], candidates: Sequence[_Candidate]) -> list[Alignment]:
-    """The ways to read the columns, different in what they say of known attnums; two at most.
+    """The ways to read the columns that differ in known attnums; at most two.
 
-    By place in the candidates and number of columns taken so far: each step takes a candidate, or leaves it out.
+    The search goes through the candidates. Each step takes the candidate for the next column, or leaves it out.
     """
     needed = max((place for place, one in enumerate(candidates) if one.must), default=-1)
     ways: list[list[Alignment]] = [[()], *([] for _ in columns)]
     ended: list[Alignment] = []
     for place, one in enumerate(candidates):
         if one.before_others and place > needed:
-            # Left out here, nothing later is in the message.
+            # If the message lacks this candidate, it ends before it.
             ended += ways[len(columns)]
         taken: list[list[Alignment]] = [[], *([] for _ in columns)]
         for count, column in enumerate(columns):

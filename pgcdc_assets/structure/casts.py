@@ -1,4 +1,4 @@
-"""Types that a column can change to while all its values keep the text that PostgreSQL writes for them."""
+"""Lists the changes of a column's type after which all values keep the text that PostgreSQL writes for them."""
 
 from __future__ import annotations
 

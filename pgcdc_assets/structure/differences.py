@@ -1,6 +1,7 @@
-"""Finds what differs between a table as its mirror has it and as the catalog shows it. Pure.
+"""Compares a table as its mirror has it with the table in the catalog. Pure.
 
-These are changes that no LSN shows: of the table, its columns, its partitions, and what publishes it.
+The differences are changes that no LSN of the stream shows: of the table, its columns, its partitions and its
+publications.
 """
 
 from __future__ import annotations
@@ -14,42 +15,42 @@ from pgcdc_assets.core.marks import Files, Mark, rewritten
 
 
 class Difference(Enum):
-    """A kind of difference. What follows from each: :mod:`pgcdc_assets.structure.verdict`."""
+    """The kinds of difference. :mod:`pgcdc_assets.structure.verdict` decides what follows from each."""
 
     RECREATED = auto()
-    """Another table has the name now."""
+    """Another table has the name now: the table was dropped and created again."""
     REPUBLISHED = auto()
-    """Its publication was changed, or lost and regained it."""
+    """The publication was changed, or the table was removed from it and added again."""
     PARTITIONS = auto()
-    """Partitions came or went."""
+    """Partitions were added or removed."""
     PARTITIONS_UNTOLD = auto()
-    """Partitions went whose rows the mirror cannot tell, or came back, or were away meanwhile."""
+    """Partitions were removed whose rows the mirror cannot tell apart, or were removed and added again."""
     REWRITTEN = auto()
-    """Its rows were rewritten by an ALTER TABLE that the stream tells of."""
+    """ALTER TABLE rewrote the rows."""
     NEW_FILES = auto()
-    """Its files are others, and the stream may lack what was done to it."""
+    """The table has new files, and the stream may not carry what was done to it."""
     VALUES = auto()
-    """Values of older rows have another text now."""
+    """Values of older rows have another text now, such as a renamed value of an enum."""
     COLUMN_ADDED = auto()
-    """A column came, with NULL in all older rows."""
+    """A column was added that is NULL in all older rows."""
     COLUMNS = auto()
-    """Columns changed in any other way."""
+    """Columns were changed in any other way."""
     KEY = auto()
-    """Its key is another one, or its updates and deletes are not seen any more."""
+    """The key has changed, or updates and deletes are no longer in the stream."""
     KEY_SEEN = auto()
-    """Its updates and deletes are seen now."""
+    """Updates and deletes are in the stream now, and were not before."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference of a table, and what it is in words."""
+    """One difference of a table, and its description."""
 
     difference: Difference
     what: str
 
 
 def changes(before: Table, now: Table) -> list[Change]:
-    """All differences between a table as it was and as the catalog shows it."""
+    """All differences between the table as its mirror has it and the table in the catalog."""
     if before.oid != now.oid:
         return [Change(Difference.RECREATED, "was dropped and made anew")]
     return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_labels(before, now),
@@ -69,16 +70,17 @@ def _publication(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _kept_rows(table: Table, other: Table) -> set[Mark]:
-    """The rows that publish it, without those that list the leaves that the other one has not."""
+    """The catalog rows that publish the table, without the rows for leaves that the other table does not have."""
     kept = {leaf.oid for leaf in other.leaves}
     own = {mark for leaf in table.leaves if leaf.oid not in kept for mark in leaf.listed}
     return set(table.marks.publications) - own
 
 
 def _partitions(before: Table, now: Table) -> Iterator[Change]:
-    """ATTACH adds rows and DETACH removes some, and the stream carries neither."""
+    """ATTACH adds rows to the table and DETACH removes rows. The stream carries neither."""
     old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
-    # The mirror tells rows of a leaf by the name that it had when it came; via the root it does not know them.
+    # The mirror finds the rows of a leaf by the name that the leaf had when it was added. Rows that are published via
+    # the root carry no name of a leaf.
     unknown = before.via_root or now.via_root
     outside = {one.oid: one.why for one in now.outside}
     for oid in sorted(old.keys() - new.keys()):
@@ -99,10 +101,11 @@ def _partitions(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _storage(before: Table, now: Table) -> Iterator[Change]:
-    """TRUNCATE, VACUUM FULL and CLUSTER make new files too, and the stream stays exact. They keep a TOAST table, and
-    mostly leave pg_attribute alone (VACUUM FULL and CLUSTER write the values of older rows into these).
+    """TRUNCATE, VACUUM FULL and CLUSTER create new files too, but the stream stays exact. They keep the TOAST table,
+    and mostly leave pg_attribute unchanged (VACUUM FULL and CLUSTER write the values of ``attmissingval`` into the
+    rows).
 
-    Where nothing else distinguishes these from a rewrite that the stream does not carry, new files are enough for a
+    If nothing distinguishes these commands from a rewrite that the stream does not carry, new files alone are a
     difference.
     """
     if _maybe_rewritten(before, now) and rewritten(before.marks.columns, now.marks.columns):
@@ -125,7 +128,7 @@ def _behind_the_stream(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _maybe_rewritten(before: Table, now: Table) -> bool:
-    """Whether ALTER TABLE may have made the new files of a relation: it would have made a new TOAST table, too."""
+    """Whether ALTER TABLE may have created the new files of a relation. It would have created a new TOAST table too."""
     old, new = _files(before), _files(now)
     return any(old[oid].toast == 0 or old[oid].toast != new[oid].toast for oid in _new_files(before, now))
 
@@ -137,7 +140,7 @@ def _new_files(before: Table, now: Table) -> list[int]:
 
 
 def _files(table: Table) -> dict[int, Files]:
-    """Of the table and its leaves, by OID."""
+    """The files of the table and of its leaves, by OID."""
     return {table.oid: table.marks.files, **{leaf.oid: leaf.files for leaf in table.leaves}}
 
 
@@ -177,12 +180,12 @@ def _columns(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _changed(was: PgType, is_: PgType) -> bool:
-    """Whether the type is another one; a renamed type is the same."""
+    """Whether the type has changed. A renamed type has not."""
     return (was.oid, was.typmod) != (is_.oid, is_.typmod)
 
 
 def _added(before: Table, now: Table, column: Column) -> Change:
-    """An added column is followed exactly only if every older row has NULL in it."""
+    """The difference that an added column makes."""
     if column.attnum <= before.highest_attnum:
         return _changed_column(f'column "{column.name}", which was there before, is published now')
     if column.missing is not None or column.not_null or column.generated:
@@ -208,11 +211,11 @@ def _key(before: Table, now: Table) -> Iterator[Change]:
 
 
 def key_changed(before: Table, now: Table) -> str | None:
-    """How the key differs; None if it is the same one.
+    """How the key has changed; None if it is the same.
 
     A primary key that was dropped and created again has a constraint with another OID (REINDEX CONCURRENTLY keeps it).
-    In between, nothing kept rows with equal keys out: under REPLICA IDENTITY FULL such rows are changed and deleted,
-    and the stream does not say which of them is meant.
+    Between the two, the table may have had several rows with the same key. Under REPLICA IDENTITY FULL such rows can be
+    updated and deleted, and the stream does not say which of them is meant.
     """
     if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
         return "its key changed"

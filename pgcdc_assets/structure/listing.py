@@ -1,7 +1,7 @@
-"""Which tables a consistent point may list: pure functions of the records.
+"""Decides which tables a consistent point may list.
 
-A point may list a table only if the source certainly had it at the point's LSN: under its name, and in the structure of
-its mirror.
+A point may list a table only if, at the LSN of the point, the source certainly had a table of this name with the
+structure of the mirror.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 def shown(record: TableRecord, lsn: Lsn) -> bool:
-    """Whether the source certainly had a followed table under its name, and in its mirror's structure, at ``lsn``."""
+    """Whether the source, at ``lsn``, certainly had the table under its name and with the structure of its mirror."""
     if record.reshaping or record.since_columns is not None or record.listed_from is None:
         return False
     lineage = record.table.lineage
@@ -28,22 +28,22 @@ def versions_at(records: Iterable[TableRecord], lsn: Lsn) -> dict[TableName, int
 
 
 def structures_from(records: Iterable[TableRecord]) -> Lsn:
-    """The LSN from which on all followed tables have the structures of their mirrors."""
+    """The lowest LSN from which all followed tables have the structures of their mirrors."""
     lineages = (record.table.lineage for record in records if record.followed)
     return max((Lsn(lineage.since) for lineage in lineages if lineage is not None), default=ZERO)
 
 
 def late(records: Iterable[TableRecord], newest: Lsn) -> list[TableRecord]:
-    """Followed tables that are below the ``newest`` point although others are not: they were copied while the others
-    went on."""
+    """Followed tables that are below the LSN of the ``newest`` point, if some other table is not: they were copied
+    while changes of the other tables were applied."""
     followed = [record for record in records if record.followed]
     below = [record for record in followed if record.replay_lsn < newest]
     return below if len(below) < len(followed) else []
 
 
 def left_out(records: Iterable[TableRecord], listed: Container[TableName], lsn: Lsn) -> set[TableName]:
-    """Tables that a point at ``lsn`` has ``listed``, and that another one at the same LSN would not list: they have
-    another structure or name since."""
+    """Tables that an earlier point at ``lsn`` has ``listed``, and that a new point at this LSN may not list, because
+    their structure or name has changed."""
     changed = (record for record in records if record.former is not None
                or (record.followed and not shown(record, lsn)))  # fmt: skip
     return {record.table.name for record in changed if record.table.name in listed}

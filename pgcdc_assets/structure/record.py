@@ -1,15 +1,15 @@
-"""What the flow knows of one table: one object, replaced at each change.
+"""What the flow knows about one table: one immutable object, which is replaced at each change.
 
 | field | stored | set by |
 |---|---|---|
 | ``table`` | with the state | the copy; a change of structure; new columns that rows brought |
 | ``state``, ``reason`` | with the state (``core/states.py``) | whoever changes the state |
 | ``replay_lsn``, ``version`` | in the mirror | the copy and each turn |
-| ``stray``, ``unread`` | no | the turn, until a look answers it |
-| ``reshaping`` | no | the change of a structure or a name, until it has ended |
-| ``refused``, ``since_columns``, ``columns``, ``told`` | no | the look at the catalog |
-| ``former`` | no: found again at the start | the start of a run, if the table was renamed |
-| ``listed_from`` | no | the look at the catalog, the copy |
+| ``stray``, ``unread`` | no | the turn; the next catalog check clears them |
+| ``reshaping`` | no | whoever begins or ends a change of structure or name |
+| ``refused``, ``since_columns``, ``columns``, ``told`` | no | the catalog check |
+| ``former`` | no: found again at each start | the start of a run, if the table was renamed |
+| ``listed_from`` | no | the catalog check, the copy |
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ class TableRecord:
     """The table as its mirror has it."""
     state: TableState
     replay_lsn: Lsn = ZERO
-    """The effective position: what lies below it is applied, or known to hold nothing for this table."""
+    """Everything below this LSN is applied to the mirror, or holds no row of this table."""
     version: int = -1
     """The mirror's version at ``replay_lsn``."""
     reason: str | None = None
-    """What is wrong with it: why it was set aside or waits, or that another writer changed rows of its mirror."""
+    """Why the table is set aside or waits, or that another writer changed rows of its mirror."""
     refused: bool = False
-    """Set aside because it cannot be mirrored at all: no copy brings it back."""
+    """The table is set aside because no mirror can hold it. A new copy would not help."""
     reshaping: bool = False
-    """Its mirror's structure, or place, is being changed: nothing is applied to it, and no copy begins, before that has
-    ended."""
+    """The structure or the folder of the mirror is being changed. Until the change has ended, nothing is applied to the
+    mirror, and no copy begins."""
     since_columns: tuple[Lsn, Marks] | None = None
-    """Set once the catalog has shown columns that came without a value, and no row has brought them so far: from where
-    on they were certainly there, and the marks of all columns then."""
+    """Set after the catalog showed new columns that are NULL in all older rows, until the mirror has these columns: an
+    LSN from which the source certainly had the columns, and the marks of all columns at that catalog check."""
     columns: Marks | None = None
-    """The columns' rows in the catalog as the last look showed them; None before the first one."""
+    """The marks of all columns at the last catalog check; None before the first check."""
     stray: str | None = None
-    """Rows came of a partition that the mirror does not know, in words: the next look tells whether the table can go
-    on; until then it stands where it is."""
+    """Set if the log holds rows of a partition that the mirror does not know, as text. Nothing is applied to the mirror
+    until the next catalog check decides what happens to it."""
     unread: str | None = None
-    """A row came under a structure that the mirror does not have, in words: the next look tells how the table goes on;
-    until then it stands where it is."""
+    """Set if the log holds a row that does not fit the mirror's structure, as text. Nothing is applied to the mirror
+    until the next catalog check decides what happens to it."""
     told: str = ""
-    """What the last look showed of the table, as it was reported."""
+    """What the last catalog check reported about the table; empty if it reported nothing."""
     former: TableName | None = None
-    """The name under which the mirror stands that is to go on as this table's, in place of a copy: in ``version``, at
-    ``replay_lsn``."""
+    """The old name of a renamed table. The mirror is still in the folder of this name, in ``version``, at
+    ``replay_lsn``. It will be moved to the new name instead of a copy."""
     listed_from: Lsn | None = ZERO
-    """From there on the source certainly has the table under its name, by itself and not as a partition; None: from the
-    next look on. The mirror of a table that was renamed and renamed back has the rows of every LSN in between, but the
-    table had another name then."""
+    """From this LSN on, the source certainly has the table under this name, and not as a partition. None: the next
+    catalog check sets it. A table that was renamed and renamed back has a mirror with all rows, but no consistent point
+    may list it under this name at an LSN at which it had the other name."""
 
     @property
     def followed(self) -> bool:
@@ -66,12 +66,12 @@ class TableRecord:
 
     @property
     def known_columns(self) -> Marks:
-        """The columns' rows in the catalog as they were seen last."""
+        """The marks of all columns at the last catalog check, or else those that are stored with the state."""
         return self.table.marks.columns if self.columns is None else self.columns
 
     @property
     def waits_for_look(self) -> bool:
-        """Whether the table stands still, or points do not list it, until a look tells how it goes on."""
+        """Whether the table needs a catalog check before its changes are applied, or before a point lists it."""
         if self.stray is not None or self.unread is not None:
             return True
         lacks = self.since_columns is not None and self.replay_lsn >= self.since_columns[0]

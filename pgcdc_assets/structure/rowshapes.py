@@ -1,18 +1,18 @@
-"""Decides whether rows under a new Relation message can still go into a mirror that was copied under an earlier one.
+"""Decides whether rows under a Relation message can be written to a mirror.
 
-Columns are compared by attnum (PostgreSQL never gives one out twice), so that a column which was dropped and created
-again under its old name is detected. Leaves may have attnums of their own; their columns are compared by what these are
-at the root (:attr:`Leaf.numbering`), or, where that is not known, by name, as PostgreSQL itself ties them to it. A
-column that appears without touching old rows is added; any other difference ends what can be followed, until a look at
-the catalog has given the mirror its new structure.
+Columns are compared by attnum. PostgreSQL never gives an attnum out twice, so a column that was dropped and created
+again under its old name is noticed. A leaf has attnums of its own. They are translated into attnums of the root
+(:attr:`Leaf.numbering`). If that is not possible, the leaf's columns are compared by name, as PostgreSQL itself does.
+A column that was added and is NULL in all older rows is added to the mirror. Any other difference makes the table wait
+for a catalog check, which may give the mirror a new structure.
 
-Below that look (:attr:`Lineage.since`) rows may come under any structure that the table had since its copy. They are
-read as rows of the newest one: a column that was added since has the value that PostgreSQL gives to older rows. Rows of
-a leaf are read as the root's own there, by what its attnums are at the root (:attr:`Leaf.numbering`).
+Below the LSN of that check (:attr:`Lineage.since`), the log may hold rows in any structure that the table had since its
+copy. These rows are read as rows of the newest structure: a column that was added later has the value that PostgreSQL
+gives to older rows. Rows of a leaf are read with the attnums of the root.
 
-The attnums come from the catalog, which is read after the message was written: between the two, columns may have been
-renamed or dropped. The message lists columns by ascending attnum, so that names which have moved to other columns since
-are detected by their order.
+The attnums come from the catalog, which is read after the message was written. Between the two, columns may have been
+renamed or dropped. A Relation message lists its columns by ascending attnum. So a name that has moved to another column
+is noticed by the order of the columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_WHOLE = "REPLICA IDENTITY is no longer FULL, and there is no key"
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why rows of a relation cannot be followed."""
+    """Why rows of a relation cannot be written to the mirror."""
 
     reason: str
 
@@ -40,11 +40,11 @@ class Refusal:
 def evolved(
     table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
 ) -> Table | Refusal:  # fmt: skip
-    """The table as it is under the shape: unchanged, or with columns that appeared; or why it cannot be followed.
+    """The table, unchanged or with the columns that the shape adds; or why rows of the shape cannot be written.
 
-    ``facts`` are those of the shape; they are needed only if a column appeared. ``past`` is for spans that the
-    mirror has already applied: a column that a shape lacks may then have been added later, and not been dropped.
-    ``after``: no row under the shape is of a transaction below it.
+    ``facts``: the catalog facts of the shape, needed only if the shape has a new column. ``past``: the mirror has
+    already applied the span, so a column that the shape lacks may have been added later. ``after``: all rows of the
+    shape are of transactions at or above this LSN.
     """
     if unsettled(table, after):
         return _by_order(table, shape)
@@ -58,20 +58,20 @@ def evolved(
 
 
 def unsettled(table: Table, after: Lsn | None) -> bool:
-    """Whether rows from ``after`` on (None: any row) may be written in an earlier structure of the table's columns."""
+    """Whether rows at or above ``after`` (None: all rows) may have an earlier structure of the table."""
     since = table.columns_since
     return since is not None and (after is None or after < since)
 
 
 def alignment(table: Table, shape: Shape, after: Lsn | None) -> Alignment | None:
-    """How rows of the shape are read, where names alone do not tell it; None where they do."""
+    """How rows of the shape are read; None if the names of the columns are enough."""
     if not unsettled(table, after) or (told := _at_root(table, shape)) is None:
         return None
     return aligned(table, told)
 
 
 def _by_order(table: Table, found: Shape) -> Table | Refusal:
-    """As :func:`evolved`, for rows that may be older than the table's structure."""
+    """As :func:`evolved`, for rows that may have an earlier structure."""
     shape = _at_root(table, found)
     if shape is None:
         return Refusal("its structure changed, and rows of a partition may be older or newer than that")
@@ -103,7 +103,7 @@ def added(before: Table, after: Table) -> tuple[Column, ...]:
 
 
 def together(tables: Iterable[Table]) -> Table:
-    """One table with the columns that any of these versions of it has."""
+    """The table with all columns of these versions of it."""
     first, *rest = tables
     for other in rest:
         first = replace(first, columns=(*first.columns, *added(first, other)))
@@ -111,11 +111,11 @@ def together(tables: Iterable[Table]) -> Table:
 
 
 def _newer_catalog(table: Table, shape: Shape) -> str | None:
-    """Why the catalog, when it was read, no longer had the columns of the message; None if it had.
+    """Why the catalog, when it was read, no longer had the columns of the message; None if it still had them.
 
-    If the catalog lacks a name of the message, the name is looked up in the mirror. It is the mirror's column if that
-    one still exists: then all of the mirror's columns are in the message, and their order shows that no name has moved
-    to another column.
+    If the catalog lacks a name of the message, the name is looked up in the mirror. The mirror's column of this name is
+    taken if the relation still has this column. Then the message has all columns of the mirror, and their order shows
+    that no name has moved to another column.
     """
     places: list[int] = []
     for column in shape.columns:
@@ -133,12 +133,12 @@ def _newer_catalog(table: Table, shape: Shape) -> str | None:
 
 
 def _leaf(table: Table, shape: Shape) -> bool:
-    """Whether the shape is a leaf's. Only shapes of the table itself and of its leaves come here."""
+    """Whether the shape belongs to a leaf. All shapes here belong to the table or to one of its leaves."""
     return shape.relation_id != table.oid
 
 
 def _at_root(table: Table, shape: Shape) -> Shape | None:
-    """The shape under the attnums of the table; None for that of a leaf whose attnums say nothing of these."""
+    """The shape with the attnums of the table; None for a leaf whose attnums cannot be translated."""
     if not _leaf(table, shape):
         return shape
     leaf = _numbered(table, shape)
@@ -151,7 +151,7 @@ def _at_root(table: Table, shape: Shape) -> Shape | None:
 
 
 def _numbered(table: Table, shape: Shape) -> Leaf | None:
-    """The leaf that the shape is of, if its attnums tell the table's."""
+    """The leaf of the shape, if its attnums can be translated into those of the table."""
     return next((leaf for leaf in table.leaves if leaf.oid == shape.relation_id and leaf.numbering is not None), None)
 
 
@@ -190,11 +190,11 @@ def _other_columns(table: Table, shape: Shape, past: bool) -> str | None:
 
 
 def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
-    """The mirror's column for a column of the shape; None if the mirror has none.
+    """The mirror's column for a column of the shape; None if the mirror has no such column.
 
-    A column that the catalog no longer had when it was read is found by name and type. One of a leaf is found by what
-    its attnum is at the root: under its name there may be another one by now. Where that is not known, it is found by
-    name, and the mirror does not follow other columns by its own rows.
+    A column that the catalog no longer had is found by name and type. A column of a leaf is found by its attnum at the
+    root, because its name may belong to another column. If that attnum is not known, the column is found by name, and
+    other changes of columns make the table be copied again.
     """
     leaf = _numbered(table, shape)
     if leaf is None and _leaf(table, shape):
@@ -234,16 +234,19 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
 
 
 def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) -> bool:
-    """Whether a column that was added since the copy, but before this one, is gone: it may have had this one's name."""
+    """Whether a column that was added after the copy, and before this column, was dropped. It may have had the same
+    name."""
     live, last = set(relation.live), table.highest_attnum
     if (leaf := _numbered(table, shape)) is not None:
-        # The first that a column added since may have, less one: the last may have gone before the leaf was made.
+        # One less than the lowest attnum of a later column: the root's last column may have been dropped before the
+        # leaf was created.
         last = leaf.of_root(table.highest_attnum + 1) - 1
     return bool(live) and any(number not in live for number in range(last + 1, attnum))
 
 
 def _rewritten(table: Table, shape: Shape, relation: Table) -> bool:
-    """Whether the table was rewritten since the copy: a default that is not constant fills in old rows by a rewrite."""
+    """Whether the table was rewritten after the copy. A default that is not constant is written into old rows this
+    way."""
     if not _leaf(table, shape):
         now = {leaf.oid: leaf.files.relfilenode for leaf in relation.leaves}
         leaves = any(now.get(leaf.oid, leaf.files.relfilenode) != leaf.files.relfilenode for leaf in table.leaves)

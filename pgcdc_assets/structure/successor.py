@@ -1,14 +1,14 @@
-"""Decides how a mirror goes on when its table has another structure: by its own rows, or by a new copy.
+"""Computes the structure that a mirror can get from its own rows when its table has changed, or says why it cannot.
 
-Pure. A mirror's rows can follow where the source's catalog proves what each of them holds now:
+The system catalog proves what the rows of a mirror hold now:
 
-- a column is the same one if it has the same attnum, whatever its name is;
-- a column that was added without a rewrite has in all older rows the one value of ``attmissingval`` (none: NULL);
-- a relfilenode that is still the same proves that PostgreSQL rewrote nothing;
-- partitions have their root's columns at any time, and get others together with it (:attr:`Leaf.numbering`).
+- a column with the same attnum is the same column, whatever its name is;
+- a column that was added without a rewrite has the value of ``attmissingval`` in all older rows, or else NULL;
+- an unchanged relfilenode means that PostgreSQL rewrote no row;
+- the columns of a partition change only together with those of its root (:attr:`Leaf.numbering`).
 
-A table without a key, one whose key is another one now, and one with a partition whose columns are in another order
-than the root's are copied again: that is right whatever was done to them.
+The catalog does not prove enough for a table without a key, for a table whose key has changed, and for a table with a
+partition whose columns are in another order than the root's. These tables are copied again, which is always right.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pgcdc_assets.structure.differences import key_changed
 
 
 def successor(before: Table, now: Table, since: Lsn) -> Table:
-    """The table as its mirror goes on, where there is no :func:`obstacle`.
+    """The structure that the mirror gets, if there is no :func:`obstacle`.
 
-    ``before``: as the mirror has it. ``now``: as the catalog shows it, which the source did at ``since`` at the latest.
+    ``before``: the table as the mirror has it. ``now``: the table in the catalog. ``since``: an LSN at which the source
+    certainly had this structure.
     """
     lineage = before.descent
     left = {column.attnum: column for column in now.columns}
@@ -34,7 +35,7 @@ def successor(before: Table, now: Table, since: Lsn) -> Table:
     follows = replace(lineage, number=lineage.number + 1, since=latest, former=former)
     if now.partitioned:
         follows = replace(follows, restructured=lineage.restructured + 1, columns_since=latest)
-    # Its mirror keeps the comments that it has.
+    # Comments are compared with those that the mirror has, so they stay as they are.
     return replace(
         now,
         columns=_with_missing(before, now),
@@ -45,9 +46,9 @@ def successor(before: Table, now: Table, since: Lsn) -> Table:
 
 
 def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
-    """The table as its mirror goes on where partitions came, without a row, or went, and nothing else has changed.
+    """The structure that the mirror gets if partitions were added without rows, or removed, and nothing else changed.
 
-    ``before``, ``now``, ``since``: as of :func:`successor`. Leaves that stay are as the mirror knows them.
+    ``before``, ``now``, ``since``: as in :func:`successor`. The leaves that stay keep the facts that the mirror knows.
     """
     lineage = before.descent
     left = tuple({leaf.oid for leaf in before.leaves} - {leaf.oid for leaf in now.leaves})
@@ -61,20 +62,21 @@ def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
 
 
 def _as_known(before: Table, now: Table) -> tuple[Leaf, ...]:
-    """The leaves of ``now``; those that stay are as the mirror knows them, which has their rows under that name."""
+    """The leaves of ``now``. A leaf that was there before keeps its old name, because rows of the mirror carry this
+    name."""
     known = {leaf.oid: leaf for leaf in before.leaves}
     return tuple(known.get(leaf.oid, leaf) for leaf in now.leaves)
 
 
 def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
-    """The columns with the values of older rows as they were first seen: VACUUM FULL writes them into the rows, and
-    PostgreSQL forgets them. Rows of before are still in the log."""
+    """The columns with the values that older rows had at the first check. VACUUM FULL writes these values into the
+    rows, and PostgreSQL then deletes them from the catalog, but older rows may still be in the log."""
     known = {column.attnum: column.missing for column in before.columns}
     return tuple(replace(column, missing=known.get(column.attnum, column.missing)) for column in now.columns)
 
 
 def alike(left: Table, right: Table) -> bool:
-    """Whether rows of the log are read in the same way for both."""
+    """Whether rows of the log are read in the same way for both tables."""
     return (left.columns, left.key, left.live) == (right.columns, right.key, right.live)
 
 
@@ -98,7 +100,7 @@ def obstacle(before: Table, now: Table) -> str | None:
 
 
 def _of_partitions(before: Table, now: Table) -> str | None:
-    """Why rows of the partitions do not tell it. Published via the root, they are the root's in the stream."""
+    """Why the partitions do not prove what their rows hold; None if they do."""
     was, is_ = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     attached = [{oid: leaf.attached for oid, leaf in leaves.items()} for leaves in (was, is_)]
     if attached[0] != attached[1] or not is_:
@@ -112,7 +114,7 @@ def _of_partitions(before: Table, now: Table) -> str | None:
 
 
 def _as_numbered(was: Leaf, is_: Leaf, now: Table) -> bool:
-    """Whether the table's columns have the attnums at the leaf that its earlier numbering gives them."""
+    """Whether the earlier numbering of the leaf still gives the attnum of each of the table's columns."""
     known = was.numbering is not None and is_.numbering is not None
     return known and all(was.of_root(attnum) == is_.of_root(attnum) for attnum in now.live)
 

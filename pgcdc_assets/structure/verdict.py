@@ -1,24 +1,25 @@
-"""Decides what becomes of a mirror when the catalog shows its table otherwise, or a row came that it cannot take. Pure.
+"""Decides what happens to a mirror when its table has changed, or when a row of the log does not fit the mirror.
 
-The first line that applies counts:
+The first row of this table that applies decides. "Copied if small" means: if the table is not larger than the setting
+``recopy_bytes``. Otherwise the table is set aside, and waits for the operator.
 
-| the table | the mirror |
+| situation | the mirror |
 |---|---|
-| cannot be mirrored as it is | is set aside |
-| could not be mirrored until now | is copied |
-| has rows that the stream did not carry, or updates that it can carry only now | is copied |
-| has new files, and nothing tells what made them | is copied, within ``recopy_bytes`` |
-| is set aside, and partitions came or went | is copied |
-| is set aside, or its mirror is being changed, or mirrors are not to change now | stays as it is |
-| has other columns or another key, or was rewritten | follows by its own rows, or is copied within ``recopy_bytes`` |
-| got a partition that had rows before | is copied, within ``recopy_bytes`` |
-| got or lost other partitions | follows by its own rows |
-| had a partition that came and went, with rows in the log | is copied |
-| has rows in the log that the mirror cannot read | follows by its own rows, or is copied within ``recopy_bytes`` |
-| got a column that is NULL in all older rows | follows once it has taken all rows from before |
-| is as before | goes on |
+| no mirror can hold the table | set aside |
+| no mirror could hold the table until now | copied |
+| rows were added or removed outside of the stream, or updates can be followed only now | copied |
+| the table has new files, and the catalog does not show which command made them | copied if small |
+| the table is set aside, and partitions were added or removed | copied |
+| the table is set aside; or its mirror is being changed; or applying is paused | decided later |
+| columns or key have changed, or the rows were rewritten | reshaped if its rows prove enough, else copied if small |
+| a partition with rows was added | copied if small |
+| partitions were removed, or added without rows | reshaped |
+| the log holds rows of a partition that was added and removed between two catalog checks | copied |
+| the log holds a row that does not fit the mirror | reshaped if its rows prove enough, else copied if small |
+| a column was added that is NULL in all older rows | reshaped, once the mirror has passed the LSN of the check |
+| nothing has changed | stays |
 
-With ``schema_changes: set_aside`` a table with another structure is set aside instead of followed or copied.
+With ``schema_changes: set_aside``, a table with another structure is set aside instead of reshaped or copied.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _STRUCTURE: Final = frozenset({Difference.REWRITTEN, Difference.COLUMNS, Differe
 
 @dataclass(frozen=True)
 class Rules:
-    """What the settings say."""
+    """The settings that the verdict depends on."""
 
     schema_changes: Literal["rewrite", "metadata", "set_aside"]
     recopy_bytes: int
@@ -52,17 +53,18 @@ class Rules:
 
 @dataclass(frozen=True)
 class Stay:
-    """The mirror goes on."""
+    """Changes are applied to the mirror as before."""
 
 
 @dataclass(frozen=True)
 class Later:
-    """Nothing now: a later look decides."""
+    """Nothing happens now. A later catalog check decides."""
 
 
 @dataclass(frozen=True)
 class Reshape:
-    """The mirror's rows get the new structure; with ``leaves``, those of partitions that went leave it."""
+    """The mirror's rows get the new structure. With ``leaves``, only partitions were added or removed, and the rows of
+    the removed partitions are deleted."""
 
     what: str
     leaves: bool = False
@@ -70,7 +72,8 @@ class Reshape:
 
 @dataclass(frozen=True)
 class AfterRows:
-    """As :class:`Reshape`, once the mirror has taken all rows from before its table had the new columns."""
+    """As :class:`Reshape`, after the mirror has passed the LSN at which the catalog showed the new columns. Until then,
+    rows of the log may still bring the columns."""
 
     what: str
 
@@ -81,14 +84,14 @@ class Recopy:
 
     reason: str
     restructured: bool = False
-    """Whether its structure is the reason."""
+    """Whether a change of structure is the reason, and is reported as such."""
 
 
 @dataclass(frozen=True)
 class SetAside:
     reason: str
     refused: bool = False
-    """No mirror can hold the table."""
+    """Whether the reason is that no mirror can hold the table."""
 
 
 Verdict = Stay | Later | Reshape | AfterRows | Recopy | SetAside
@@ -98,10 +101,10 @@ def verdict(
     record: TableRecord, now: Table, rules: Rules, *,
     refusal: str | None = None, without_rows: Callable[[int], bool] = lambda oid: False, paused: bool = False,
 ) -> Verdict:  # fmt: skip
-    """What becomes of the mirror of a table that the catalog shows as ``now``.
+    """Decide what happens to the mirror of ``record``, whose table the catalog shows as ``now``.
 
-    ``refusal``: why no mirror can hold it. ``without_rows``: whether a relation certainly has no row. ``paused``:
-    mirrors are not to change.
+    ``refusal``: why no mirror can hold the table; None if one can. ``without_rows``: says of a relation's OID whether
+    the relation certainly has no rows. ``paused``: applying is paused, so no mirror is changed.
     """
     if refusal is not None:
         return SetAside(refusal, refused=True)
@@ -129,7 +132,7 @@ def verdict(
 
 
 def told(record: TableRecord, now: Table) -> str:
-    """What is said of a table: the changes that the stream does not carry, in one line; empty if there are none."""
+    """The changes of a table that are reported, in one line; empty if there are none."""
     silent = {Difference.COLUMN_ADDED} if record.state.readable else {Difference.COLUMN_ADDED, *_STRUCTURE}
     return named([change for change in changes(record.table, now) if change.difference not in silent])
 
@@ -151,7 +154,7 @@ def _restructured(record: TableRecord, now: Table, rules: Rules, what: str) -> V
     if reason is not None:
         return _recopied(now, rules, f"{what} ({reason})" if reason not in what else what)
     if record.table.lineage is not None and alike(record.table, now):
-        # The mirror has the new structure already, and rows still cannot be read.
+        # The mirror already has the new structure, and the row still does not fit.
         return _recopied(now, rules, what)
     return Reshape(what)
 
@@ -159,8 +162,8 @@ def _restructured(record: TableRecord, now: Table, rules: Rules, what: str) -> V
 def _partitions(
     record: TableRecord, now: Table, rules: Rules, without_rows: Callable[[int], bool], what: str
 ) -> Verdict:
-    """Rows that a partition had when it came were in no stream. One that is seen without a row, after it came, has had
-    all rows that it ever gets in the stream."""
+    """The stream does not carry rows that a partition had when it was attached. A partition that is empty at a check
+    after it was attached had no such rows: the stream carries all that it will ever have."""
     known = {leaf.oid for leaf in record.table.leaves}
     filled = next((leaf for leaf in now.leaves if leaf.oid not in known and not without_rows(leaf.oid)), None)
     if filled is not None:
@@ -170,13 +173,13 @@ def _partitions(
 
 def _columns_added(record: TableRecord, now: Table, rules: Rules, what: str) -> Verdict:
     if rules.schema_changes == "set_aside":
-        # Rows bring such columns by themselves.
+        # The first row with a value brings the column.
         return Later()
     return AfterRows(what) if obstacle(record.table, now) is None else _restructured(record, now, rules, what)
 
 
 def _recopied(now: Table, rules: Rules, what: str) -> Verdict:
-    """Copied, unless the table is so large that nobody may want that."""
+    """A copy, unless the table is larger than ``recopy_bytes``."""
     size = now.pages * PAGE_BYTES
     if size <= rules.recopy_bytes:
         return Recopy(what, restructured=True)

@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, PublicationFacts, SourceFacts, TableFacts, UntakenFacts
+from pgcdc_assets.checks.facts import (
+    Backend,
+    Facts,
+    LeftFacts,
+    LogFacts,
+    PublicationFacts,
+    SourceFacts,
+    TableFacts,
+    UntakenFacts,
+)
 from pgcdc_assets.checks.health import problems
 from pgcdc_assets.checks.problem import GIB, MIB
 from pgcdc_assets.core.catalog import Catalog, Identity, Outside, Table
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
@@ -251,12 +261,33 @@ def test_a_table_that_was_renamed_is_no_alarm() -> None:
     assert found.what == "is called public.orders2 now: its mirror goes on under that name"
 
 
+def test_a_name_that_is_no_text_is_to_be_changed_and_nothing_else() -> None:
+    """No run can go on with the mirror. Before the next look, and after it."""
+    garbage = TableName("public", Encoding.of("EUC_JP").shown(b"\xa9\xa1"))
+    publication = PublicationFacts("pgcdc", frozenset({garbage, LEAF_A, LEAF_B}))
+    renamed = _source(publications={"pgcdc": publication}, called={1: garbage, 2: EVENTS})
+    (found,) = problems(replace(WELL, slot=_slot(), **renamed))
+    assert (found.severity, found.do) == ("error", "rename it on the source")
+    assert "which is not text in the source's encoding" in found.what
+    looked = replace(
+        WELL, slot=_slot(), **renamed, left={ORDERS: LeftFacts(AT, waits_for=garbage)},
+        catalog=replace(CATALOG, tables=(replace(CATALOG.tables[0], name=garbage), CATALOG.tables[1])),
+        tables=(TableFacts(garbage, TableState.SET_ASIDE, reason="its name is not text", refused=True),),
+    )  # fmt: skip
+    (found,) = problems(looked)
+    assert (found.thing, found.do.partition(",")[0]) == (f"table {garbage}", "change that on the source")
+
+
 def test_a_well_lake_has_no_problems() -> None:
     assert problems(replace(WELL, slot=_slot())) == []
 
 
 WELL_TOO: dict[str, dict[str, Any]] = {
     "a run just ended": {"slot": _slot(active=False, confirmed_flush_lsn=Lsn(AT - MIB))},
+    "a run drains a backlog": {
+        "slot": _slot(active=False, confirmed_flush_lsn=Lsn(AT - 80 * MIB), inactive_since=NOW),
+        "at_work": "`pgcdc follow` (pid 5)",
+    },
     "held by us": _source(holder=Backend(99, "pgcdc_assets/setup")),
     "no log yet": {"log": None, "tables": (TableFacts(ORDERS, TableState.WAITING),)},
     "copying": _table(TableState.COPYING, None),
@@ -280,6 +311,13 @@ WELL_TOO: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WELL_TOO)
 def test_what_is_usual_is_no_problem(name: str) -> None:
     assert problems(replace(WELL, **{"slot": _slot(), **WELL_TOO[name]})) == []
+
+
+@pytest.mark.parametrize("slot", [_slot(wal_status="unreserved"), _slot(safe_wal_size=100 * MIB)])
+def test_no_run_is_to_be_started_beside_the_one_at_work(slot: SlotStatus) -> None:
+    for at_work, do in ((None, "run `pgcdc sync` now, or raise"), ("`pgcdc sync` (pid 5)", "raise")):
+        (found,) = problems(replace(WELL, slot=slot, at_work=at_work))
+        assert found.do == f"{do} max_slot_wal_keep_size on the source"
 
 
 def test_errors_come_first() -> None:

@@ -23,6 +23,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import WrongSource
+from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
 from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
@@ -35,6 +36,7 @@ from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.store import lease
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, publish_at
 from tests.fix_postgres import Database
@@ -89,8 +91,8 @@ A, B = TableName("public", "a"), TableName("public", "b")
 def test_before_setup(project: Project) -> None:
     found = project.status()
     assert json.loads(json.dumps(found.to_json())) == {
-        "ok": False, "slot": {}, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None, "in_progress": None,
-        "prepared": [], "hold": None, "tables": [],
+        "ok": False, "slot": {}, "at_work": None, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None,
+        "in_progress": None, "prepared": [], "hold": None, "tables": [],
         "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}], "last": {},
     }  # fmt: skip
     assert not path_of(project.settings.layout.root).exists()
@@ -99,7 +101,7 @@ def test_before_setup(project: Project) -> None:
 def test_after_setup_without_a_lake(project: Project) -> None:
     project.setup()
     found = project.status()
-    assert found.problems == ()
+    assert (found.problems, found.uncopied) == ((), 2)
     data: dict[str, Any] = json.loads(json.dumps(found.to_json()))
     assert data["ok"]
     assert data["slot"]["name"] == project.settings.slot
@@ -110,6 +112,16 @@ def test_after_setup_without_a_lake(project: Project) -> None:
         ("public.b", "waiting"),
     ]
     assert not path_of(project.settings.layout.root).exists()
+
+
+def test_the_process_that_writes_to_the_lake_is_named(project: Project) -> None:
+    project.log(project.setup())
+    with lake_lock(project.settings.layout, "follow"):
+        assert project.status().at_work == f"`pgcdc follow` (pid {os.getpid()})"
+    with lease.held(project.settings.layout.lock) as other:
+        assert other is not None
+        other.say("not ours")
+        assert project.status().at_work is None
 
 
 def test_prepared_transactions_that_are_kept(project: Project) -> None:
@@ -198,7 +210,7 @@ assert "pandas" not in sys.modules
 def test_another_source_under_the_same_name(project: Project) -> None:
     catalog = project.setup()
     project.log(replace(catalog, identity=replace(catalog.identity, system_identifier="1")))
-    with pytest.raises(WrongSource, match=r"the lake .* was set up for database \w+ of system 1;"):
+    with pytest.raises(WrongSource, match=r"the lake .* was set up for database .* of system 1;"):
         project.status()
 
 
@@ -329,8 +341,11 @@ def test_a_slot_held_by_somebody_else(project: Project) -> None:
 
 def test_a_catalog_that_cannot_be_read(project: Project) -> None:
     project.setup()
-    CATALOG_FILE.write_text("{")
-    assert project.problem(str(CATALOG_FILE)).startswith("is damaged, and cannot be read")
+    for text in ("{", "{}"):
+        CATALOG_FILE.write_text(text)
+        (told,) = [problem for problem in project.status().problems if str(CATALOG_FILE) in problem.thing]
+        assert told.what.startswith("is damaged, and cannot be read")
+        assert told.do == "delete it, then run `pgcdc setup`"
 
 
 def test_a_log_that_cannot_be_read(project: Project) -> None:

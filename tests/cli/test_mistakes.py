@@ -214,7 +214,7 @@ MISTAKES = (
     Mistake("size", lambda r: r.shell.set(BATCH_BYTES="plenty"), "status", 2,
             ("setting `batch_bytes`", "'plenty' is not a size; write it like 256MiB")),
     Mistake("span of time", lambda r: r.shell.set(RETENTION="1s"), "status", 2,
-            ("setting `retention`", "'1s' is not a span of time; write it like 7 days, 12 hours or 30 minutes")),
+            ("setting `retention`", "'1s' is not a span of time from 0 to 36500 days; write it like 7 days")),
     Mistake("slot's name", lambda r: r.shell.set(SLOT="My-Slot"), "setup", 2, ("setting `slot`", "a-z, 0-9 and _")),
     Mistake("lake's URL", lambda r: r.shell.set(LAKE="https://bucket/lake"), "status", 2,
             ("setting `lake`: is neither a folder of this machine nor s3://",)),

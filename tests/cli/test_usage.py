@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pgcdc_assets.checks.status import Status
 from pgcdc_assets.cli.main import run
+from pgcdc_assets.cli.status_verify import print_status
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +56,21 @@ def test_wrong_settings_exit_with_2_and_name_the_field(
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["sync", "-h"], ["--version"]])
 def test_help_is_no_failure(arguments: list[str]) -> None:
     assert run(arguments) in (0, 2) if not arguments else run(arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("tables", "at_work", "said"),
+    [
+        (0, None, "nothing is wrong"),
+        (1, None, "info: 1 table waits for a copy; run `pgcdc sync`"),
+        (3, None, "info: 3 tables wait for a copy; run `pgcdc sync`"),
+        (3, "`pgcdc follow` (pid 5)", "info: 3 tables wait for a copy; `pgcdc follow` (pid 5) copies them"),
+    ],
+)
+def test_status_tells_how_many_tables_have_no_copy_yet(
+    tables: int, at_work: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_status(Status(None, None, None, None, (), (), uncopied=tables, at_work=at_work))
+    lines = capsys.readouterr().out.splitlines()
+    assert said in lines
+    assert len([line for line in lines if line.startswith("info")]) == (tables > 0)

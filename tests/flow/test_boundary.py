@@ -185,6 +185,30 @@ def test_a_snapshot_that_a_young_transaction_held_up_is_taken_again(
         assert tries == 2
 
 
+def test_a_transaction_whose_age_is_hidden_is_named_while_it_is_waited_for(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role that is not privileged sees how long its own transactions and prepared ones are open, and no others."""
+    monkeypatch.setattr(boundary, "HELD_SECONDS", 0.2)
+    monkeypatch.setattr(boundary, "LOCK_SECONDS", 20)
+    role = f"few_{database.name}"
+    waited: list[Blocker] = []
+    with database.connect() as admin, database.connect(autocommit=False) as other:
+        admin.execute(f"CREATE ROLE {role} LOGIN REPLICATION".encode())
+        try:
+            other.execute("SELECT pg_current_xact_id()")
+
+            def told(holders: list[Blocker]) -> None:
+                waited.extend(holders)
+                other.rollback()
+
+            with Boundary(settings, f"{database.conninfo} user={role}", _never, told).snapshot():
+                pass
+        finally:
+            admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+        assert [(one.pid, one.age) for one in waited] == [(other.info.backend_pid, None)]
+
+
 def test_a_snapshot_that_took_too_long_is_taken_again(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,10 +16,13 @@ from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.catalogwatch import CatalogWatch
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.flow.reshaping import Reshaped
+from pgcdc_assets.flow.structurechanges import land
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.structure.successor import successor
 from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, delta_target, no_spark
 from tests.structure.marked import marks, remarked
 
@@ -166,3 +169,18 @@ def test_a_renamed_table_is_told_of_as_that(work: Work) -> None:
         "watch: table public.c: was called public.a, and its mirror goes on under the new name",
     ]
     work.reshapes.give_up()
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [(B, "that was undone since, and its mirror stays as it was"), (_table(2, "b", "w"), "its mirror has followed")],
+    ids=["renamed back", "still renamed"],
+)
+def test_a_mirror_is_said_to_follow_only_what_the_catalog_still_shows(work: Work, now: Table, said: str) -> None:
+    """Rows came under the new name of a column, and the catalog is read later."""
+    told = Told()
+    work.observer = told
+    after = successor(B, now, Lsn(20))
+    work.progress.reshaping(B.name)
+    assert land(work, Reshaped(after, "column 'v' was renamed to 'w'", 2))
+    assert told.lines == [f"watch: table public.b: column 'v' was renamed to 'w'; {said}, as of 0/14"]

@@ -67,14 +67,15 @@ def test_new_table_without_a_grant_waits_and_is_copied_once_it_has_it(few: Rig, 
     few.conn.execute("CREATE TABLE other (id int PRIMARY KEY)")
     few.conn.execute(f"GRANT SELECT ON other TO {role}".encode())
     few.conn.execute("INSERT INTO t VALUES (99, 'goes on', '')")
-    with pytest.raises(RightLacking, match=f"GRANT SELECT ON TABLE public.old TO {role};"):
+    with pytest.raises(RightLacking, match=f"GRANT SELECT ON TABLE public.old TO {role}"):
         few.sync()
     assert _lists(few, "other")
     few.assert_equal("public.t", "public.u", "public.other")
+    grant = f"GRANT SELECT ON TABLE public.new TO {role}"
     with following(few):
         few.conn.execute("CREATE TABLE new (id int PRIMARY KEY)")
         few.conn.execute("INSERT INTO new VALUES (1)")
-        _wait_for_the_grant(few, "new", f"GRANT SELECT ON TABLE public.new TO {role};")
+        _wait_for_the_grant(few, "new", grant)
         assert "public.old" in _waiting(few)
     few.assert_equal("public.t", "public.new")
 
@@ -85,7 +86,7 @@ def test_partition_without_a_grant_holds_up_its_root_alone(few: Rig, role: str) 
         few.conn.execute("CREATE TABLE second (id int PRIMARY KEY, v text)")
         few.conn.execute("INSERT INTO second VALUES (100, 'hundred')")
         few.conn.execute("ALTER TABLE parted ATTACH PARTITION second FOR VALUES FROM (100) TO (200)")
-        grant = f"GRANT SELECT ON TABLE public.second TO {role};"
+        grant = f"GRANT SELECT ON TABLE public.second TO {role}"
         _wait_for_the_grant(few, "parted", grant)
     few.assert_equal("public.t", "public.parted")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgcdc_assets.errors import CopyBlocked, PgcdcError, SettingsError, SlotLost, SourceNotReady, SourceUnavailable
 from pgcdc_assets.settings import Settings
@@ -211,3 +212,21 @@ def test_a_pooler_that_drops_the_parameter_replication_is_told(
 )
 def test_server_errors_have_their_class(state: str | None, message: str, kind: type[PgcdcError]) -> None:
     assert type(ServerError(state, message).typed()) is kind
+
+
+@pytest.mark.parametrize("wanted", ["read-only", "standby"])
+def test_a_server_that_target_session_attrs_does_not_want_is_told_as_that(wanted: str, database: Database) -> None:
+    with pytest.raises(SourceUnavailable, match=r"is not .*; `target_session_attrs` in the setting") as refused:
+        connect(make_conninfo(database.conninfo, target_session_attrs=wanted))
+    assert "see that the server runs" not in str(refused.value)
+
+
+def test_a_service_that_asks_for_replication_gets_a_session(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = conninfo_to_dict(database.conninfo)
+    lines = [f"{name}={value}" for name, value in given.items()]
+    (tmp_path / "services").write_text("\n".join(["[shop]", *lines, "replication=true", ""]))
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    with connect("service=shop") as conn:
+        assert conn.execute("SELECT %s", [1]).fetchone() == (1,)

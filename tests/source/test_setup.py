@@ -10,12 +10,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked, SlotActive, SourceNotReady
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.setup.findings import Finding, _version, matches_standby_names
 from pgcdc_assets.source.setup.publications import inserts_name
+from pgcdc_assets.source.setup.rights import lacking_rights
 from pgcdc_assets.source.setup.setup import check_source, setup, teardown
 from pgcdc_assets.source.slot.blockers import Blocker
 from tests.fix_postgres import Database
@@ -288,6 +290,23 @@ def test_missing_rights_are_told_one_by_one(conn: psycopg.Connection, settings: 
         made = setup(settings, conninfo).created
         assert len(made) == 3
         teardown(settings, conninfo, made)
+    finally:
+        conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_rights_that_a_copy_lacks_stand_in_one_sentence(conn: psycopg.Connection, database: Database) -> None:
+    """Advice follows the statements after a semicolon, so they end without one."""
+    role = f"plain_{secrets.token_hex(4)}"
+    conn.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA closed; CREATE TABLE closed.a (id int)".encode())
+    try:
+        ((oid,),) = conn.execute("SELECT 'closed.a'::regclass::oid")
+        name = TableName("closed", "a")
+        with connect(f"{database.conninfo} user={role}") as own:
+            (told,) = lacking_rights(own, {name: [oid]}).values()
+        assert told == (
+            f"role {role} may not read all of it: GRANT USAGE ON SCHEMA closed TO {role}; "
+            f"GRANT SELECT ON TABLE closed.a TO {role}"
+        )
     finally:
         conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 

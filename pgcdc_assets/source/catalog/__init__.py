@@ -1,9 +1,10 @@
-"""The source's catalog as plain facts. :mod:`pgcdc_assets.structure` compares them.
+"""Reads the source's catalog as plain facts. :mod:`pgcdc_assets.structure` compares these facts.
 
-tables      the mirrored tables, read        assembly    how they are put together of relations: pure
-pgclass     relations with their columns     mirrorkey   the choice of a mirror's key: pure
-pgtypes     types down to their base         typeparts   what values of a type are made of
-published   what publications publish        bare        the same without waiting for a lock
-comments    what COMMENT ON has set
-patterns    what the setting `tables` means  look        the published tables and a fingerprint
+tables      reads the mirrored tables             assembly    builds tables from relations (pure)
+pgclass     relations with their columns          mirrorkey   chooses a mirror's key (pure)
+pgtypes     types down to their base types        typeparts   the types inside a type
+published   what publications publish             bare        the same, without waiting for locks
+comments    comments of tables and columns
+patterns    which tables the setting `tables` selects
+look        the published tables and a fingerprint of their catalog rows
 """

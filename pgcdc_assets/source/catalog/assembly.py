@@ -1,4 +1,4 @@
-"""Relations of the catalog, and what is published of them, put together as the tables that are mirrored."""
+"""Builds the mirrored tables from the catalog's relations and from what publications publish of these relations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgcdc_assets.source.catalog.typeparts import TypeParts
 
 @dataclass(frozen=True)
 class Assembly:
-    """Puts relations, and what is published of them, together as tables."""
+    """The relations and publications from which the tables are built."""
 
     server_version: int
     published: Mapping[int, Published]
@@ -31,7 +31,7 @@ class Assembly:
     parts: TypeParts = field(default_factory=TypeParts)
     comments: Mapping[int, Comments] = field(default_factory=dict)
     keys: Mapping[int, int] = field(default_factory=dict)
-    """The constraints of primary keys."""
+    """OID of the primary key's constraint, by the relation's OID."""
 
     def tables(self) -> list[Table]:
         made: dict[TableName, Table] = {}
@@ -50,13 +50,14 @@ class Assembly:
         return [made[name] for name in sorted(made)]
 
     def plain(self, relation: CatalogRelation) -> Table:
-        """A table that is published as itself; a partitioned one then stands for its leaves' rows."""
+        """Builds a table that is published as itself. If the table is partitioned, its rows are the rows of its
+        leaves."""
         rows = [leaf for leaf in self._every_leaf(relation) if leaf.outside is None]
         senders = [relation.identity, *(leaf.identity for leaf in rows)]
         return self._table(relation, relation.oid, senders, rows)
 
     def root(self, relation: CatalogRelation, senders: Sequence[CatalogRelation]) -> Table:
-        """A partitioned table whose leaves are published as themselves."""
+        """Builds a partitioned table whose leaf partitions are published as themselves."""
         stored = [sender for sender in senders if sender.outside is None]
         first = (stored or senders)[0]
         identities = [sender.identity for sender in stored] or [relation.identity]
@@ -69,14 +70,16 @@ class Assembly:
         return [self.relations[oid] for oid in self.leaves.get(root.oid, ()) if oid in self.relations]
 
     def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
-        """Whether a publication that setup made lists one of these. Somebody else's may mean those alone that it
-        lists."""
+        """Whether a publication that setup made lists one of these relations.
+
+        A publication that somebody else made may list only some leaves on purpose.
+        """
         if self.rows is None:
             return False
         return any(not self.rows.ours.isdisjoint(self.published[sender.oid].publications) for sender in senders)
 
     def leaf(self, relation: CatalogRelation) -> Table:
-        """A leaf by itself, with its root's key by name."""
+        """Builds a leaf as a table of its own. Its key has the columns of its root's key, found by name."""
         root = self.relations.get(relation.root or 0)
         own = self._table(relation, relation.oid, [relation.identity], ())
         if root is None:
@@ -88,7 +91,7 @@ class Assembly:
 
     @cached_property
     def _roots(self) -> dict[int, Table]:
-        """The roots of published leaves. Each is put together once, because it may have thousands of leaves."""
+        """The roots of published leaves. Each root is built once, because it may have thousands of leaves."""
         senders: dict[int, list[CatalogRelation]] = defaultdict(list)
         for relation in self.relations.values():
             if relation.root and not relation.partitioned and relation.oid in self.published:
@@ -131,7 +134,7 @@ class Assembly:
         )
 
     def _comments(self, relation: CatalogRelation, columns: Sequence[Column]) -> Comments:
-        """Those of the table and of the columns that are published."""
+        """The comments of the table and of its published columns."""
         published = {0, *(column.attnum for column in columns)}
         return tuple(one for one in self.comments.get(relation.oid, ()) if one[0] in published)
 
@@ -168,7 +171,7 @@ class Assembly:
         )
 
     def _publishing(self, members: Mapping[int, CatalogRelation]) -> tuple[Marks, Marks]:
-        """As :attr:`TableMarks.publications` and :attr:`TableMarks.schemas`."""
+        """Returns :attr:`TableMarks.publications` and :attr:`TableMarks.schemas`."""
         if self.rows is None:
             return (), ()
         names = {name for oid in members if oid in self.published for name in self.published[oid].publications}
@@ -186,7 +189,9 @@ class Assembly:
 
 
 def _with_defaults_of(leaves: Sequence[CatalogRelation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """The columns with the leaves' defaults: ADD COLUMN ... DEFAULT notes the value of older rows at the leaves, which
-    hold them, and not at their root."""
+    """Returns the columns with the defaults of the leaves.
+
+    ADD COLUMN ... DEFAULT stores the value of older rows at the leaves, which hold these rows, and not at the root.
+    """
     noted = {column.name: column.missing for leaf in leaves for column in leaf.columns if column.missing is not None}
     return tuple(replace(column, missing=noted.get(column.name, column.missing)) for column in columns)

@@ -1,7 +1,8 @@
-"""Reads what publications publish from the bare catalog, without waiting for anybody's lock.
+"""Reads what publications publish from the catalog tables themselves, without waiting for locks.
 
-The rules are those of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). The text of a row filter is the
-exception: PostgreSQL opens its table to write it out. It is asked for alone: then only the lock on that table counts.
+The rules are the rules of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). The text of a row filter is the
+exception: to print it, PostgreSQL opens the filter's table. So each row filter is read by a query of its own, which
+waits only for a lock on that table.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from psycopg.errors import InternalError_, LockNotAvailable
 from pgcdc_assets.errors import CopyBlocked
 
 LISTS_SINCE: Final = 150000
-"""Column lists, row filters and schema publications came with 15."""
+"""PostgreSQL 15 introduced column lists, row filters and publications of schemas."""
 
 _MEMBERS: Final = """
   SELECT p.oid AS pub, r.prrelid AS relid FROM pub p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
@@ -34,7 +35,7 @@ LEFT JOIN pg_catalog.pg_publication_rel own ON own.prpubid = p.oid AND own.prrel
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s
                   WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)
 """
-# Before 18 a generated column is never in the stream (the view of 15 lists it all the same).
+# Before PostgreSQL 18 a generated column is never in the stream, although the view of PostgreSQL 15 lists it.
 COLUMNS: Final = """
   ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -43,8 +44,8 @@ COLUMNS: Final = """
                AND a.attgenerated = 's' AND (own.prattrs IS NOT NULL OR to_jsonb(p) ->> 'pubgencols' = 's'))
         ORDER BY a.attnum)
 """
-"""Names of the columns that publication ``p`` publishes of relation ``c``, beside :data:`OWN_ROW`; ``version`` is the
-server's. All of it is seen by the query's own snapshot."""
+"""SQL: names of the columns of relation ``c`` that publication ``p`` publishes. Needs :data:`OWN_ROW` in the same
+query; ``version`` is the server's version. All catalog rows are read under the query's own snapshot."""
 _MEMBERSHIP: Final = """
 WITH RECURSIVE pub AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = ANY(%(names)s)),
 member AS ({members}),
@@ -57,7 +58,7 @@ below (pub, relid) AS (
   JOIN pg_catalog.pg_class c ON c.oid = b.relid AND c.relkind = 'p'
 ),
 """
-# A foreign or unlogged leaf is none by which a table could be published.
+# Foreign and unlogged leaves do not count: a table cannot be published through them.
 _LEAFLESS: Final = """
   SELECT m.pub, m.relid FROM member m JOIN pub p ON p.oid = m.pub
   JOIN pg_catalog.pg_class c ON c.oid = m.relid AND c.relkind = 'p' AND NOT c.relispartition
@@ -92,16 +93,19 @@ FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid =
 WHERE r.prrelid = %s AND p.pubname = %s
 """
 _FILTER_TIMEOUT: Final = "SET LOCAL lock_timeout = '100ms'"
-"""Short, because the view has been waited for already, and whoever asks for the table stands in line behind us."""
+"""Short, because we have already waited for the view, and other sessions that want the table queue behind us."""
 UNREAD: Final = "\0"
-"""In the place of a row filter that could not be read."""
+"""Stands for a row filter that could not be read."""
 
 
 def read_beside_locks(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> list[tuple[Any, ...]]:
-    """Rows like those of pg_publication_tables: oid, publication, its four operations, via_root, columns (None before
-    15: all), row filter (UNREAD where its table is locked)."""
+    """Returns rows like the rows of pg_publication_tables: oid, publication, its four operations, via_root, columns,
+    row filter.
+
+    Before PostgreSQL 15 columns is None, which means all columns. The row filter is UNREAD if its table is locked.
+    """
     found = _read(conn, _SHOWN, publications, oids)
     return [(*row, _row_filter(conn, row[0], row[1]) if filtered else None) for *row, filtered in found]
 
@@ -109,15 +113,17 @@ def read_beside_locks(
 def read_leafless(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> list[tuple[Any, ...]]:
-    """Rows like those of :func:`read_beside_locks`, of partitioned tables that publications list and that have no leaf
-    by which they could be published. The view leaves them out until one comes."""
+    """Returns rows like :func:`read_beside_locks`, for the listed partitioned tables that no leaf can publish yet.
+
+    The view pg_publication_tables shows such a table only once it has a leaf.
+    """
     return [(*row, None) for *row, _ in _read(conn, _LEAFLESS, publications, oids)]
 
 
 def _read(
     conn: psycopg.Connection[Any], shown: str, publications: Sequence[str], oids: Iterable[int] | None
 ) -> list[tuple[Any, ...]]:
-    """The relations that the query ``shown`` selects. The last field of each says whether it has a row filter."""
+    """Returns the relations that the query ``shown`` selects. The last field says whether there is a row filter."""
     lists = conn.info.server_version >= LISTS_SINCE
     query = f"{_MEMBERSHIP}shown AS ({shown}){_ROWS}".format(
         members=_MEMBERS + (_SCHEMA_MEMBERS if lists else ""),
@@ -133,7 +139,7 @@ def _read(
 
 
 def _row_filter(conn: psycopg.Connection[Any], oid: int, publication: str) -> str | None:
-    """None if the table was dropped meanwhile."""
+    """Returns the row filter's text: UNREAD if the table is locked, None if the table has been dropped."""
     try:
         with conn.transaction(force_rollback=True):
             conn.execute(_FILTER_TIMEOUT)
@@ -141,12 +147,12 @@ def _row_filter(conn: psycopg.Connection[Any], oid: int, publication: str) -> st
     except LockNotAvailable:
         return UNREAD
     except InternalError_:
-        # could not open relation with OID
+        # "could not open relation with OID": the table has been dropped.
         return None
     return None if row is None else str(row[0])
 
 
 def refuse_unread(name: object) -> NoReturn:
-    """A row filter is needed that could not be read. Raises CopyBlocked."""
+    """Raises CopyBlocked for a table whose row filter is needed and could not be read."""
     raise CopyBlocked("is locked, and its row filter cannot be read meanwhile", thing=f"table {name}",
                       do="end the transaction that holds ACCESS EXCLUSIVE on it, then run again")  # fmt: skip

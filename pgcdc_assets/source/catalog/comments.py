@@ -1,4 +1,4 @@
-"""The comments of tables and of their columns, as COMMENT ON TABLE and COMMENT ON COLUMN have set them."""
+"""Reads the comments of tables and columns, which COMMENT ON TABLE and COMMENT ON COLUMN set."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 
 Comments = tuple[tuple[int, str], ...]
-"""As :attr:`Table.comments`: attnum (0: the table) and text, in attnum order."""
+"""The form of :attr:`Table.comments`: attnum (0 for the table) and text, in attnum order."""
 
-# A query of its own: comments are asked for at looks at the catalog, not for the facts of the log.
+# A separate query, because only checks of the catalog need comments. The facts in the change log have no comments.
 _COMMENTS = """
 SELECT objoid, objsubid, description
 FROM pg_catalog.pg_description
@@ -20,7 +20,7 @@ WHERE classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND objoid = ANY(%s)
 
 
 def read_comments(conn: psycopg.Connection[Any], relations: Iterable[int]) -> dict[int, Comments]:
-    """The comments of these relations, by their OIDs; those without any are left out."""
+    """Returns the comments of these relations, by OID. Relations without comments are left out."""
     found: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for oid, attnum, comment in conn.execute(_COMMENTS, [sorted(set(relations))]):
         found[oid].append((attnum, comment))

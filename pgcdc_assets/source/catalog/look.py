@@ -1,7 +1,7 @@
-"""A look at the catalog: the published tables, and a fingerprint of the catalog's rows behind them.
+"""Reads the published tables, together with a fingerprint of the catalog rows that describe them.
 
-Reading all facts of 1,000 tables takes a quarter of a second, the fingerprint a few milliseconds. So each consistent
-point can have a look of its own, which is newer than everything that the point covers.
+Reading all facts of 1,000 tables takes a quarter of a second. Reading the fingerprint takes a few milliseconds. So the
+catalog can be checked for each consistent point, after all changes that the point covers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pgcdc_assets.source.catalog.tables import at_one_moment, read_tables
 from pgcdc_assets.structure.differences import changes
 
 _SUM = "count(*)::text || ':' || coalesce(sum(hashint8extended(xmin::text::int8, {})), 0)::text"
-# A change of a catalog row writes a new row with an xmin of its own, a deletion writes none: no two sums are alike.
-# Types' values, partitions and publications are few, so all of them are summed, and a new one is seen too.
+# A change of a catalog row writes a new row with a new xmin. A deletion removes a row. So every change gives another
+# sum. Enum values, partitions and publications are few. All their rows are summed, so that new rows are noticed too.
 _PARTS = {
     "pg_class": "oid::int8|oid = ANY(%(relations)s)",
     "pg_attribute": "attrelid::int8 * 65536 + attnum|attrelid = ANY(%(relations)s) AND attnum > 0",
@@ -34,7 +34,7 @@ _PARTS = {
     "pg_publication_rel": "oid::int8|true",
     "pg_publication_namespace": "oid::int8|true",
 }
-# Tables, their leaves and the branches between them, and the composite types that their values are made of.
+# Selects the tables, their leaves, the partitioned tables between them, and the composite types of their columns.
 _RELATIONS = """
 WITH RECURSIVE above (oid) AS (
   SELECT unnest(%(oids)s::oid[])
@@ -46,7 +46,10 @@ SELECT oid FROM above UNION SELECT typrelid FROM pg_catalog.pg_type WHERE oid = 
 
 @dataclass(frozen=True)
 class CatalogLook:
-    """``relations``: the oids of the relations whose rows are in the fingerprint."""
+    """The published tables at one moment, and a fingerprint of the catalog at that moment.
+
+    ``relations``: the OIDs of the relations whose catalog rows are in the fingerprint.
+    """
 
     tables: tuple[Table, ...]
     relations: tuple[int, ...]
@@ -58,8 +61,10 @@ class CatalogLook:
         cls, conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str],
         before: Sequence[Table] = (),
     ) -> Self:  # fmt: skip
-        """The tables of these publications, and their fingerprint at the same moment. ``before``: see
-        :func:`read_tables`."""
+        """Reads the tables of these publications, and their fingerprint at the same moment.
+
+        ``before``: see :func:`read_tables`.
+        """
         with at_one_moment(conn):
             tables = read_tables(conn, publications, patterns, before)
             oids = relations_of(tables) | {leaf.oid for table in tables for leaf in table.unpublished}
@@ -70,18 +75,21 @@ class CatalogLook:
             return cls(tables, relations, _fingerprint(conn, relations))
 
     def shows(self, table: Table) -> bool:
-        """Whether it saw this table exactly as given, which may be older or newer: marks that changed never come
-        back."""
+        """Whether this look shows exactly the given table.
+
+        ``table`` may have been read before or after this look, because a mark that has changed never has its old value
+        again.
+        """
         seen = next((other for other in self.tables if other.name == table.name), None)
         return seen is not None and not changes(table, seen) and seen.comments == table.comments
 
     def stands(self, conn: psycopg.Connection[Any]) -> bool:
-        """Whether nothing that it saw has changed since, not even changed and changed back."""
+        """Whether nothing that this look shows has changed since. A change that was undone counts as a change."""
         return _fingerprint(conn, self.relations) == self.fingerprint
 
 
 def _fingerprint(conn: psycopg.Connection[Any], relations: Sequence[int]) -> str:
-    """The fingerprint of these relations, read by one statement and so at one moment."""
+    """Reads the fingerprint of these relations by one statement, so that all of it is of one moment."""
     version = conn.info.server_version
     parts = (
         f"(SELECT {_SUM.format(row)} FROM pg_catalog.{table} WHERE {where})"  # noqa: S608 (texts of our own)

@@ -1,8 +1,9 @@
-"""The choice of a mirror's key: pure rules over the facts of indexes and replica identities.
+"""Chooses a mirror's key, by pure rules over the facts of indexes and replica identities.
 
-The stream names an old row by its replica identity. So the key is the primary key only if that identity carries it,
-else the identity index. A deferrable key does not count: with it ``SET id = -id`` lets two rows swap keys within one
-statement, which no net effect per key can follow.
+The stream identifies an old row by the table's replica identity. So the primary key is the mirror's key only if the
+replica identity carries its columns. Otherwise the mirror's key is the identity index. Deferrable keys do not count:
+with a deferrable key, ``SET id = -id`` lets two rows swap keys within one statement, and a net effect per key cannot
+express a swap.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from pgcdc_assets.core.catalog import ReplicaIdentity
 
 @dataclass(frozen=True)
 class Index:
-    """The primary key, or the index of REPLICA IDENTITY USING INDEX. ``columns``: key columns' names."""
+    """The primary key, or the index of REPLICA IDENTITY USING INDEX. ``columns``: names of the key columns."""
 
     columns: tuple[str, ...]
     primary: bool
     identity: bool
     usable: bool
-    """Valid, unique, immediate, not partial, without expressions."""
+    """Whether the index is valid, unique, immediate, not partial and without expressions."""
 
 
 @dataclass(frozen=True)
 class RowIdentity:
-    """How the stream names old rows of one relation."""
+    """How the stream identifies the old rows of one relation."""
 
     replica_identity: ReplicaIdentity
     primary: tuple[str, ...] = ()
-    """Columns of a usable primary key."""
+    """Columns of the primary key, if it is usable."""
     index: tuple[str, ...] = ()
-    """Columns of a usable identity index."""
+    """Columns of the identity index, if it is usable."""
 
     @classmethod
     def of(cls, replica_identity: ReplicaIdentity, indexes: Iterable[Index]) -> RowIdentity:
@@ -43,16 +44,16 @@ class RowIdentity:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns of a key tuple ``K``; none for FULL (whole rows) and without an identity."""
+        """Columns of a key tuple ``K``. Empty for FULL, which sends whole rows, and if there is no usable identity."""
         return {"d": self.primary, "i": self.index}.get(self.replica_identity, ())
 
     @property
     def publishable(self) -> bool:
-        """Whether PostgreSQL accepts updates of the table if these are published."""
+        """Whether PostgreSQL accepts updates and deletes on the table while a publication publishes them."""
         return self.replica_identity == "f" or bool(self.carried)
 
     def delivers(self, key: Sequence[str]) -> bool:
-        """Whether every update and delete names its old row by at least ``key``."""
+        """Whether every update and delete in the stream carries at least the ``key`` of the old row."""
         return self.replica_identity == "f" or (bool(self.carried) and set(key) <= set(self.carried))
 
     def candidates(self) -> list[tuple[str, ...]]:
@@ -60,9 +61,10 @@ class RowIdentity:
 
 
 def mirror_key(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> tuple[str, ...]:
-    """The key of a table whose rows arrive from ``senders`` (itself, or its leaves); () for none.
+    """Returns the key of a table whose rows come from ``senders`` (the table itself, or its leaves); () if it has no
+    key.
 
-    Only a root's own candidates count: a key that only leaves have is not unique over all of them.
+    Only keys of the root itself count. A key that only the leaves have is not unique across the leaves.
     """
     for key in own.candidates():
         if set(key) <= set(published) and all(sender.delivers(key) for sender in senders):
@@ -71,5 +73,5 @@ def mirror_key(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequ
 
 
 def followable(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> bool:
-    """Whether updates and deletes can be mirrored: by a key, or as a multiset of whole rows."""
+    """Whether updates and deletes can be mirrored, either by a key or as a multiset of whole rows."""
     return bool(mirror_key(own, senders, published)) or all(sender.replica_identity == "f" for sender in senders)

@@ -1,4 +1,4 @@
-"""Which tables the setting ``tables`` means."""
+"""Decides which tables the setting ``tables`` selects."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _PART = re.compile(r'"(?:[^"]|"")+"|[^".\s][^".]*')
 
 @dataclass(frozen=True)
 class TablePatterns:
-    """``schema.table`` with ``*`` and ``?``; a leading ``-`` excludes. A bare name means public.
+    """Patterns of the form ``schema.table`` with ``*`` and ``?``. A pattern that begins with ``-`` excludes tables.
 
-    A table is meant if no exclusion matches it, and an inclusion does or there is no inclusion. Names are compared as
-    they are written in the catalog; a part in double quotes is taken verbatim.
+    A name without a schema is in the schema public. A table is selected if no exclusion matches it and some inclusion
+    does, or if there are no inclusions. Names are compared with the names in the catalog, including their case. A part
+    in double quotes is taken literally.
     """
 
     included: tuple[re.Pattern[str], ...] = ()
@@ -37,7 +38,7 @@ class TablePatterns:
         return not self.included or any(pattern.fullmatch(key) for pattern in self.included)
 
     def names(self, table: TableName) -> bool:
-        """Whether an inclusion asks for this table, not merely the lack of one."""
+        """Whether an inclusion selects this table. False if it is selected only because there are no inclusions."""
         return bool(self.included) and self.match(table)
 
 

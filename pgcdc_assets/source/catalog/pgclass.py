@@ -1,4 +1,4 @@
-"""Rows of pg_class with their columns and keys, and the leaves of partitioned tables, as plain facts."""
+"""Reads rows of pg_class with their columns and keys, and the leaves of partitioned tables, as plain facts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 
-# Not by pg_relation_filenode(), which answers as of now under any snapshot: the new files of an ALTER TABLE would stand
-# beside the columns of before, as those of a TRUNCATE do.
+# Does not use pg_relation_filenode(), which returns the current file under any snapshot. The result would then show the
+# new files of an ALTER TABLE with the old columns, which is how a TRUNCATE looks.
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
@@ -49,8 +49,8 @@ SELECT i.indrelid, i.indisprimary, i.indisreplident,
 FROM pg_catalog.pg_index i
 WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
 """
-# Without pg_partition_tree, which would wait for whoever has a leaf locked. A DETACH CONCURRENTLY that was interrupted
-# before its second half leaves a partition that no query of its table sees any more.
+# Does not use pg_partition_tree, which waits for locks on leaves. A partition with inhdetachpending is left out: it is
+# left by a DETACH CONCURRENTLY that was interrupted before its second half, and queries of its table do not see it.
 _LEAVES = """
 WITH RECURSIVE tree (root, oid) AS (
   SELECT r.oid, r.oid FROM unnest(%s::oid[]) AS r (oid)
@@ -62,15 +62,15 @@ SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.
 """
 
 DECODED: Final = frozenset({"tde_heap"})
-"""Table access methods of extensions that write the heap's own WAL records."""
+"""Table access methods of extensions that write the same WAL records as the heap."""
 
 of_catalog = partial(reading, "system catalog of the source", SourceFailed, "have it checked for damage there")
-"""Decorates what makes something of the catalog's rows: a row that PostgreSQL's rules exclude is one error of ours."""
+"""Decorates functions that interpret rows of the catalog. A row that PostgreSQL's rules exclude raises SourceFailed."""
 
 
 @dataclass(frozen=True)
 class CatalogRelation:
-    """A row of pg_class with its columns and identity, whatever publications say of it."""
+    """A row of pg_class with its columns and identity, regardless of publications."""
 
     oid: int
     name: TableName
@@ -85,9 +85,9 @@ class CatalogRelation:
     identity: RowIdentity
     column_rows: Marks
     attnums_given: int
-    """As of :attr:`Table.attnums_given`."""
+    """See :attr:`Table.attnums_given`."""
     access_method: str | None
-    """The table access method, if it is not PostgreSQL's heap."""
+    """The table access method of a table; None if it is PostgreSQL's heap."""
 
     @property
     def partitioned(self) -> bool:
@@ -95,10 +95,10 @@ class CatalogRelation:
 
     @property
     def outside(self) -> Outside | None:
-        """The relation as one whose rows logical decoding does not carry; None if it carries them.
+        """Why logical decoding does not carry the relation's rows; None if it carries them.
 
-        Each table access method writes WAL of its own. PostgreSQL decodes that of the heap; of the others, only those
-        that are known to be decoded count.
+        Each table access method writes its own WAL. PostgreSQL decodes the WAL of the heap. Other access methods count
+        only if they are known to be decoded (:data:`DECODED`).
         """
         if self.kind == "f":
             return Outside(self.oid, self.name, "is a foreign table", "mirror its rows from the server that has them")
@@ -111,8 +111,10 @@ class CatalogRelation:
 
     @property
     def refuses_updates(self) -> bool:
-        """Whether PostgreSQL refuses UPDATE and DELETE, if a publication publishes them. It does not consider a
-        publication for foreign and unlogged tables."""
+        """Whether PostgreSQL refuses UPDATE and DELETE while a publication publishes them.
+
+        For foreign and unlogged tables PostgreSQL ignores publications.
+        """
         return self.kind != "f" and not self.unlogged and not self.identity.publishable
 
     @property
@@ -120,7 +122,7 @@ class CatalogRelation:
         return {column.type.oid for column in self.columns}
 
     def numbering_in(self, root: CatalogRelation) -> tuple[tuple[int, int], ...] | None:
-        """As of :attr:`Leaf.numbering`."""
+        """Returns :attr:`Leaf.numbering` of this leaf under ``root``."""
         if [column.name for column in self.columns] != [column.name for column in root.columns]:
             return None
         alike = [(own.attnum, theirs.attnum) for own, theirs in zip(self.columns, root.columns, strict=True)]
@@ -136,7 +138,7 @@ class CatalogRelation:
 
 @of_catalog()
 def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, CatalogRelation]:
-    """The relations that still exist under these oids. Four queries, however many relations."""
+    """Returns those relations of ``oids`` that still exist. Needs about four queries for any number of relations."""
     wanted = sorted(set(oids))
     heads = list(conn.execute(_RELATIONS, [wanted]))
     attributes = list(conn.execute(_COLUMNS, [wanted]))
@@ -163,7 +165,7 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
 
 @of_catalog()
 def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int, tuple[int, ...]]:
-    """Oids of all leaves of each partitioned table, published or not."""
+    """Returns the OIDs of all leaves of each partitioned table, published or not."""
     found: dict[int, list[int]] = defaultdict(list)
     wanted = sorted(set(roots))
     for root, leaf in conn.execute(_LEAVES, [wanted]) if wanted else ():
@@ -172,9 +174,9 @@ def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int
 
 
 def without_rows(conn: psycopg.Connection[Any], relation: int) -> bool:
-    """Whether a relation has no page: then no transaction has a row in it. False for one that is locked or gone.
+    """Whether a relation has no page, so that no transaction has a row in it. False if it is locked or dropped.
 
-    No lock is held beside this one, and nobody is waited for longer than briefly.
+    Waits at most 100 ms for the lock, and holds no other lock at the same time.
     """
     if conn.info.transaction_status != TransactionStatus.IDLE:
         raise ValueError("a lock would be held until the end of the transaction that is open")

@@ -1,4 +1,4 @@
-"""Types as pg_type has them: domains down to their base, arrays down to their element."""
+"""Reads types from pg_type, with the base types of domains and the element types of arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 
 from pgcdc_assets.core.catalog import PgType
 
-# A proper array type is the typarray of its element; int2vector and its like are not, and print differently.
+# A true array type is the typarray of its element type. int2vector and oidvector are not, and they print differently.
 _QUERY = """
 SELECT t.oid, t.typname::text, t.typtype::text, t.typdelim::text,
        CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE 0 END, t.typtypmod,
@@ -32,7 +32,7 @@ class _Row:
 
 
 class PgTypes:
-    """The rows of pg_type that some columns need, read in a few queries."""
+    """The rows of pg_type that some columns need. They are read with few queries."""
 
     def __init__(self, rows: Mapping[int, _Row]) -> None:
         self._rows = rows
@@ -49,23 +49,25 @@ class PgTypes:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> PgTypes:
-        """From rows that were read by somebody else, with the fields of those that we read."""
+        """Made from rows that the caller has read. Their fields are in the order of :class:`_Row`."""
         return cls({row[0]: _Row(*row) for row in rows})
 
     def __contains__(self, oid: int) -> bool:
         return oid in self._rows
 
     def get(self, oid: int, typmod: int = -1) -> PgType:
-        """The type of a column. A domain's own typmod governs its base; an array's governs its elements."""
+        """Returns the type of a column. The typmod of a domain applies to its base type, the typmod of an array to its
+        elements."""
         row = self._rows.get(oid)
-        if row is None:  # dropped since: the codec takes it as text
+        if row is None:  # dropped; the codec reads its values as text
             return PgType(oid, f"oid {oid}", typmod)
         base = self._innermost(row) if row.base else None
         element = self.get(row.element, typmod) if row.element else None
         return PgType(row.oid, row.name, typmod, row.family, base, element, row.delimiter)
 
     def _innermost(self, row: _Row) -> PgType:
-        """Domains may stand on domains; only one of the chain can carry a typmod."""
+        """Returns the base type of a domain. A domain may be based on a domain; only one type of the chain has a
+        typmod."""
         typmod, passed = -1, set[int]()
         while row.base:
             if row.oid in passed:

@@ -1,7 +1,8 @@
-"""What publications publish, as the server itself resolves it (pg_publication_tables).
+"""Reads what publications publish, as the server itself resolves it (pg_publication_tables).
 
-That view waits for whoever holds ACCESS EXCLUSIVE on a published table: an open TRUNCATE or ALTER TABLE, a VACUUM FULL.
-The stream does not wait for such a lock, and we must not stop it either: then the bare catalog is read instead.
+That view waits for each session that holds ACCESS EXCLUSIVE on a published table: an open TRUNCATE or ALTER TABLE, or a
+VACUUM FULL. The stream does not wait for such a lock, so we must not make it wait. If a table is locked, the catalog
+tables themselves are read instead (:mod:`pgcdc_assets.source.catalog.bare`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from pgcdc_assets.source.catalog.bare import (
 
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 GENERATED_SINCE = 180000
-"""The version that brought publish_generated_columns; before it a generated column is never in the stream, though 15
-lists it."""
+"""The version that introduced publish_generated_columns. In older versions a generated column is never in the stream,
+although PostgreSQL 15 lists it."""
 
 _QUERY = """
 SELECT c.oid, p.pubname::text, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, {lists}
@@ -41,15 +42,15 @@ JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
 WHERE t.pubname = ANY(%(names)s){only} ORDER BY c.oid, p.pubname
 """
 _ONLY = " AND c.oid = ANY(%(oids)s)"
-# The view's own list of columns is of the newest catalog and of the query's snapshot at once: a column that was dropped
-# between the two, as another one was added, would seem to be published no more.
+# The view's own list of columns mixes the newest catalog with the query's snapshot. A column that was dropped between
+# the two, while another column was added, would look like a column that is no longer published.
 _LISTS = f"{COLUMNS}, t.rowfilter"
 _NO_LISTS = "NULL::text[], NULL::text"
 
 
 @dataclass(frozen=True)
 class Published:
-    """One relation as the stream of several publications together carries it."""
+    """What the stream carries of one relation, from all its publications together."""
 
     oid: int
     publications: tuple[str, ...]
@@ -59,7 +60,7 @@ class Published:
     truncates: bool
     via_root: bool
     columns: tuple[str, ...] | None
-    """None: all (before 15)."""
+    """Names of the published columns. None means all columns (before PostgreSQL 15)."""
     row_filter: str | None
 
 
@@ -67,24 +68,24 @@ def read_published(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None, *,
     unread: bool = False,
 ) -> dict[int, Published]:  # fmt: skip
-    """The relations of these publications by oid: leaves or roots, as each publication lists them; a root without a
-    leaf stands for itself.
+    """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them.
 
-    ``oids`` restricts them to these, which is much cheaper among hundreds. With ``unread`` the row filter of a table
-    that is locked is UNREAD; without, that raises CopyBlocked.
+    A root without leaves is returned itself. ``oids`` restricts the result to these relations, which is much cheaper if
+    the publications have hundreds of tables. If a table is locked and its row filter cannot be read, the row filter is
+    UNREAD with ``unread``; without ``unread``, CopyBlocked is raised.
     """
     version = conn.info.server_version
     lists, own = (_LISTS, OWN_ROW) if version >= LISTS_SINCE else (_NO_LISTS, "")
     query = _QUERY.format(lists=lists, own=own, only="" if oids is None else _ONLY)
     wanted = {"names": list(publications), "oids": sorted(set(oids or ())), "version": version}
     try:
-        # A rollback, so that the caller's own transaction keeps its time limit.
+        # The rollback restores the lock_timeout of the caller's own transaction.
         with conn.transaction(force_rollback=True):
             conn.execute(_LOCK_TIMEOUT)
             found = conn.execute(query.encode(), wanted).fetchall()
         found += read_leafless(conn, publications, oids)
     except (LockNotAvailable, InternalError_):
-        # The latter is raised if a table is dropped while the view is read: "could not open relation with OID".
+        # InternalError_ is raised if a table is dropped while the view is read: "could not open relation with OID".
         found = read_beside_locks(conn, publications, oids)
         locked = [row[0] for row in found if row[-1] == UNREAD]
         if locked and not unread:
@@ -96,10 +97,10 @@ def read_published(
 
 
 def _combined(oid: int, entries: list[tuple[Any, ...]]) -> Published:
-    """Combines several publications of one table: an operation is published if any of them publishes it, and filters
-    are OR-ed.
+    """Combines several publications of one table. An operation is published if any publication publishes it. Row
+    filters are combined by OR.
 
-    Different column lists of one table are an error of the server itself.
+    Different column lists for one table need no handling here: the server itself reports them as an error.
     """
     _, names, inserts, updates, deletes, truncates, via_root, columns, filters = zip(*entries, strict=True)
     listed = None if any(column is None for column in columns) else tuple(columns[0])
@@ -135,7 +136,7 @@ JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid
 WHERE p.pubname = ANY(%(names)s)
 """
 MARK: Final = "Made by pgcdc_assets for slot "
-"""How the comment begins of a publication that setup made."""
+"""Beginning of the comment on each publication that setup made."""
 _OURS = """
 SELECT pubname::text FROM pg_catalog.pg_publication
 WHERE pubname = ANY(%(names)s) AND starts_with(pg_catalog.obj_description(oid, 'pg_publication'), %(mark)s)
@@ -148,16 +149,18 @@ WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid
 
 
 def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, int]:
-    """xmin of the row in pg_depend that ties each relation to its schema: SET SCHEMA alone writes a new one.
+    """Returns the xmin of the pg_depend row that ties each relation to its schema. Only SET SCHEMA writes this row
+    again.
 
-    Only a publication of a schema loses a table that way, and regains it when the table comes back.
+    Only a publication of a schema loses a table by SET SCHEMA. It has the table again once the table is moved back.
     """
     return dict(conn.execute(_PLACES, [sorted(set(oids))]).fetchall())
 
 
 @dataclass(frozen=True)
 class PublicationRows:
-    """The catalog rows that publish the table. A table that was taken out and put back has new ones."""
+    """The catalog rows that publish tables. A table that was removed from a publication and added again has new
+    rows."""
 
     publications: Mapping[str, Mark]
     relations: Mapping[tuple[str, int], Mark]
@@ -179,15 +182,16 @@ class PublicationRows:
 
     @cached_property
     def listed(self) -> frozenset[int]:
-        """The relations that a publication lists by themselves."""
+        """The relations that a publication lists individually."""
         return frozenset(oid for _, oid in self.relations)
 
     def listing(self, publications: Iterable[str], oid: int) -> Marks:
-        """The rows that list a relation by itself."""
+        """Returns the rows that list a relation individually."""
         return tuple(sorted(self.relations[name, oid] for name in publications if (name, oid) in self.relations))
 
     def of(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> Marks:
-        """The rows that concern a table: its publications', its own or its relatives', its schemas'."""
+        """Returns the rows that concern a table: of its publications, of the table and its partitions, and of its
+        schemas."""
         members, places = list(oids), list(schemas)
         marks: list[Mark] = []
         for name in publications:

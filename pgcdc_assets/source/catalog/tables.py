@@ -1,4 +1,4 @@
-"""The mirrored tables as the source's catalog has them, read at one moment."""
+"""Reads the mirrored tables from the source's catalog, all at one moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pgcdc_assets.source.catalog.typeparts import TypeParts
 from pgcdc_assets.source.connect.connection import encoding_of
 from pgcdc_assets.source.connect.failures import no_publication
 
-# Upwards from each leaf, because a branch with partitions of its own may be detached and attached too.
+# Goes up from each leaf, because a partition that has partitions itself may be detached and attached too.
 _ATTACHED = """
 WITH RECURSIVE chain (leaf, parent, level, mark) AS (
   SELECT inhrelid, inhparent, 1, ARRAY[inhparent::int8, xmin::text::int8]
@@ -45,11 +45,11 @@ def read_tables(
     conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = (),
     before: Sequence[Table] = (), blocked: dict[TableName, CopyBlocked] | None = None,
 ) -> tuple[Table, ...]:  # fmt: skip
-    """The mirrored tables of these publications, by name: roots and plain tables. Roots hold their leaves.
+    """Returns the mirrored tables of these publications, sorted by name: roots with their leaves, and plain tables.
 
-    ``before``: as they were read earlier. The row filter of a locked table, which cannot be read, is the one that it
-    had then, if no row of the catalog that publishes it has changed since. Otherwise CopyBlocked is raised; with
-    ``blocked`` the table is left out, and the error noted there.
+    ``before``: the tables as they were read earlier. The row filter of a locked table cannot be read. If no catalog row
+    that publishes the table has changed since, the row filter is taken from ``before``. Otherwise CopyBlocked is
+    raised. With ``blocked``, the error is stored there by the table's name instead, and the table is left out.
     """
     with at_one_moment(conn):
         published = read_published(conn, publications, unread=True)
@@ -96,10 +96,10 @@ def _filtered(table: Table, before: Table | None) -> Table:
 
 @contextmanager
 def at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Gives all queries one snapshot: half of an ALTER PUBLICATION would look like a table that was lost and
-    regained."""
+    """Gives all queries in the block one snapshot. Otherwise an ALTER PUBLICATION that commits between two queries
+    could look as if a table had been removed and added again."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
-        yield  # The caller has opened a transaction of its own.
+        yield  # The caller has opened a transaction itself.
         return
     with conn.transaction():
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -110,7 +110,7 @@ def read_catalog(
     conn: psycopg.Connection[Any], identity: Identity, publications: Sequence[str], patterns: Sequence[str] = (),
     before: Sequence[Table] = (),
 ) -> Catalog:  # fmt: skip
-    """The catalog to save. The first publication is the main one. ``before``: see :func:`read_tables`."""
+    """Reads the catalog to save. The first publication is the main publication. ``before``: see :func:`read_tables`."""
     tables = read_tables(conn, publications, patterns, before)
     encoding = encoding_of(conn).name
     return Catalog(identity, publications[0], conn.info.server_version, tables, tuple(publications), encoding)
@@ -120,12 +120,13 @@ def read_catalog(
 def relation_facts(
     conn: psycopg.Connection[Any], relations: Mapping[int, Iterable[int]], publications: Sequence[str]
 ) -> dict[int, RelationFacts]:
-    """What Relation messages lack, as the catalog has it now. ``relations``: the OIDs of each relation's column types,
-    by its OID.
+    """Reads from the current catalog the facts that Relation messages lack.
 
-    Some ten queries, however many relations: a transaction may touch thousands. ``table`` is the relation itself: a
-    leaf has its own columns by its own attnums, its root's name, and the root's key by the leaf's attnums. It is None
-    once the relation is dropped.
+    ``relations``: the OIDs of each relation's column types, by the relation's OID.
+
+    Needs about ten queries for any number of relations, because a transaction may touch thousands. In the result,
+    ``table`` is the relation itself. For a leaf it has the leaf's columns and attnums, the root's name, and the root's
+    key by the leaf's attnums. ``table`` is None if the relation has been dropped.
     """
     wanted = {oid: list(type_oids) for oid, type_oids in relations.items()}
     types = PgTypes.read(conn, {type_oid for type_oids in wanted.values() for type_oid in type_oids})

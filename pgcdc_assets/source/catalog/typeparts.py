@@ -1,7 +1,8 @@
-"""What the values of a type are made of, in any depth: enums, composites, and types whose text is a name.
+"""Finds the types that a type is made of, at any depth: enums, composite types, and types whose text is a name.
 
-The text of such a value can change without a row being written: ALTER TYPE ... RENAME VALUE, ADD ATTRIBUTE, DROP
-ATTRIBUTE (ALTER TABLE ... ADD COLUMN, where a table is used as a row type), or the renaming of an object.
+The text of their values can change although no row is written. The causes are ALTER TYPE ... RENAME VALUE, ADD
+ATTRIBUTE and DROP ATTRIBUTE (ALTER TABLE ... ADD COLUMN, if a table is used as a row type), and the renaming of an
+object.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ NAMING_TYPES = frozenset(
     {"aclitem", "regclass", "regcollation", "regconfig", "regdatabase", "regdictionary", "regnamespace", "regoper",
      "regoperator", "regproc", "regprocedure", "regrole", "regtype"}
 )  # fmt: skip
-"""Types whose value is the OID of an object and whose text is the object's name: a rename changes the text, and leaves
-no trace here."""
+"""Types whose value is the OID of an object and whose text is the object's name. Renaming the object changes the text
+and leaves no trace in the rows or in the type."""
 
 _INNER = """
 SELECT t.typbasetype AS oid
@@ -56,13 +57,13 @@ class _Part:
 
 @dataclass(frozen=True)
 class TypeParts:
-    """The types that some columns need, with all types inside them."""
+    """The types of some columns, with all types inside them."""
 
     parts: Mapping[int, _Part] = field(default_factory=dict)
 
     @classmethod
     def read(cls, conn: psycopg.Connection[Any], oids: Iterable[int]) -> TypeParts:
-        """Read with one query, however many types and however deep."""
+        """Reads all types with one query, for any number of types and any depth."""
         found = {}
         for oid, name, family, inner, labels, attributes in conn.execute(_PARTS, [sorted(set(oids))]):
             values = (text.split(" ", 2) for text in labels)
@@ -72,7 +73,7 @@ class TypeParts:
         return cls(found)
 
     def labels(self, types: Iterable[int]) -> tuple[EnumLabel, ...]:
-        """The values of the enums in these types."""
+        """Returns the values of the enums in these types."""
         return tuple(label for part in self._within(types) for label in part.labels)
 
     def composites(self, types: Iterable[int]) -> tuple[Composite, ...]:
@@ -81,11 +82,11 @@ class TypeParts:
         )
 
     def naming(self, types: Iterable[int]) -> list[str]:
-        """The types in these whose text is the name of an object."""
+        """Returns the names of the types in ``types`` whose text is the name of an object."""
         return [part.name for part in self._within(types) if part.name in NAMING_TYPES and part.family == "b"]
 
     def _within(self, types: Iterable[int]) -> list[_Part]:
-        """These types and all types inside them, by oid."""
+        """Returns these types and all types inside them, sorted by OID."""
         found: dict[int, _Part] = {}
         waiting = list(types)
         while waiting:

@@ -1,10 +1,15 @@
-"""Connections: the same session settings everywhere, typed errors, a bound on silence, no secrets in messages.
+"""Connects to the source, always with the same session settings, typed errors and a limit on silence.
 
-connection    SQL by psycopg
-libpq         a connection at libpq's level  walsender     the replication connection
-readers       frames off a connection        socketreader  the same, thousands of frames at a time
-quoting       names and values in commands   failures      SQLSTATE -> class of error and advice
-pluginoptions what pgoutput is asked for, by version
+Messages contain no secrets.
+
+connection    a connection for SQL, by psycopg
+libpq         a connection for direct calls of libpq
+walsender     the replication connection
+readers       read frames from a connection
+socketreader  reads thousands of frames at a time
+quoting       quotes names and values in commands
+failures      maps SQLSTATE to a class of error and an advice
+pluginoptions the options of pgoutput, by the server's version
 route         how another machine reaches the source
-silence       how long the source may say nothing
+silence       how long the source may send nothing
 """

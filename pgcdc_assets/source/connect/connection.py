@@ -1,4 +1,5 @@
-"""Connections to the source: the same session settings everywhere, typed errors, no secrets in messages."""
+"""Connects to the source for SQL, always with the same session settings and typed errors. Messages contain no
+secrets."""
 
 from __future__ import annotations
 
@@ -26,28 +27,28 @@ logger = logging.getLogger(__name__)
 RV = TypeVar("RV")
 
 APPLICATION = "pgcdc_assets"
-"""First part of every application_name. Distinctive on purpose: where synchronous_standby_names
-matches it, each COMMIT on the source waits for us."""
+"""First part of every application_name. It is distinctive on purpose: if synchronous_standby_names matched it, each
+COMMIT on the source would wait for us."""
 
 _SESSION = {
-    # One text form of every value, whatever the server's, database's or role's defaults are.
+    # Every value has one text form, independent of the defaults of the server, the database and the role.
     "TimeZone": "UTC",
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "lc_monetary": "C",
-    # Names of objects (regclass and its kin), and the text of row filters, which a copy's query repeats.
+    # These decide how names of objects print (regclass and similar types), and the row filters that COPY repeats.
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
-    # A snapshot's holder sits idle in its transaction for as long as the copy takes.
+    # The holder of a snapshot is idle in its transaction for as long as the copy takes.
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # The search path decides how regclass and its like print, and which operators are found: all connections have one
-    # path, on which nobody can put a function.
+    # The search path decides how regclass and similar types print, and which operators are found. All connections have
+    # the same path, and no user can create a function in it.
     "search_path": "pg_catalog",
-    # Reporting roles often have it on, and setup makes publications.
+    # Roles for reporting often have this on, and setup has to create publications.
     "default_transaction_read_only": "off",
 }
 _TRANSPORT = {
@@ -55,35 +56,39 @@ _TRANSPORT = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
-    # While sent data is unacknowledged (a status goes out every five seconds) keepalives do not count, and Linux would
-    # retry for a quarter of an hour.
+    # TCP sends no keepalives while sent data is unacknowledged, and we send a status every five seconds. Without this
+    # limit, Linux would retry for a quarter of an hour.
     "tcp_user_timeout": "60000",
     "client_encoding": "UTF8",
+    # Empty, so that a value from a service file is not used.
+    "replication": "",
 }
-"""A peer that vanished is noticed within a minute; :mod:`pgcdc_assets.source.connect.silence` notices a dead path that
-keeps TCP alive. The conninfo's own values win, except for the encoding."""
+"""Connection parameters. With these, a peer that vanished is noticed within a minute. A dead path that keeps its TCP
+connections alive is noticed by :mod:`pgcdc_assets.source.connect.silence`. The values of the user's conninfo take
+precedence, except for the encoding."""
 _CANCEL_SECONDS = 1.0
-"""How long to ask the server to give up a query that nobody waits for any more."""
+"""Time limit for a cancel request, sent when nobody waits for the query's result any more."""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A psycopg connection that raises SourceUnavailable wherever its loss is noticed; silence counts as loss.
+    """A psycopg connection that raises SourceUnavailable when it is lost. Silence of the server counts as loss.
 
-    A query may take any time as long as its session is seen to be at work; ``on_wait`` is called every ten seconds.
+    A query may take any time as long as its session is at work. ``on_wait`` is then called every ten seconds.
     """
 
     patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"
-    """Where the connection leads, for messages: see :func:`redacted`."""
+    """The server of the connection, for messages: see :func:`redacted`."""
     session: Session | None = None
-    """The session on the server; None until the server has named it."""
+    """The session on the server; None until the server has sent its pid."""
     on_wait: Callable[[str], None] | None = None
-    """Called with what a long wait is for; if None, that is logged."""
+    """Called with a text that says what a long wait is for. If None, the text is logged."""
     encoding: Encoding = UTF8
-    """The encoding of all texts: the server's own. A server that is asked for UTF8 ends a stream, a copy or a query at
-    the first text that has none; in its own encoding, a bad text affects its table alone."""
+    """The encoding of all texts: the server's encoding. If we requested UTF8, the server would end the stream, copy or
+    query at the first text that cannot be converted to UTF8. In the server's encoding, a bad text affects only its own
+    table."""
 
     def execute(
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
@@ -95,8 +100,10 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         return super().execute(query, params, prepare=prepare, binary=binary)
 
     def speak(self) -> None:
-        """Use the server's encoding, in which :func:`session_settings` has the session answer. psycopg would refuse a
-        text with a byte that is none."""
+        """Makes psycopg use the server's encoding, which :func:`session_settings` sets for the session.
+
+        psycopg itself would refuse a text with a byte that is invalid in its encoding.
+        """
         self.encoding = encoding = Encoding.of(self.info.parameter_status("server_encoding"))
         if encoding.name == UTF8.name:
             return
@@ -129,24 +136,23 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         except psycopg.Error:
             raise
         except BaseException:
-            # The server was silent, or the wait was interrupted: nobody will read the answer, so the connection cannot
+            # The server was silent, or the wait was interrupted. Nobody will read the answer, so the connection cannot
             # be used for another query.
             self.abandon()
             raise
 
     def silence(self) -> Silence:
-        """A new count of silence, for one answer on this connection, whoever reads it."""
+        """Starts a new count of silence, for one answer on this connection."""
         return Silence(self.patience, self.endpoint, self._at_work)
 
     def abandon(self) -> None:
-        """Give up the command under way, and the connection with it."""
+        """Cancels the running command and closes the connection."""
         with suppress(psycopg.Error):
             self.cancel_safe(timeout=_CANCEL_SECONDS)
         self.close()
 
     def _listening(self, gen: PQGen[RV]) -> PQGen[RV]:
-        """Passes values between ``gen`` and psycopg's wait loop, and counts the waits in which the server sent
-        nothing."""
+        """Passes values between ``gen`` and psycopg's wait loop, and counts how long the server sends nothing."""
         silence = self.silence()
         try:
             wanted = next(gen)
@@ -173,12 +179,13 @@ def log_waiting(what: str) -> None:
 
 
 def session_options(**more: str) -> str:
-    """The start-up option string ``-c name=value ...`` of every connection; ``more`` wins."""
+    """Returns the start-up options ``-c name=value ...`` of every connection. ``more`` takes precedence."""
     return " ".join(f"-c {name}={_escaped(value)}" for name, value in {**_SESSION, **more}.items())
 
 
 def source_conninfo(conninfo: str, *, application_name: str, options: dict[str, str] | None = None, **more: str) -> str:
-    """``conninfo`` with our session settings after the user's own; SettingsError if it is not a conninfo."""
+    """Returns ``conninfo`` with our session settings behind the user's options. Raises SettingsError if it is not a
+    conninfo."""
     given = parsed(conninfo)
     ours = session_options(**(options or {}))
     own = str(given.get("options") or "")
@@ -192,10 +199,10 @@ def connect(
     conninfo: str, *, application_name: str = APPLICATION, row_security: bool = True,
     options: dict[str, str] | None = None, **kwargs: Any,
 ) -> SourceConnection:  # fmt: skip
-    """An autocommit connection with the session settings above.
+    """Opens an autocommit connection with the session settings above.
 
-    ``row_security=False`` is for copying: a policy that would hide rows is then an error, not a
-    shorter table. Raises SourceUnavailable, or SourceNotReady where the server refuses us.
+    ``row_security=False`` is for copies: a policy that would hide rows then causes an error and not an incomplete copy.
+    Raises SourceUnavailable, or SourceNotReady if the server refuses the connection.
     """
     extra = dict(options or {})
     if not row_security:
@@ -209,8 +216,11 @@ def connect(
 
 
 def opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
-    """A connection by ``full``, which was made from ``conninfo``; interruptible at any time. Raises what
-    :func:`connect` raises."""
+    """Opens a connection with the conninfo ``full``, which was made from ``conninfo``. It can be interrupted at any
+    time.
+
+    Raises the errors of :func:`connect`.
+    """
     try:
         conn = SourceConnection.connect(full, **kwargs)
     except psycopg.OperationalError as error:
@@ -223,8 +233,10 @@ def opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
 
 
 def session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
-    """A statement that makes all session settings again, because a pooler may drop the start-up option string. Its
-    first column is the session's pid, which a pooler does not know either."""
+    """Returns a statement that makes all session settings again, because a pooler may drop the start-up options.
+
+    Its first column is the session's pid, because a pooler does not report the right pid either.
+    """
     late = {"client_encoding": conn.encoding.name}
     # Servers before 17 do not know transaction_timeout, and would refuse a connection that names it at start-up.
     if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
@@ -234,12 +246,13 @@ def session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
 
 
 def encoding_of(conn: psycopg.Connection[Any]) -> Encoding:
-    """The encoding in which a connection gets its texts."""
+    """Returns the encoding of the texts that a connection receives."""
     return Encoding.of(conn.info.parameter_status("client_encoding"))
 
 
 def parsed(conninfo: str) -> dict[str, Any]:
-    """The conninfo's fields. Raises our own error, because libpq's would quote the text, password and all."""
+    """Returns the conninfo's fields. Raises our own error, because libpq's error would quote the text with the
+    password."""
     try:
         return dict(conninfo_to_dict(conninfo))
     except (ProgrammingError, UnicodeError):
@@ -247,7 +260,7 @@ def parsed(conninfo: str) -> dict[str, Any]:
 
 
 def redacted(conninfo: str) -> str:
-    """Where a conninfo leads, for messages: ``user@host:port/dbname``, without any secret."""
+    """Returns the target of a conninfo, for messages: ``user@host:port/dbname``, without secrets."""
     try:
         given = conninfo_to_dict(conninfo)
     except ProgrammingError:
@@ -262,7 +275,7 @@ def redacted(conninfo: str) -> str:
 
 
 def without_secret(text: str, conninfo: str) -> str:
-    """``text`` with every secret of the conninfo blotted out, should a library ever quote one."""
+    """Returns ``text`` with every secret of the conninfo replaced by ``***``, because a library may quote a secret."""
     for name, value in parsed(conninfo).items():
         if value and is_secret(name):
             text = text.replace(str(value), "***")
@@ -270,5 +283,5 @@ def without_secret(text: str, conninfo: str) -> str:
 
 
 def _escaped(value: str) -> str:
-    """The value for the options field: with a backslash before blanks and backslashes (PostgreSQL's pg_split_opts)."""
+    """Escapes a value for the options field: blanks and backslashes get a backslash (PostgreSQL's pg_split_opts)."""
     return value.replace("\\", "\\\\").replace(" ", "\\ ")

@@ -1,6 +1,6 @@
-"""What PostgreSQL's errors mean to us: one table from SQLSTATE to class and advice.
+"""Maps PostgreSQL's errors to our classes of errors and to advice, by SQLSTATE.
 
-Only a message's primary line is kept: DETAIL and CONTEXT may hold row values.
+Only the primary line of a message is kept, because DETAIL and CONTEXT may contain row values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pgcdc_assets.errors import (
 
 COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew"
 NEW_LAKE = "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`"
-"""The advice if the lake holds what this source never had: the lake's positions are too high for any new copy."""
+"""The advice if the lake holds changes that this source never had. The lake's positions are then too high for a new
+copy."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that holds it ends, or end it"),
@@ -53,9 +54,9 @@ UNREACHED = (
     "see that the server runs, and that host and port in the setting `source` (PGCDC_SOURCE, or pgcdc.yaml) are its own"
 )
 _NO_UTF8 = ("22021", "22P05")
-"""Bytes that are not a text in the server's own encoding; a character that does not exist in UTF8."""
+"""The SQLSTATEs of bytes that are invalid in the server's encoding, and of a character that does not exist in UTF8."""
 _UNAVAILABLE_CLASSES = ("08", "57P")
-"""Connection exceptions, shutdown and crash (57P01 to 57P05)."""
+"""Beginnings of SQLSTATE for connection exceptions, and for shutdown and crash (57P01 to 57P05)."""
 
 _AT_CONNECT = (
     (re.compile(r"password authentication failed|no password supplied"), "28P01"),
@@ -65,7 +66,8 @@ _AT_CONNECT = (
     (re.compile(r"too many connections for|too many clients already|remaining connection slots"), "53300"),
     (re.compile(r"database system is (?:starting up|shutting down|in recovery mode|not .*accepting conn)"), "57P03"),
 )
-"""Texts of refusals, for which libpq gives no SQLSTATE; in a language other than English a refusal stays retryable."""
+"""Texts of refused connections, for which libpq returns no SQLSTATE. A refusal in another language than English is
+treated as retryable."""
 
 _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     (
@@ -85,14 +87,14 @@ _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     ),
 )
 """Texts of a source that gives us no walsender, with the class of the error and the advice. A pooler refuses the
-parameter ``replication``, or drops it: then an ordinary session gets our first replication command. A walsender of a
-run that was killed may still be there for a while, so a lack of walsenders is retryable."""
+parameter ``replication``, or drops it, and then an ordinary session receives our first replication command. A lack of
+walsenders is retryable, because the walsender of a run that was killed may exist for a while."""
 
 _NO_CONNINFO = re.compile(
     r"^(?:connection (?:failed|is bad): )*(?:invalid (?:port number|integer value|\S+ value)|definition of service)"
     r"|Servname not supported"
 )
-"""Texts of libpq about a field that it cannot use, before it has tried to connect."""
+"""Texts of libpq about a conninfo field that it cannot use. libpq has not tried to connect then."""
 
 _LOST = re.compile(
     r"can no longer (?:get changes|access)|cannot read from logical replication slot|has been invalidated"
@@ -102,14 +104,15 @@ _NO_PUBLICATION = re.compile(r'publication "(.*)" does not exist')
 
 
 def no_publication(name: str) -> EmptyPublication:
-    """Also where it has been made again since: WAL from before that cannot be decoded."""
+    """Returns the error for a publication that did not exist at some time. Creating it again does not help: the WAL
+    from before its creation cannot be decoded."""
     return EmptyPublication("did not exist at some time since the slot was made: changes of that time are lost",
                             thing=f"publication {name}", do=COPY_ANEW)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ServerError:
-    """An ErrorResponse, or libpq's own words where there is no SQLSTATE."""
+    """An error of the server (ErrorResponse), or an error text of libpq, which has no SQLSTATE."""
 
     state: str | None
     message: str
@@ -133,7 +136,7 @@ class ServerError:
         if self.state == "58P01" and "WAL segment" in self.message:
             return SlotLost(self.message, thing=thing, do=COPY_ANEW)
         if self.state in _NO_UTF8:
-            # The message itself quotes bytes of the text.
+            # The message is left out, because it quotes bytes of the text.
             return SourceFailed(f"holds a text that cannot be had in UTF8 (SQLSTATE {self.state})", thing=thing,
                                 do=f"correct it there; where the WAL holds it already, {COPY_ANEW}")  # fmt: skip
         if "wal_level" in self.message:
@@ -141,7 +144,8 @@ class ServerError:
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)
 
     def of_table(self, table: object) -> PgcdcError:
-        """As :meth:`typed`, of a statement that concerns one table: a right that it lacks is that table's trouble."""
+        """Returns :meth:`typed` for a statement that concerns one table. A missing right is then an error of this table
+        only."""
         typed = self.typed(f"table {table}")
         return RightLacking(typed.what, thing=typed.thing, do=typed.do) if self.state == "42501" else typed
 
@@ -157,24 +161,24 @@ class ServerError:
 
 
 class Unusable(ServerError):
-    """libpq's complaint about the conninfo itself."""
+    """An error of libpq about the conninfo itself."""
 
     def typed(self, thing: str = "source") -> PgcdcError:
         return SettingsError(self.message, thing="setting `source`")
 
 
 def of_exception(error: psycopg.Error) -> ServerError:
-    """Made from psycopg's exception: its primary line alone."""
+    """Made from psycopg's exception, with only the primary line of its message."""
     primary = error.pgresult.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) if error.pgresult else None
     with suppress(UnicodeDecodeError):
-        # psycopg takes a text of SQL_ASCII for ASCII.
+        # psycopg decodes texts of SQL_ASCII as ASCII, so we decode the message ourselves.
         if primary:
             return ServerError(error.sqlstate, first_line(primary.decode()))
     return ServerError(error.sqlstate, first_line(error.diag.message_primary or str(error)))
 
 
 def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
-    """Made from libpq's result of status FATAL_ERROR."""
+    """Made from a libpq result with status FATAL_ERROR."""
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
     primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
     encoding = pgconn.parameter_status(b"client_encoding")
@@ -183,11 +187,20 @@ def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
     return ServerError(state.decode() if state else None, first_line(text))
 
 
+_OTHER_SERVER = re.compile(r"(session|server) is (not )?(read-only|in hot standby mode)")
+"""Messages of libpq about a server that ``target_session_attrs`` excludes."""
+
+
 def of_refusal(text: str) -> ServerError:
-    """Made from libpq's text about a connection that could not be made."""
+    """Made from libpq's text about a connection that could not be opened."""
     line = first_line(text)
     if _NO_CONNINFO.search(line):
         return Unusable(None, line)
+    if _OTHER_SERVER.search(line):
+        return ServerError(
+            None, line, "`target_session_attrs` in the setting `source`, or PGTARGETSESSIONATTRS, asks for another "
+            "kind of server: remove it, or name the host of one",
+        )  # fmt: skip
     state = next((state for pattern, state in _AT_CONNECT if pattern.search(text)), None)
     return ServerError(state, line, UNREACHED)
 

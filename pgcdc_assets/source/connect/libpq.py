@@ -1,5 +1,7 @@
-"""A connection at libpq's level, because psycopg has no calls for replication commands and for data that we read
-ourselves: the base of the replication connection (:mod:`pgcdc_assets.source.connect.walsender`).
+"""A connection for direct calls of libpq. The replication connection is based on it.
+
+psycopg itself has no calls for replication commands (:mod:`pgcdc_assets.source.connect.walsender`), nor for data that
+we read from the connection ourselves.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from pgcdc_assets.source.connect.silence import Session, Silence
 from pgcdc_assets.source.connect.socketreader import SocketReader
 
 POLL_SECONDS = 0.5
-"""How long a command waits at a time, so that signals and ``waiting`` get their turn."""
+"""The longest single wait of a command, so that signals are handled and ``waiting`` is called between two waits."""
 _CANCEL_SECONDS = 2.0
 GSS_ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
 
 
 class LibpqConnection:
-    """Runs commands one by one, and reads data off the connection itself."""
+    """Runs one command at a time, and reads data directly from the connection."""
 
     _settings: ClassVar[Mapping[str, str]] = {}
     """Session settings of this class of connections."""
@@ -41,7 +43,7 @@ class LibpqConnection:
     def __init__(self, connection: SourceConnection) -> None:
         self._connection = connection
         self.pgconn = connection.pgconn
-        # Blocking, because what we send is short and nothing polls for its being sent.
+        # Blocking, because we send only short commands and nothing polls until they are sent.
         self.pgconn.nonblocking = 0
         self.endpoint = connection.endpoint
         self._socket: SocketReader | None = None
@@ -54,7 +56,7 @@ class LibpqConnection:
         application_name: str = f"{APPLICATION}/receive",
         options: Mapping[str, str] | None = None,
     ) -> Self:
-        """Connect to the conninfo's database; ``options`` are additional session settings."""
+        """Connects to the conninfo's database. ``options`` are additional session settings."""
         settings = {**cls._settings, **(options or {})}
         full = source_conninfo(conninfo, application_name=application_name, options=settings, **cls._parameters)
         source = opened(conninfo, full)
@@ -70,40 +72,40 @@ class LibpqConnection:
     # Commands -----------------------------------------------------------------------------------
 
     def execute(self, command: str, *, waiting: Callable[[], None] | None = None) -> list[tuple[str | None, ...]]:
-        """Run a replication command or simple SQL; returns the last result's rows as text.
+        """Runs a replication command or simple SQL. Returns the rows of the last result as text.
 
-        ``waiting`` is called every half second until the server answers; without it, long waits are logged.
+        ``waiting`` is called every half second until the server answers. Without it, long waits are logged.
         """
         result = self._result(command, waiting)
         columns = range(result.nfields)
         return [tuple(self._text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
 
     def cancel(self) -> None:
-        """Ask the server to give up the command under way."""
+        """Asks the server to cancel the running command."""
         self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def at_work(self) -> bool:
-        """Whether another connection finds this one's session at work."""
+        """Whether another connection sees the session of this connection at work."""
         session = self._connection.session
         return session is not None and session.work() is not None
 
     # Data ---------------------------------------------------------------------------------------
 
     def wait(self, timeout: float) -> bool:
-        """Wait for input; returns whether there is some."""
+        """Waits for input up to ``timeout`` seconds. Returns whether there is input."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         return bool(poll.poll(max(timeout, 0) * 1000))
 
     def socket(self) -> SocketReader | None:
-        """The reader of the socket itself; None where it does not carry the protocol (TLS, GSSAPI encryption)."""
+        """Returns a reader of the socket itself; None if the connection is encrypted (TLS, GSSAPI encryption)."""
         if self._socket is None and not self.pgconn.ssl_in_use and self.execute(GSS_ENCRYPTED)[0][0] != "t":
             self._socket = SocketReader(self.fileno(), self.endpoint, self.encoding)
         return self._socket
 
     @property
     def encoding(self) -> Encoding:
-        """As of :attr:`SourceConnection.encoding`."""
+        """See :attr:`SourceConnection.encoding`."""
         return self._connection.encoding
 
     def fileno(self) -> int:
@@ -129,7 +131,7 @@ class LibpqConnection:
     # Within -------------------------------------------------------------------------------------
 
     def _result(self, command: str, waiting: Callable[[], None] | None) -> pq.abc.PGresult:
-        """Send one command and wait for its result; raises a server's error as the class that it means."""
+        """Sends one command and waits for its result. Raises an error of the server as a typed exception."""
         last: pq.abc.PGresult | None = None
         failed: ServerError | None = None
         try:
@@ -147,7 +149,7 @@ class LibpqConnection:
         except OperationalError as error:
             raise SourceUnavailable(first_line(str(error)), thing=self.endpoint) from None
         except BaseException:
-            # Interrupted: a server that is waiting would not notice that we are gone.
+            # We were interrupted. The command is cancelled, because a waiting server would not notice that we are gone.
             self._connection.abandon()
             raise
         if failed is not None:

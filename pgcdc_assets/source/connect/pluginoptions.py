@@ -1,6 +1,7 @@
-"""What pgoutput is asked for, by the server's version.
+"""Decides the options of pgoutput by the server's version.
 
-Tried on all of them: more than a version knows is an error at START_REPLICATION, as `origin` is before 16.
+All versions below were tried. An option that a version does not know is an error at START_REPLICATION, for example
+`origin` before 16.
 
                     14          15          16, 17, 18
     proto_version   2           3           4
@@ -21,11 +22,11 @@ from pgcdc_assets.errors import SourceNotReady
 from pgcdc_assets.source.connect.quoting import identifier
 
 _NEWEST: Final = 4
-"""Protocol version; 16 and all that came after it."""
+"""The protocol version of PostgreSQL 16 and newer."""
 _NEWEST_OF: Final = {14: 2, 15: 3}
 _TWO_PHASE: Final = 3
 _PARALLEL: Final = 4
-"""The protocol versions that these came with."""
+"""The protocol versions that introduced two-phase and parallel streaming."""
 _ORIGIN_SINCE: Final = 16
 
 
@@ -42,32 +43,32 @@ class Origins(StrEnum):
 
     ANY = "any"
     NONE = "none"
-    """Those alone that no replication brought to the source."""
+    """Only transactions that did not come to the source by replication."""
 
 
 @dataclass(frozen=True)
 class PluginOptions:
-    """The options of a stream, or of a call of the SQL functions."""
+    """The options of a stream, or of a call of the SQL decoding functions."""
 
     proto_version: int = 1
     streaming: Streaming = Streaming.OFF
     origins: Origins = Origins.ANY
-    """What the server is told; see :attr:`filters_origins`."""
+    """The option that the server gets; see :attr:`filters_origins`."""
     two_phase: bool = False
-    """Turns it on for the slot, for good."""
+    """Turns two_phase on for the slot, permanently."""
     messages: bool = True
-    """Logical messages (``pg_logical_emit_message``) are part of the stream."""
+    """Whether the stream contains logical messages (``pg_logical_emit_message``)."""
     filters_origins: bool = False
-    """Whether the receiver has to leave out what came by replication: the server knows no `origin`."""
+    """Whether the receiver has to leave out transactions that came by replication, because the server does not."""
 
     @classmethod
     def of(
         cls, version: int, *, streaming: bool = False, origins: Origins = Origins.ANY, two_phase: bool = False,
         messages: bool = True,
     ) -> Self:  # fmt: skip
-        """For a server of this major version.
+        """Returns the options for a server of this major version.
 
-        Raises SourceNotReady where it cannot send prepared transactions at their PREPARE.
+        Raises SourceNotReady if the server cannot send prepared transactions at their PREPARE.
         """
         newest = _NEWEST_OF.get(version, _NEWEST)
         if two_phase and newest < _TWO_PHASE:
@@ -76,11 +77,11 @@ class PluginOptions:
                 do="set `two_phase` to false, or use PostgreSQL 15 or newer",
             )  # fmt: skip
         mode = Streaming.OFF
-        # Of a prepared transaction the server leaves out each record by the origin of the session that wrote it: so the
-        # end of one whose content has come, or the content of one whose end comes.
+        # The server filters each record of a prepared transaction by the origin of the session that wrote the record.
+        # So it could send the content of a transaction without its end, or the end without the content.
         told = origins if version >= _ORIGIN_SINCE and not two_phase else Origins.ANY
-        # A stream tells the origin of a transaction's first change. A whole transaction tells that of its commit, which
-        # is the one that counts. So where the receiver filters by it, transactions come whole.
+        # A streamed transaction carries the origin of its first change. A whole transaction carries the origin of its
+        # commit, and the commit's origin counts. So if the receiver filters by origin, transactions are sent whole.
         if streaming and told == origins:
             mode = Streaming.PARALLEL if newest >= _PARALLEL else Streaming.ON
         proto_version = newest if mode != Streaming.OFF or two_phase else 1
@@ -92,15 +93,16 @@ class PluginOptions:
 
     @property
     def whole(self) -> Self:
-        """The same content, each transaction whole after its commit.
+        """Options with the same content, but each transaction is sent whole after its commit.
 
-        For the SQL functions: each call of them is a decoder of its own, which would send an open transaction's blocks
-        and never go on with them.
+        They are for the SQL functions. Each call of a function is a separate decoder, which would send blocks of an
+        open transaction, and the next call would not continue them.
         """
         return replace(self, proto_version=1, streaming=Streaming.OFF, two_phase=False)
 
     def given(self, publications: Sequence[str]) -> dict[str, str]:
-        """As START_REPLICATION and the SQL functions take them: what is not asked for is left out."""
+        """Returns the options by name, for START_REPLICATION and the SQL functions. Options with default values are
+        left out."""
         given = {
             "proto_version": str(self.proto_version),
             "publication_names": ",".join(identifier(name) for name in publications),
@@ -117,4 +119,4 @@ class PluginOptions:
 
 
 FIRST_VERSION: Final = PluginOptions()
-"""Whole transactions after their commit, as every server sends them."""
+"""Whole transactions after their commit. Every server can send them."""

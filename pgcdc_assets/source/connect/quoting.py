@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 def identifier(name: str) -> str:
-    """The name, quoted for the replication grammar and for publication_names alike."""
+    """Quotes a name, both for the replication grammar and for publication_names."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: str) -> str:
-    """The text as a literal with doubled quotes: the replication grammar knows no other escape (so not libpq's
-    E'...')."""
+    """Quotes a text as a literal, with doubled quotes. The replication grammar has no other escape, such as libpq's
+    E'...'."""
     return "'" + value.replace("'", "''") + "'"

@@ -1,7 +1,7 @@
-"""Readers of frames off a connection, and their implementation by libpq, which serves every transport.
+"""Reads frames from a connection by libpq, over any transport. Defines the interface of all readers.
 
-libpq hands out one message per call, and each costs a copy, an allocation and a return into the interpreter: at 300,000
-messages a second that fills a core. See :mod:`pgcdc_assets.source.connect.socketreader` for the faster way.
+libpq returns one message per call. Each message costs a copy, an allocation and a return into the interpreter. At
+300,000 messages a second this uses a whole core. :mod:`pgcdc_assets.source.connect.socketreader` is faster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgcdc_assets.protocol.frames import FrameBlock
 from pgcdc_assets.source.connect.failures import first_line, result_error
 
 _FRAMES = 8192
-"""How many of libpq's messages are taken at once."""
+"""The highest number of messages that one call takes from libpq."""
 
 
 class FrameSource(ABC):
@@ -24,36 +24,39 @@ class FrameSource(ABC):
     @property
     @abstractmethod
     def held(self) -> int:
-        """Bytes read and not yet taken."""
+        """Bytes that have been read and not yet taken."""
 
     @abstractmethod
     def pull(self) -> bool:
-        """Read what has arrived; whether there was something. SourceUnavailable where the connection is gone."""
+        """Reads the bytes that have arrived. Returns whether there were any. Raises SourceUnavailable if the connection
+        is lost."""
 
     @abstractmethod
     def take(self) -> FrameBlock:
-        """The whole frames that have been read. Raises the reason why the stream ended, once all frames before its end
-        have been taken."""
+        """Returns the complete frames that have been read.
+
+        If the stream has ended, raises the reason once all its frames have been taken.
+        """
 
 
 class FrameReader(FrameSource):
-    """The reading side of a stream that has begun, and the sending of the few frames that go the other way."""
+    """Reads the frames of a stream that has begun, and sends the few frames of the other direction."""
 
     @abstractmethod
     def send(self, frame: bytes) -> None:
-        """Send a frame to the server."""
+        """Sends a frame to the server."""
 
     @abstractmethod
     def finish(self) -> bool:
-        """Say once that no more frames follow; returns whether the server has ended its side too."""
+        """Ends our side of the stream, at the first call. Returns whether the server has ended its side too."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what belongs to the reader. The connection is closed by whoever opened it."""
+        """Releases the reader's own resources. The connection is closed by the code that opened it."""
 
 
 class LibpqReader(FrameReader):
-    """Frames by libpq, over any transport."""
+    """Reads frames by libpq, over any transport."""
 
     held = 0
 
@@ -83,7 +86,7 @@ class LibpqReader(FrameReader):
             self._pgconn.put_copy_data(frame)
             self._pgconn.flush()
         except OperationalError as error:
-            # If the server has ended the stream with an error, libpq is no longer in COPY.
+            # If the server has ended the stream with an error, libpq has left COPY mode.
             raise self._ending(SourceUnavailable(first_line(str(error)), thing=self._endpoint)) from None
 
     def finish(self) -> bool:
@@ -124,13 +127,13 @@ class LibpqReader(FrameReader):
         return self._ending(SourceUnavailable("the server ended the stream", thing=self._endpoint))
 
     def _ending(self, otherwise: PgcdcError) -> PgcdcError:
-        """The server's error at the end of the stream; ``otherwise`` if it sent none."""
+        """Returns the server's error at the end of the stream; ``otherwise`` if the server sent no error."""
         try:
             while (result := self._pgconn.get_result()) is not None:
                 if result.status == pq.ExecStatus.FATAL_ERROR:
                     return result_error(result, self._pgconn).typed(self._endpoint)
                 if result.status != pq.ExecStatus.COMMAND_OK:
-                    # The COPY goes on: its end is not known.
+                    # The COPY has not ended, so its result is not known.
                     break
         except OperationalError as error:
             return SourceUnavailable(first_line(str(error)), thing=self._endpoint)

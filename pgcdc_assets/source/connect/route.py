@@ -1,9 +1,9 @@
-"""How another machine reaches the source: all that libpq found on this one, in one value.
+"""Carries all that another machine needs to reach the source: all that libpq found on this machine, in one value.
 
-The environment (``PGPASSWORD``, ``PGHOST``, ...), a service file, a passfile and the files of TLS exist where the
-driver runs. Executors of a cluster have none of them. So what a connection of the driver's was made with goes to the
-tasks as a part of their specs, which Spark neither shows nor logs: never as a setting of Spark's, a variable or an
-argument.
+The environment (``PGPASSWORD``, ``PGHOST``, ...), the service file, the passfile and the TLS files exist only where the
+driver runs. The executors of a cluster do not have them. So the parameters of the driver's connection are sent to the
+tasks within their specs, which Spark neither shows nor logs. They are never sent as a Spark setting, an environment
+variable or an argument.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from pgcdc_assets.source.connect.connection import SourceConnection, parsed
 _FILES: Final = {
     "sslcert": "postgresql.crt", "sslkey": "postgresql.key", "sslrootcert": "root.crt", "sslcrl": "root.crl",
 }  # fmt: skip
-"""Options of libpq that name a file, and the file in ``~/.postgresql`` that it takes without them."""
+"""Options of libpq that name a file, and the default file of each in ``~/.postgresql``."""
 _NOT_A_FILE: Final = ("system", "pkcs11:")
-"""Values of theirs that name none."""
+"""Beginnings of option values that do not name a file."""
 _OURS: Final = {"options", "application_name", "client_encoding", "replication", "service", "servicefile", "passfile"}
-"""What each connection of ours sets by itself, or what has been looked up by now."""
+"""Options that each of our connections sets itself, and options that libpq has already resolved."""
 
 
 @dataclass(frozen=True)
 class SourceRoute:
-    """A conninfo, and the content of the files that it needs beside it."""
+    """A conninfo, and the contents of the files that it needs."""
 
     conninfo: str = field(repr=False)
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """By libpq's option."""
+    """Contents of the files, by the name of the libpq option."""
 
     @classmethod
     def of(cls, conn: SourceConnection, conninfo: str) -> SourceRoute:
-        """The route of a connection that was made by ``conninfo``: to that very server, if several were named."""
+        """Returns the route of ``conn``, which was opened with ``conninfo``. If ``conninfo`` names several servers, the
+        route leads to the server of ``conn``."""
         info = {one.keyword.decode(): (one.val, one.compiled) for one in conn.pgconn.info}
         found: dict[str, Any] = {
             name: value.decode() for name, (value, default) in info.items()
@@ -55,7 +56,7 @@ class SourceRoute:
 
     @contextmanager
     def here(self) -> Iterator[str]:
-        """The conninfo for this process; its files are there, for its owner alone, during the block."""
+        """Gives the conninfo for this process. During the block its files exist, readable only by their owner."""
         if not self.files:
             yield self.conninfo
             return
@@ -77,7 +78,7 @@ def _contents(found: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _written(path: Path, content: bytes) -> str:
-    # libpq refuses a key that others could read.
+    # libpq refuses a key file that other users could read.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
     return str(path)

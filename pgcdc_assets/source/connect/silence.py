@@ -1,9 +1,10 @@
-"""Limits how long the source may say nothing, and finds out whether it is still at work.
+"""Limits how long the source may send nothing, and finds out whether it is still at work.
 
-A path can be dead and keep its TCP connections alive: a pooler, a load balancer or a tunnel that passes no more bytes
-on. Then no error ever comes, and TCP's keepalives notice nothing. So whoever waits for the server counts how long
-nothing has come, as PostgreSQL's own receiver does (wal_receiver_timeout). A stream can be asked for a reply. A query
-cannot: another connection looks whether its session is at work, so that a wait for a lock may last, and is reported.
+A dead path can keep its TCP connections alive: a pooler, a load balancer or a tunnel may stop forwarding bytes. Then
+there is never an error, and TCP keepalives do not notice it. So each wait for the server counts how long nothing has
+arrived, like PostgreSQL's own receiver (wal_receiver_timeout). The server of a stream can be asked for a reply. A query
+cannot be asked, so another connection checks whether the query's session is at work. A query may therefore wait long
+for a lock, and the wait is reported.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from psycopg.conninfo import make_conninfo
 from pgcdc_assets.errors import SourceUnavailable
 
 TELL_SECONDS: Final = 10.0
-"""Seconds between two messages that say whom a wait is for."""
+"""Seconds between two messages about the same wait."""
 LOOK_SECONDS: Final = 5
-"""Time limit for the connection of a look, and again for its query. A live server answers at once."""
+"""Time limit in seconds for the connection of a check, and again for its query. A live server answers at once."""
 
 _LOOK: Final = """
 SELECT a.state = 'active' AND coalesce(a.wait_event_type, '') NOT IN ('Client', 'Activity'), a.wait_event_type,
@@ -31,13 +32,13 @@ SELECT a.state = 'active' AND coalesce(a.wait_event_type, '') NOT IN ('Client', 
 FROM pg_catalog.pg_stat_activity a WHERE a.pid = %s AND a.application_name = %s
 """
 _REFUSES: Final = "FATAL:"
-"""Part of libpq's text if a server has answered that it takes no further connection."""
+"""Part of libpq's text if the server itself has refused another connection."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds of silence after which the server is asked, and after which it counts as gone; and seconds between two
-    asks."""
+    """Limits in seconds of silence. After ``ask`` the server is asked for the first time, then every ``again`` seconds.
+    After ``silent`` it counts as lost."""
 
     ask: float
     silent: float
@@ -45,21 +46,21 @@ class Patience:
 
 
 FOR_STREAMS: Final = Patience(30, 60)
-"""Half of wal_receiver_timeout's default, and all of it. A walsender that has nothing to send answers a request at
-once."""
+"""Half of wal_receiver_timeout's default, and the whole default. A walsender that has nothing to send answers a request
+at once."""
 FOR_QUERIES: Final = Patience(10, 60)
 
 
 class Silence:
-    """Counts the seconds in which nothing came while the caller listened. Time in which the caller was busy or stopped
+    """Counts the seconds in which the caller listened and nothing arrived. Time in which the caller was busy or stopped
     does not count.
 
-    From ``patience.ask`` seconds on ``at_work`` is called, which returns whether the server is seen to be at work. If
-    the server can be asked, ``ask`` is called first, and ``at_work`` only if no answer has come by the next time.
+    After ``patience.ask`` seconds ``at_work`` is called. It returns whether the server is seen at work. If ``ask`` is
+    given, ``ask`` is called first, and ``at_work`` only if no answer has arrived until the next check.
     """
 
     _LONGEST = 1.0
-    """Seconds that may lie between two calls of :meth:`listened`; time beyond that was not spent listening."""
+    """The most seconds that count between two calls of :meth:`listened`. The caller did not listen for longer."""
 
     def __init__(
         self, patience: Patience, endpoint: str, at_work: Callable[[], bool], ask: Callable[[], None] | None = None
@@ -72,12 +73,13 @@ class Silence:
         self.heard()
 
     def heard(self) -> None:
-        """Say that something came."""
+        """Called when something has arrived."""
         self._seconds, self._due, self._asked = 0.0, self._patience.ask, False
         self._at = time.monotonic()
 
     def listened(self) -> None:
-        """Say that nothing has come since the last call. Raises SourceUnavailable when that has lasted too long."""
+        """Called when nothing has arrived since the last call. Raises SourceUnavailable if the silence has lasted too
+        long."""
         now = time.monotonic()
         self._seconds += min(now - self._at, self._LONGEST)
         self._at = now
@@ -89,7 +91,7 @@ class Silence:
         if self._seconds >= self._due:
             at_work = self._look()
             spent, self._at = time.monotonic() - now, time.monotonic()
-            # A server that is at work gets its whole patience again.
+            # For a server that is at work, the count starts again from zero.
             self._seconds = 0.0 if at_work else self._seconds + spent
             self._due = self._seconds + self._patience.again
 
@@ -102,7 +104,7 @@ class Silence:
 
 
 class _Observer(psycopg.Connection[tuple[Any, ...]]):
-    """A connection whose queries have a time limit, so that it is closed soon whatever happens."""
+    """A connection whose queries have a time limit, so that it is always closed soon."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         return super().wait(gen, interval, LOOK_SECONDS)
@@ -110,21 +112,21 @@ class _Observer(psycopg.Connection[tuple[Any, ...]]):
 
 @dataclass(frozen=True)
 class Session:
-    """A session of ours on the server, as another connection sees it."""
+    """A session of ours on the server, which another connection can check."""
 
     conninfo: str = field(repr=False)
-    """The conninfo of the session; with the password, if it holds one."""
+    """The conninfo of the session. It may contain a password."""
     pid: int
     application_name: str
 
     def work(self) -> str | None:
-        """What the session is working on, in words; None if it is idle, or nobody can be asked."""
+        """Returns a text about the session's work; None if the session is idle or the server cannot be reached."""
         try:
             conninfo = make_conninfo(self.conninfo, connect_timeout=LOOK_SECONDS, replication="false")
             with _Observer.connect(conninfo, autocommit=True) as conn:
                 row = conn.execute(_LOOK, [self.pid, self.application_name]).fetchone()
         except psycopg.Error as error:
-            # A server that has no free connection for us is alive.
+            # A server that refuses the connection, for lack of free connections, is alive.
             return "to a server that refuses to be asked" if _REFUSES in str(error) else None
         if row is None or not row[0]:
             return None

@@ -1,10 +1,10 @@
-"""Reads CopyData frames off a connection, thousands at a time.
+"""Reads CopyData frames from a connection, thousands at a time.
 
-libpq hands out one message per call, and each costs a copy, an allocation and a return into the interpreter: at 300,000
-messages a second that fills a core. If the connection is plain (no TLS, no GSSAPI encryption), we read its socket
-ourselves from the command that starts the stream on: one ``recv`` brings thousands of messages, and
-:mod:`pgcdc_assets.protocol.copydata` finds them. Other connections are read by libpq's own calls:
-:mod:`pgcdc_assets.source.connect.readers`.
+libpq returns one message per call. Each message costs a copy, an allocation and a return into the interpreter. At
+300,000 messages a second this uses a whole core. If the connection is plain (no TLS, no GSSAPI encryption), we read its
+socket ourselves, beginning with the command that starts the stream. One ``recv`` then returns thousands of messages,
+and :mod:`pgcdc_assets.protocol.copydata` finds them. Encrypted connections are read by libpq
+(:mod:`pgcdc_assets.source.connect.readers`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from pgcdc_assets.source.connect.readers import FrameReader
 
 _LENGTH = Struct("!I")
 _ROOM = 2 << 20
-"""Bytes that are read ahead at most, unless one message is larger."""
+"""The most bytes that are read ahead, unless one message is larger."""
 _KINDS = frozenset(bytes([letter]) for letter in b"dcHWZCENSA")
 _ASIDE = frozenset([b"N", b"S", b"A"])
-"""Notices, parameters and notifications: they may come at any time, and mean nothing to a stream."""
+"""Notices, parameters and notifications. They may arrive at any time, and a stream ignores them."""
 
 
 class SocketReader(FrameReader):
-    """Reads the socket of a plain connection that libpq has left idle, and leaves alone until the stream is over."""
+    """Reads the socket of a plain connection. libpq must be idle, and must not use the connection until the stream
+    ends."""
 
     held = 0
 
@@ -45,15 +46,18 @@ class SocketReader(FrameReader):
         self._closed = self._finished = False
 
     def command(self, text: str) -> None:
-        """Send START_REPLICATION, for which :meth:`begun` says whether the stream has begun, or COPY TO STDOUT. The
-        answer to the previous COPY must have been taken to its end."""
+        """Sends START_REPLICATION or COPY TO STDOUT.
+
+        After START_REPLICATION, :meth:`begun` returns whether the stream has begun. Before another COPY, the answer to
+        the previous COPY must have been read to its end.
+        """
         self._write(b"Q", self._encoding.encode(text) + b"\0")
 
     def begun(self) -> bool:
-        """Whether the stream has begun; raises the server's refusal."""
+        """Whether the stream has begun. Raises the server's error if the server refuses the stream."""
         self.pull()
         while (kind := self._next()) == b"Z":
-            # It belongs to a command that was refused before.
+            # This message ends an earlier command, which was refused.
             continue
         if kind not in (b"W", None):
             raise ProtocolError(f"message {kind!r} answers the start of a stream", thing=self._endpoint)
@@ -83,7 +87,7 @@ class SocketReader(FrameReader):
         return frames
 
     def data(self) -> FrameBlock:
-        """The data messages received so far, up to the first message of another kind."""
+        """Returns the data messages that have been received, up to the first message of another kind."""
         starts, ends = data_messages(np.frombuffer(self._buffer, np.uint8, self.held))
         end = int(ends[-1]) if len(ends) else 0
         raw = bytes(memoryview(self._buffer)[:end])
@@ -91,9 +95,9 @@ class SocketReader(FrameReader):
         return FrameBlock(raw, starts + HEADER, ends - starts - HEADER)
 
     def other(self) -> bytes | None:
-        """The kind of the next message, if it is not data and has come; the message is dropped. ``Z`` ends the answer.
+        """Returns the kind of the next message and drops the message; None if it is data or has not arrived.
 
-        Raises the server's error as a typed exception; the end of the answer still follows.
+        ``Z`` ends the answer to a command. Raises the server's error as a typed exception; ``Z`` still follows then.
         """
         kind = self._next()
         if kind is None and self._closed and not self._whole():
@@ -122,19 +126,19 @@ class SocketReader(FrameReader):
     # Within -------------------------------------------------------------------------------------
 
     def _whole(self) -> bool:
-        """Whether the next message has come to its end."""
+        """Whether the next message has arrived completely."""
         return self.held >= HEADER and self._end() <= self.held
 
     def _end(self) -> int:
-        """The end of the next message, whose header has been received."""
+        """The end of the next message in the buffer. Its header must have arrived."""
         length: int = _LENGTH.unpack_from(self._buffer, 1)[0]
         return 1 + length
 
     def _next(self, *, data: bool = False) -> bytes | None:
-        """The kind of the next message that is not data (of any message, if ``data``), which is dropped from the
-        buffer; None if it has not come.
+        """Returns the kind of the next message and drops the message from the buffer; None if it has not arrived.
 
-        Messages that mean nothing to a stream are passed over; an error is raised.
+        A data message is not dropped, and the result is None, unless ``data`` is true. Messages that a stream ignores
+        are skipped. An error of the server is raised.
         """
         while self.held >= HEADER:
             kind, end = bytes(self._buffer[:1]), self._end()
@@ -151,15 +155,15 @@ class SocketReader(FrameReader):
         return None
 
     def _drop(self, count: int) -> None:
-        """Forget what has been taken; what is left moves to the front."""
+        """Drops the first ``count`` bytes of the buffer and moves the other bytes to the front."""
         if not count:
-            return  # A large message comes in thousands of pieces, and must not be moved for each of them.
+            return  # A large message arrives in thousands of parts, and must not be moved for each part.
         rest = self.held - count
         if rest:
             self._buffer[:rest] = self._buffer[count : self.held]
         self.held = rest
         if len(self._buffer) > _ROOM >= rest:
-            # One message was larger than the buffer: its memory is released.
+            # One message was larger than the usual buffer. Its memory is released.
             del self._buffer[_ROOM:]
 
     def _write(self, kind: bytes, body: bytes) -> None:
@@ -167,14 +171,14 @@ class SocketReader(FrameReader):
         self._flush()
 
     def _flush(self) -> None:
-        """Send what the socket takes; the rest is sent by the next call, so that this never waits."""
+        """Sends as much as the socket takes, without waiting. The next call sends the rest."""
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             return
         except OSError:
-            # The peer is gone; the next read raises that, with the reason.
+            # The peer is gone. The next read raises the error, with its reason.
             self._unsent.clear()
 
     def _gone(self) -> PgcdcError:
@@ -182,6 +186,6 @@ class SocketReader(FrameReader):
 
 
 def _server_error(body: bytes, encoding: Encoding) -> ServerError:
-    """ErrorResponse: fields of one letter and a text, each ended by a zero byte."""
+    """Parses an ErrorResponse. Each field is a letter and a text, and ends with a zero byte."""
     fields = {field[:1]: encoding.shown(field[1:]) for field in body.split(b"\0") if field}
     return ServerError(fields.get(b"C"), first_line(fields.get(b"M", "")))

@@ -1,8 +1,8 @@
-"""The replication connection: frames in, status updates out.
+"""The replication connection: receives frames and sends status updates.
 
-psycopg has no replication API, but its libpq wrapper has all that the protocol needs. Commands are
-those of PostgreSQL's "Streaming Replication Protocol"; frames are read in
-:mod:`pgcdc_assets.source.connect.socketreader` and decoded in :mod:`pgcdc_assets.protocol.frames`.
+psycopg has no replication API, but its libpq wrapper has all calls that the protocol needs. The commands are described
+in PostgreSQL's "Streaming Replication Protocol". :mod:`pgcdc_assets.source.connect.socketreader` reads frames, and
+:mod:`pgcdc_assets.protocol.frames` decodes them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader
 from pgcdc_assets.source.connect.silence import Silence
 
 _MEMORY: Final = "16MB"
-"""Changes that the server gathers before it sends a transaction in progress: what is left to send at its commit. The
-default is 64MB, which takes a second or two."""
+"""Changes that the server collects before it sends a transaction in progress. At most this much is left to send at the
+commit. The default is 64MB, which takes a second or two to send."""
 _LITTLE_MEMORY: Final = (
     f"SELECT set_config('logical_decoding_work_mem', '{_MEMORY}', false) "
     f"WHERE pg_size_bytes(current_setting('logical_decoding_work_mem')) > pg_size_bytes('{_MEMORY}')"
@@ -36,7 +36,7 @@ _HISTORY_LINE: Final = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 @dataclass(frozen=True)
 class SystemIdentity:
-    """Which server it is. ``flush_lsn`` may lie inside a record: a goal, never a boundary."""
+    """The identity of the server. ``flush_lsn`` may lie inside a record, so it can be a goal but never a boundary."""
 
     system_identifier: str
     timeline: int
@@ -55,7 +55,8 @@ class TimelineSwitch:
 
 @dataclass(frozen=True)
 class CreatedSlot:
-    """Snapshot and stream meet at ``consistent_point``; the snapshot lives until the next command."""
+    """A slot that was created. Snapshot and stream meet at ``consistent_point``. The snapshot exists until the next
+    command."""
 
     name: str
     consistent_point: Lsn
@@ -63,9 +64,9 @@ class CreatedSlot:
 
 
 class ReplicationConnection(LibpqConnection):
-    """One walsender: commands, then at most one stream."""
+    """One walsender. It runs commands, and then at most one stream."""
 
-    # With wal_sender_timeout = 0 a client of ours that vanished would hold its slot for ever.
+    # With wal_sender_timeout = 0 the slot of a client that vanished would stay active for ever.
     _settings: ClassVar[Mapping[str, str]] = {"wal_sender_timeout": "60s"}
     _parameters: ClassVar[Mapping[str, str]] = {"replication": "database"}
 
@@ -74,10 +75,10 @@ class ReplicationConnection(LibpqConnection):
         self._frames: FrameReader | None = None
         self._little_memory = False
         self.parallel = False
-        """Whether the stream that has been started is parallel; see :class:`PluginOptions`."""
+        """Whether the started stream is parallel; see :class:`PluginOptions`."""
 
     def identify(self) -> SystemIdentity:
-        """IDENTIFY_SYSTEM, and the OID of the database."""
+        """Runs IDENTIFY_SYSTEM, and reads the OID of the database."""
         system, timeline, flushed, database = self.execute("IDENTIFY_SYSTEM")[0]
         if system is None or timeline is None or flushed is None or database is None:
             raise ProtocolError("IDENTIFY_SYSTEM left a field empty", thing=self.endpoint)
@@ -85,7 +86,7 @@ class ReplicationConnection(LibpqConnection):
         return SystemIdentity(system, int(timeline), Lsn.parse(flushed), database, int(oid or 0))
 
     def timeline_history(self, timeline: int) -> tuple[TimelineSwitch, ...]:
-        """The switches that led to ``timeline``, oldest first; none for the first timeline."""
+        """Returns the switches that led to ``timeline``, oldest first. The first timeline has no switches."""
         if timeline == 1:
             return ()
         history = self.execute(f"TIMELINE_HISTORY {timeline:d}")[0][1] or ""
@@ -96,9 +97,9 @@ class ReplicationConnection(LibpqConnection):
         self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> CreatedSlot:  # fmt: skip
-        """A pgoutput slot. Waits for every open transaction of the cluster that has an xid.
+        """Creates a pgoutput slot. Waits for every open transaction of the cluster that has an xid.
 
-        CREATE_REPLICATION_SLOT, in the old spelling of its options, which every version understands.
+        Uses the old syntax of CREATE_REPLICATION_SLOT options, because every version understands it.
         """
         kind = "TEMPORARY " if temporary else ""
         snapshot = "EXPORT_SNAPSHOT" if export else "NOEXPORT_SNAPSHOT"
@@ -116,13 +117,14 @@ class ReplicationConnection(LibpqConnection):
     def start(
         self, slot: str, start_lsn: Lsn, publications: Sequence[str], options: PluginOptions = FIRST_VERSION
     ) -> None:
-        """START_REPLICATION with pgoutput. The server silently raises a start below the slot's own position to that
-        position."""
+        """Runs START_REPLICATION with pgoutput. If ``start_lsn`` is below the slot's position, the server silently
+        starts at the slot's position."""
         given = ", ".join(f"{name} {literal(value)}" for name, value in options.given(publications).items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
         self.parallel = options.parallel
         if options.streaming != Streaming.OFF and not self._little_memory:
-            # Before the first attempt alone: of one that was refused libpq has not seen what the socket's reader read.
+            # Only before the first attempt. After a refused attempt libpq cannot run a command, because the answer was
+            # read by the socket's reader and not by libpq.
             self.execute(_LITTLE_MEMORY)
             self._little_memory = True
         reader = self.socket()
@@ -141,19 +143,19 @@ class ReplicationConnection(LibpqConnection):
 
     @property
     def frames(self) -> FrameReader:
-        """The frames of the stream that has been started."""
+        """The reader of the started stream."""
         assert self._frames is not None
         return self._frames
 
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
-        """A standby status update. The caller ensures that no position ever falls."""
+        """Sends a standby status update. The caller ensures that no position ever decreases."""
         now = int(time.time() * 1_000_000) - EPOCH
         self.frames.send(status_update(write, flush, apply, now, reply))
 
     def end_stream(self, *, seconds: float = 5) -> None:
-        """Send CopyDone, and read and drop what was under way, so that the slot is free when this returns.
+        """Sends CopyDone, then reads and drops the remaining frames, so that the slot is free when this returns.
 
-        A server that does not answer in time is left to notice the closed connection.
+        If the server does not answer in time, it notices later that the connection is closed.
         """
         deadline = time.monotonic() + seconds
         while not self.frames.finish() and time.monotonic() < deadline:

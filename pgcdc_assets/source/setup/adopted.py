@@ -1,4 +1,4 @@
-"""Findings on a publication that somebody else made, and that we use as it is."""
+"""Findings on a publication that somebody else made and that we use unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped AND attstorage IN (
 
 
 def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePatterns) -> list[Finding]:
-    """For each table: what its publication leaves out, and what makes writes on the source fail."""
+    """Returns, for each table, what its publication leaves out, and what makes writes on the source fail."""
     thing = f"publication {name}"
     published = read_published(conn, [name])
     relations = read_relations(conn, published)
@@ -68,8 +68,11 @@ def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable
 
 
 def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, CatalogRelation]) -> Iterator[Finding]:
-    """If a table is published via its root, the identity letter and key flags come from the root, but the contents from
-    the leaf."""
+    """Findings on tables that are published via their root.
+
+    If a table is published via its root, Relation messages have the root's replica identity and key flags, but the old
+    rows have the key that the leaf's replica identity sends.
+    """
     for root, leaves in read_leaves(conn, roots).items():
         own = roots[root].identity
         stored = [leaf for leaf in read_relations(conn, leaves).values() if not leaf.outside]
@@ -84,7 +87,7 @@ def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, Catal
 
 
 def _table_findings(table: Table, publication: str, server_version: int, *, sent: bool) -> Iterator[Finding]:
-    """``sent``: whether its updates and deletes are published."""
+    """Findings on one table. ``sent``: whether its updates and deletes are published."""
     if sent and not table.updates_seen:
         yield Finding("warning", f"table {table.name}", "its updates and deletes cannot be mirrored: no usable key "
                       f"among the columns of publication {publication}",

@@ -1,4 +1,4 @@
-"""Findings of ``setup`` on the source: settings, free places, objects that are not replicated."""
+"""Findings of ``setup`` on the source: its settings, free slots and walsenders, and objects that are not replicated."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ Severity = Literal["error", "warning", "info"]
 
 OLDEST_VERSION = 140000
 _MINORS_THAT_LOSE = {14: 18, 15: 13, 16: 9, 17: 5}
-"""By major version, the first minor (May 2025) from which on ALTER PUBLICATION loses no later change of a writer that
-is open meanwhile.
-"""
+"""The first minor release, by major version, in which ALTER PUBLICATION is safe (May 2025). In older releases, later
+changes of a transaction that is open during ALTER PUBLICATION may be lost."""
 _PLACES = 2
-"""Slots and walsenders that a run needs: the stream's, and for a while a copy's."""
+"""The number of slots, and of walsenders, that a run needs: one for the stream, and temporarily one for a copy."""
 _NAMES_SHOWN = 10
 
 _SERVER = """
@@ -48,9 +47,9 @@ ORDER BY 1, 2
 
 @dataclass(frozen=True)
 class Finding:
-    """An ``error`` stops setup; a ``warning`` is a risk; an ``info`` is told once. ``do`` may be empty.
+    """A finding on the source. An ``error`` stops setup. A ``warning`` is a risk. An ``info`` is reported once.
 
-    ``sql``: statements that mend it, ready to run.
+    ``do``: advice; may be empty. ``sql``: statements that fix the finding, ready to run.
     """
 
     severity: Severity
@@ -64,7 +63,7 @@ class Finding:
 
     @property
     def lines(self) -> list[str]:
-        """The finding as lines, with one for each statement."""
+        """The finding as lines. Each statement has its own line."""
         told = replace(self, sql=())
         return [str(told), *(f"  {statement}" for statement in self._sql())]
 
@@ -75,7 +74,7 @@ class Finding:
 
 
 def server_findings(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool = False) -> list[Finding]:
-    """Findings on the server's settings and free places for slots and connections."""
+    """Returns findings on the server's settings and its free slots and walsenders."""
     row = conn.execute(_SERVER, [slot]).fetchone()
     assert row is not None
     recovering, wal_level, pending, standbys, keep, idle, slots, senders, has_slot = row
@@ -161,7 +160,7 @@ def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:
 
 
 def not_replicated(conn: psycopg.Connection[Any]) -> list[Finding]:
-    """Objects that logical replication does not carry, one finding for each kind."""
+    """Returns a finding for each kind of object that logical replication does not carry."""
     kinds: dict[str, list[str]] = {}
     for kind, name in conn.execute(_NOT_REPLICATED):
         kinds.setdefault(kind, []).append(name)
@@ -169,15 +168,15 @@ def not_replicated(conn: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def named(names: Sequence[str]) -> str:
-    """At most ten of the names, and how many more there are."""
+    """Returns at most ten of the names, and the number of the other names."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def matches_standby_names(setting: str, application: str) -> bool:
-    """Whether a name in ``[FIRST | ANY n] (a, "b", *)`` matches ours or begins with it, ignoring case.
+    """Whether a name in ``[FIRST | ANY n] (a, "b", *)`` equals our application name or begins with it, ignoring case.
 
-    Grammar of syncrep_gram.y; our connections' names are ``<application>/<part>``.
+    The grammar is in syncrep_gram.y. The application names of our connections are ``<application>/<part>``.
     """
     inner = re.fullmatch(r"(?is)\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*", setting)
     listed = re.findall(r'"((?:[^"]|"")*)"|([^\s,"]+)', inner[1] if inner else setting)

@@ -1,4 +1,4 @@
-"""Findings on rows that a query of a table returns, and that its mirror does not have."""
+"""Findings on rows that a query of a table returns and its mirror does not have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
 from pgcdc_assets.source.setup.findings import Finding, named
 
-# A partition has one parent, a partitioned table.
+# Partitions do not appear here, because their parent is a partitioned table (relkind p).
 _CHILDREN = """
 SELECT p.oid, array_agg(format('%%s.%%s', n.nspname, c.relname) ORDER BY n.nspname, c.relname)
 FROM pg_catalog.pg_inherits i
@@ -22,7 +22,7 @@ WHERE p.oid = ANY(%s) GROUP BY p.oid
 
 
 def outside_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iterator[Finding]:
-    """One finding for each leaf whose rows are in no stream. ``tables``: published tables and leaves."""
+    """Yields a finding for each leaf whose rows are in no stream. ``tables``: published tables and leaves."""
     relations = read_relations(conn, tables)
     roots = {relation.root or oid for oid, relation in relations.items() if relation.root or relation.partitioned}
     leaves = read_leaves(conn, roots)
@@ -34,7 +34,7 @@ def outside_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> It
 
 
 def child_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iterator[Finding]:
-    """One finding for each table that other tables inherit from."""
+    """Yields a finding for each table that other tables inherit from."""
     children = dict(conn.execute(_CHILDREN, [list(tables)]).fetchall())
     relations = read_relations(conn, children)
     for relation in sorted(relations.values(), key=lambda relation: relation.name):

@@ -1,4 +1,4 @@
-"""Publications of our own: their mark, and keeping their tables as the settings and identities say."""
+"""Creates our publications, marks them as ours, and keeps their tables in line with settings and replica identities."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from pgcdc_assets.source.slot.creation import OnWait
 
 _MARK = re.compile(MARK + r"(\w+)(, with the slot)?(?:, which reads publication (.+))?", re.DOTALL)
 _LOCK_SECONDS = 2
-"""lock_timeout for one table. Adding it waits for DDL, VACUUM or an index build on it (SHARE UPDATE EXCLUSIVE), not for
-writers. We hold no other lock meanwhile, so whoever waits behind us waits for those alone. An autovacuum gives way to a
-session that waits for longer than deadlock_timeout, a second by default."""
+"""lock_timeout in seconds for one table. Adding a table waits for DDL, VACUUM or an index build on it (SHARE UPDATE
+EXCLUSIVE), but not for writers. We hold no other lock during the wait, so a session that queues behind us waits only
+for that DDL, VACUUM or index build. An autovacuum gives way to a session that waits for longer than deadlock_timeout,
+which is a second by default."""
 _BRIEF_SECONDS = 0.1
-"""lock_timeout for a table that is listed while a run goes on, which tries again."""
+"""lock_timeout in seconds for a table that is added during a run. The run tries again later."""
 _PATIENCE_SECONDS = 30
-"""Seconds to go on without a table that could be listed."""
+"""Seconds without progress after which setup gives up."""
 
 _LISTED = """
 SELECT r.prrelid, n.nspname::text, c.relname::text, p.pubname::text
@@ -49,8 +50,12 @@ _SLOTS = "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot
 
 @dataclass(frozen=True)
 class OwnPublication:
-    """A publication's name and mark. ``slot`` is None if we did not make it. ``with_slot``: we made that slot as
-    well. ``reads``: the publication of somebody else that the slot reads, if this one only marks the slot as ours."""
+    """A publication's name and mark.
+
+    ``slot``: the slot for which we made the publication; None if we did not make the publication. ``with_slot``:
+    whether we made that slot too. ``reads``: if this publication only marks the slot as ours, the publication of
+    somebody else that the slot reads.
+    """
 
     name: str
     slot: str | None = None
@@ -58,8 +63,10 @@ class OwnPublication:
     reads: str | None = None
 
     def statements(self, server_version: int, operations: str) -> list[sql.Composed]:
-        """The statements that make it: without tables, leaves as themselves, and with stored generated columns if the
-        server can (18)."""
+        """Returns the statements that create the publication, without tables.
+
+        Leaves are published as themselves. Stored generated columns are published if the server can do so (18).
+        """
         options = [sql.SQL("publish = {}").format(operations), sql.SQL("publish_via_partition_root = false")]
         if server_version >= GENERATED_SINCE:
             options.append(sql.SQL("publish_generated_columns = stored"))
@@ -86,7 +93,7 @@ def read_publication(conn: psycopg.Connection[Any], name: str) -> OwnPublication
 
 
 def readers(conn: psycopg.Connection[Any], name: str, slot: str) -> list[str]:
-    """Slots of other projects that read the publication, as far as their setup has marked them."""
+    """Returns the slots of other projects that read the publication. Only slots that setup has marked are found."""
     rows = conn.execute(_MARKED, [MARK]).fetchall()
     slots = {one.slot for one in (_of_comment(*row) for row in rows) if one.reads == name and one.slot != slot}
     return [found for (found,) in conn.execute(_SLOTS, [list(slots)])]
@@ -98,14 +105,16 @@ def _of_comment(name: str, comment: str | None) -> OwnPublication:
 
 
 def made_by_us(publication: OwnPublication, slot: str) -> bool:
-    """Whether we made the publication for this slot. Another slot's publication is somebody else's, though it bears our
-    mark."""
+    """Whether we made the publication for this slot. A publication for another slot has our mark, but counts as
+    somebody else's publication."""
     return publication.slot == slot
 
 
 def inserts_name(publication: str) -> str:
-    """The publication of tables without usable identity. PostgreSQL cuts names at 63 bytes, so we cut the given name
-    first."""
+    """Returns the name of the publication for tables without a usable replica identity.
+
+    PostgreSQL truncates names to 63 bytes. So the given name is truncated here, to keep the suffix.
+    """
     return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
 
 
@@ -113,15 +122,15 @@ def write_ours(
     conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool,
     on_wait: OnWait | None = None, making: Callable[[list[str]], None] = lambda things: None,
 ) -> list[str]:  # fmt: skip
-    """Make our pair of publications, or bring their tables up to date; says what it made or changed.
+    """Creates our pair of publications, or updates their tables. Returns what it created or changed.
 
-    ``making`` is called with the publications right before they are there.
-    ``on_wait`` is called every few seconds with who alters or locks a table that cannot be listed for that reason.
+    ``making`` is called with the publications right before they are committed. ``on_wait`` is called every few seconds
+    with the transactions that alter or lock a table, if the table cannot be listed because of them.
 
-    Each table is listed in a transaction of its own, and checked once more at its end: while a table is added, a lock
-    keeps DDL off it, so a key that was dropped meanwhile cannot leave an unpublishable table behind. If one transaction
-    listed all tables, its locks on the first ones would keep everybody waiting who comes after the DDL that it waits
-    for.
+    Each table is listed in a separate transaction, and checked again at its end. A lock keeps DDL away from the table
+    while it is added. So if its key was dropped just before, the check finds this, and no unpublishable table stays
+    listed. One transaction for all tables would hold locks on the first tables while it waits for DDL on a later table,
+    and would block all sessions that queue for these locks.
     """
     pair = _Pair(name, inserts_name(name), patterns)
     done = [f"publication {made}" for made in _make(conn, pair, slot, making, with_slot=with_slot)]
@@ -142,12 +151,13 @@ def write_ours(
 def publish_new(
     conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], known: Callable[[], Container[int]]
 ) -> list[TableName]:  # fmt: skip
-    """List in our publications the tables that are meant and that neither lists yet; returns their names. A partitioned
-    table that is listed by its leaves gets the new ones of these, if their updates can be published.
+    """Adds selected tables that are in neither of our publications to them, and returns the names of these tables.
 
-    ``known``: relations that were listed before, by OID; whoever took one of them out has had a reason. It is asked if
-    any is not listed. Nothing is done to a publication that somebody else made, nor where the server refuses it: the
-    role may not, or it is a standby. A table that is locked is left for the next call.
+    If a partitioned table is listed by its leaves, its new leaves are added if their updates can be published.
+    ``known`` returns the OIDs of relations that were listed earlier. They are not added again, because somebody removed
+    them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done to a publication that
+    somebody else made, or if the server refuses the change because our role lacks the right or the server is a standby.
+    A locked table is left for the next call.
     """
     publication = read_publication(conn, name)
     if publication is None or not made_by_us(publication, slot):
@@ -157,7 +167,7 @@ def publish_new(
     before = known() if unlisted else ()
     done: list[TableName] = []
     for relation in unlisted:
-        # A table that cannot be listed is that table's trouble; `status` names it.
+        # A table that cannot be listed does not affect other tables. `status` names it.
         with suppress(psycopg.Error):
             if relation.oid not in before and _settle(conn, pair, relation, _BRIEF_SECONDS):
                 done.append(relation.name)
@@ -165,7 +175,7 @@ def publish_new(
 
 
 def needed(conn: psycopg.Connection[Any], name: str, patterns: Sequence[str]) -> Changes:
-    """The changes that :func:`write_ours` would make."""
+    """Returns the changes that :func:`write_ours` would make."""
     pair = _Pair(name, inserts_name(name), patterns)
     misplaced = pair.misplaced(conn)
     lacking = _lacking(conn, pair)
@@ -176,7 +186,7 @@ def needed(conn: psycopg.Connection[Any], name: str, patterns: Sequence[str]) ->
 def script(
     conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool
 ) -> list[sql.Composed]:
-    """The statements that :func:`write_ours` would run, for somebody who has the rights."""
+    """Returns the statements that :func:`write_ours` would run, for a user who has the rights."""
     pair = _Pair(name, inserts_name(name), patterns)
     made = [
         statement
@@ -190,11 +200,11 @@ def script(
 
 @dataclass(frozen=True)
 class _Listing:
-    """One relation, which of our publications list it, and which should."""
+    """A relation, the publications of ours that list it, and the publications that should list it."""
 
     oid: int
     table: int
-    """Oid of the table whose storage it is."""
+    """OID of its table: the root of a leaf, otherwise the relation itself."""
     name: TableName
     listed: frozenset[str]
     wanted: frozenset[str]
@@ -202,20 +212,21 @@ class _Listing:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Our publications: ``name`` has the tables followed in full, ``inserts`` those without usable identity."""
+    """Our two publications. ``name`` publishes all changes of its tables. ``inserts`` is for tables without a usable
+    replica identity, and publishes only inserts and truncates."""
 
     name: str
     inserts: str
     patterns: Sequence[str]
     keeps: bool = False
-    """What is listed stays where it is."""
+    """Whether relations that are already listed stay where they are."""
 
     @property
     def operations(self) -> dict[str, str]:
         return {self.name: "insert, update, delete, truncate", self.inserts: "insert, truncate"}
 
     def misplaced(self, conn: psycopg.Connection[Any], only: int | None = None) -> list[_Listing]:
-        """The relations that are not listed as they should be; with ``only``, those of one table."""
+        """Returns the relations that are not listed as they should be. ``only``: the OID of the one table to check."""
         listed: dict[int, frozenset[str]] = defaultdict(frozenset)
         names: dict[int, TableName] = {}
         for oid, schema, name, publication in conn.execute(_LISTED, [[self.name, self.inserts]]):
@@ -235,7 +246,8 @@ class _Pair:
 def _make(
     conn: psycopg.Connection[Any], pair: _Pair, slot: str, making: Callable[[list[str]], None], *, with_slot: bool
 ) -> list[str]:
-    """Make both at once, without tables: START_REPLICATION fails on WAL older than any of them."""
+    """Creates both publications at once, without tables, because START_REPLICATION fails on WAL that is older than a
+    publication."""
     with conn.transaction():
         lacking = _lacking(conn, pair)
         for name in lacking:
@@ -252,8 +264,8 @@ def _lacking(conn: psycopg.Connection[Any], pair: _Pair) -> list[str]:
 def _settle(
     conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing, lock_seconds: float = _LOCK_SECONDS
 ) -> bool:
-    """List one relation where it belongs; returns False if it is locked, or changed meanwhile, or if another session
-    has listed it."""
+    """Lists one relation in the right publication. Returns False if the relation is locked or has changed, or if
+    another session has listed it."""
     try:
         with conn.transaction() as scope:
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])
@@ -275,7 +287,7 @@ def _blocked(conn: psycopg.Connection[Any], relation: _Listing) -> CopyBlocked:
 
 
 def _moves(relation: _Listing) -> list[sql.Composed]:
-    """The statements that list a relation where it belongs, and nowhere else."""
+    """Returns the statements that list a relation in the right publication, and in no other publication of ours."""
     return [
         _alter(publication, verb, relation.name)
         for verb, publications in (
@@ -286,7 +298,8 @@ def _moves(relation: _Listing) -> list[sql.Composed]:
 
 
 def _alter(publication: str, verb: str, table: TableName) -> sql.Composed:
-    """The statement says ONLY: an inheritance parent would bring its children, whose identities nobody has checked."""
+    """Returns the statement, with ONLY. Without ONLY, an inheritance parent would be listed with its children, whose
+    replica identities have not been checked."""
     return sql.SQL("ALTER PUBLICATION {} {} TABLE ONLY {}").format(
         sql.Identifier(publication), sql.SQL(verb), sql.Identifier(table.schema, table.name)
     )

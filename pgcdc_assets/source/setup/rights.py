@@ -1,4 +1,4 @@
-"""Checks the rights of a role on the source, and gives the statements for those that it lacks."""
+"""Checks the rights of a role on the source, and gives the statements that grant the missing rights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.setup.findings import Finding, named
 
 _REPLICATION_ROLES = ["rds_replication", "rds_superuser", "cloudsqlsuperuser", "azure_pg_admin"]
-"""Managed services give replication by membership in a role of their own."""
+"""Roles of managed services. Their members may replicate."""
 
-# A role that does not exist yet has the rights of PUBLIC: oid 0.
+# A role that does not exist yet has the rights of PUBLIC, which is OID 0.
 _ROLE = """
 WITH role AS (
   SELECT coalesce(r.oid, 0) AS oid, r.oid IS NOT NULL AS there, coalesce(r.rolsuper, false) AS super,
@@ -55,26 +55,26 @@ WHERE p.pubname = ANY(%(names)s) AND NOT r.super AND p.pubowner NOT IN (SELECT o
 )
 _OURSELVES = "SELECT r.rolname::text, r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
 _STATEMENTS = 10
-"""Statements that one table's reason shows at most."""
+"""The most statements that the reason of one table shows."""
 BY_OWNER = "let their owner run what `pgcdc setup --sql` prints"
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes that setup has to make to publications; these need more rights than reading."""
+    """The changes that setup has to make to publications. They need more rights than reading needs."""
 
     make: Sequence[str] = ()
-    """Publications that are not there yet."""
+    """Publications that do not exist yet."""
     alter: Sequence[str] = ()
     tables: Sequence[int] = ()
-    """Oids of the relations that are to be listed."""
+    """OIDs of the relations that have to be added to publications."""
 
 
 def rights_findings(
     conn: psycopg.Connection[Any], tables: Sequence[int], changes: Changes, *, role: str
 ) -> list[Finding]:
-    """Findings on the rights of ``role``, which need not exist yet, on the server and on these tables (roots and
-    leaves)."""
+    """Returns findings on the rights of ``role`` on the server and on these tables (roots and leaves). The role need
+    not exist yet."""
     asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables)}
     row = conn.execute(_RIGHTS, asked).fetchone()
     assert row is not None
@@ -95,7 +95,7 @@ def rights_findings(
 
 
 def reading_findings(conn: psycopg.Connection[Any], tables: Sequence[int], *, role: str) -> list[Finding]:
-    """Those findings on the rights of ``role`` that concern reading these tables."""
+    """Returns findings on the right of ``role`` to read these tables."""
     asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables)}
     row = conn.execute(_RIGHTS, asked).fetchone()
     assert row is not None
@@ -105,8 +105,10 @@ def reading_findings(conn: psycopg.Connection[Any], tables: Sequence[int], *, ro
 
 
 def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Sequence[int]]) -> dict[TableName, str]:
-    """The tables that our own role may not read, and what grants it. ``tables``: the relations that hold the rows of
-    each, by OID."""
+    """Returns the tables that our own role may not read, each with a reason and the statements that grant the right.
+
+    ``tables``: for each table, the OIDs of the relations that hold its rows.
+    """
     ((role, superuser),) = conn.execute(_OURSELVES)
     every = sorted({oid for oids in tables.values() for oid in oids})
     if superuser or not every:
@@ -116,14 +118,14 @@ def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Seq
     name, lacking = quoted_role(conn, role), dict[TableName, str]()
     for table, oids in tables.items():
         findings = _reading([rows[oid] for oid in oids if oid in rows], role, name)
-        statements = [statement for finding in findings for statement in finding.sql]
+        statements = [statement.rstrip(";") for finding in findings for statement in finding.sql]
         if statements:
-            lacking[table] = f"role {role} may not read all of it: {' '.join(statements[:_STATEMENTS])}"
+            lacking[table] = f"role {role} may not read all of it: {'; '.join(statements[:_STATEMENTS])}"
     return lacking
 
 
 def _reading(rows: Sequence[tuple[Any, ...]], role: str, name: str) -> list[Finding]:
-    """Findings on the right to read, from rows of _TABLE_RIGHTS. ``name``: the role as SQL."""
+    """Returns findings on the right to read, from rows of _TABLE_RIGHTS. ``name``: the role's name as SQL."""
     found: list[Finding] = []
     closed = sorted({schema for _, _, schema, usage, *_ in rows if not usage})
     if closed:
@@ -143,8 +145,11 @@ def _reading(rows: Sequence[tuple[Any, ...]], role: str, name: str) -> list[Find
 def _publishing(
     conn: psycopg.Connection[Any], changes: Changes, foreign: Sequence[str], role: str, database: str | None
 ) -> list[Finding]:
-    """Findings that prevent making or changing publications. ``database``: one in which the role may not make a
-    publication."""
+    """Returns findings that prevent the creation or change of publications.
+
+    ``foreign``: tables to publish that the role does not own. ``database``: our database, if the role may not create a
+    publication in it.
+    """
     found = []
     if changes.make and database and not foreign:
         found.append(Finding("error", f"role {role}", "may not make a publication", "or " + BY_OWNER,
@@ -161,7 +166,7 @@ def _publishing(
 
 
 def not_owned(conn: psycopg.Connection[Any], role: str, publications: Sequence[str]) -> list[str]:
-    """The publications that the role may not change or drop."""
+    """Returns the publications that the role may not change or drop."""
     asked = {"role": role, "managed": _REPLICATION_ROLES, "names": list(publications)}
     return [name for (name,) in conn.execute(_NOT_OWNED, asked)]
 

@@ -1,4 +1,4 @@
-"""Makes one script for the owner of the source: all that a role with few rights cannot do for itself."""
+"""Makes a script for the owner of the source, with all statements that a role with few rights cannot run itself."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from pgcdc_assets.source.slot.slotstatus import slot_status
 
 
 def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> str:
-    """The statements for what is lacking of role, grants and publications as ``setup`` would have them; changes
-    nothing.
+    """Returns the statements for all that ``setup`` misses: settings, role, rights and publications. Changes nothing.
 
-    ``role``: the role that is to follow the source, which need not exist; None: the one that ``conninfo`` connects as.
+    ``role``: the role that will replicate; it need not exist yet. None means the role that ``conninfo`` connects as.
     """
     read_only = {"default_transaction_read_only": "on"}
     with connect(conninfo, application_name=f"{APPLICATION}/setup", options=read_only) as conn:
@@ -64,7 +63,7 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
 
 
 def _mended(finding: Finding) -> Iterator[str]:
-    """The finding's statements; an error without statements becomes a comment."""
+    """Yields the statements of an error, and a comment if the error has advice or no statements."""
     if finding.severity == "error":
         if finding.do or not finding.sql:
             yield f"-- {_comment(f'{finding.thing}: {finding.what}; {finding.do}')}"
@@ -72,5 +71,5 @@ def _mended(finding: Finding) -> Iterator[str]:
 
 
 def _comment(text: str) -> str:
-    """The text on one line, whatever the names in it."""
+    """Returns the text on one line, because names in it may contain line breaks."""
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""Decides which tables the settings mean, and how each can be published without harm to the source."""
+"""Decides which tables the settings select, and how each table can be published without harm to the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
 
-# Partitions come with their roots; an extension's own tables come only if a pattern asks for them.
+# Partitions are selected with their roots. Tables that belong to an extension are selected only if a pattern names
+# them.
 _USER_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        EXISTS (SELECT FROM pg_catalog.pg_depend d
@@ -32,7 +33,10 @@ NO_PARTITION: Final = "no primary key, and no partition yet"
 
 @dataclass(frozen=True)
 class Planned:
-    """Relations to list in a publication. ``reason``: why updates are not seen, if it is the insert-only one."""
+    """The relations of a table to list in a publication.
+
+    ``reason``: why the table belongs in the insert-only publication; None if its updates can be published.
+    """
 
     oid: int
     table: TableName
@@ -47,15 +51,15 @@ class Planned:
 def meant_tables(
     conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None
 ) -> dict[TableName, int]:
-    """Oids of the tables that exist and that the patterns mean, whether they are published or not. A table whose name
-    is not text cannot be meant."""
+    """Returns the OIDs of the existing tables that the patterns select, published or not. A table whose name is not
+    valid text is never selected."""
     chosen = TablePatterns.parse(patterns)
     names = [(oid, name, owned) for oid, name, owned in _user_tables(conn, only) if not marked(str(name))]
     return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}
 
 
 def unread_tables(conn: psycopg.Connection[Any]) -> list[str]:
-    """Tables whose names are not text in the source's encoding."""
+    """Returns the tables whose names are not valid text in the source's encoding."""
     return [str(name) for _, name, _ in _user_tables(conn, None) if marked(str(name))]
 
 
@@ -67,10 +71,11 @@ def _user_tables(conn: psycopg.Connection[Any], only: int | None) -> list[tuple[
 def wanted_tables(
     conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None, kept: Container[int] = ()
 ) -> list[Planned]:  # fmt: skip
-    """All tables that the patterns mean, by name, each with what a publication of ours should list for it.
+    """Returns all tables that the patterns select, sorted by name, with the relations that our publications should
+    list.
 
-    ``only``: the table of this oid. ``kept``: relations that are listed and stay so; a partitioned table of which
-    leaves are among them stays listed by its leaves.
+    ``only``: the OID of the one table to return. ``kept``: OIDs of relations that stay listed. If some of them are
+    leaves of a partitioned table, this table stays listed by its leaves.
     """
     oids = list(meant_tables(conn, patterns, only).values())
     relations = read_relations(conn, oids)
@@ -101,13 +106,14 @@ def _wanted(relation: CatalogRelation, leaves: Sequence[CatalogRelation], versio
     key = mirror_key(relation.identity, [leaf.identity for leaf in stored], _published(relation, version))
     if key and key == relation.identity.primary:
         return Planned(relation.oid, relation.name, (relation,))
-    # A partition made later is published with its root. Only a primary key gives it an identity at once; without one,
-    # its updates would fail on the source. So such a table's leaves are listed one by one.
+    # If the root is listed, later partitions are published too. A later partition has a replica identity from the start
+    # only if the root has a primary key. Without a primary key, updates of the partition would fail on the source. So
+    # the leaves of such a table are listed one by one.
     return Planned(relation.oid, relation.name, tuple(stored))
 
 
 def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], version: int) -> str | None:
-    """Why updates cannot be mirrored, or must not be published; None if they can."""
+    """Returns why updates cannot be mirrored or must not be published; None if they can be published and mirrored."""
     lacking = [sender.name for sender in senders if not sender.identity.publishable]
     if lacking and lacking != [relation.name]:
         return f"partition {lacking[0]} has no usable replica identity"
@@ -121,6 +127,6 @@ def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], v
 
 
 def _published(relation: CatalogRelation, version: int) -> list[str]:
-    """Columns that a publication of ours carries: stored generated ones since 18, virtual ones never."""
+    """Returns the columns that our publications carry: stored generated columns since 18, virtual columns never."""
     shown = ("", "s") if version >= GENERATED_SINCE else ("",)
     return [column.name for column in relation.columns if column.generated in shown]

@@ -1,8 +1,8 @@
-"""Makes and removes what we need on the source: publications first, then the slot.
+"""Creates publications and slot on the source, publications first, and removes them again.
 
-Nothing here makes a write on the source fail: a table whose updates have no usable replica identity is published for
-inserts and truncate only, in a publication of its own. No table is altered, and no publication that somebody else made.
-Our publications bear a comment that names our slot.
+Nothing here makes a write on the source fail. A table without a usable replica identity is published for inserts and
+truncate only, in a second publication. No table is altered, and no publication that somebody else made. Our
+publications have a comment that names our slot.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
 from pgcdc_assets.source.slot.slotstatus import check_slot, identity, slot_status
 
 _DROP_SECONDS = 10
-"""Seconds that teardown waits for a slot that a run has just left."""
+"""Seconds that teardown waits for a slot, because a slot stays active for a moment after its run has ended."""
 
 
 @dataclass(frozen=True)
 class SetupReport:
     catalog: Catalog
     created: list[str]
-    """What this call made or changed: ``publication pgcdc``, ``slot pgcdc``; empty the second time."""
+    """What this call created or changed, like ``publication pgcdc`` or ``slot pgcdc``. Empty for a second call."""
     findings: list[Finding]
 
 
@@ -68,9 +68,9 @@ def _refused(errors: Sequence[Finding]) -> SetupRefused:
 def check_source(
     conn: psycopg.Connection[Any], settings: Settings, role: str | None = None, made: Container[str] = ()
 ) -> list[Finding]:
-    """All that is wrong, risky or worth knowing, errors first. Changes nothing.
+    """Returns all findings on the source, errors first, then warnings. Changes nothing.
 
-    ``role``: the role whose rights are checked; None: the connection's own. ``made``: see :func:`setup`.
+    ``role``: the role whose rights are checked; None means the connection's role. ``made``: see :func:`setup`.
     """
     publication = read_publication(conn, settings.publication)
     own = publication is None or made_by_us(publication, settings.slot)
@@ -107,12 +107,14 @@ def setup(
     settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
     made: Container[str] = (), making: Callable[[list[str]], None] = lambda things: None,
 ) -> SetupReport:  # fmt: skip
-    """Check, make publications and slot if they are lacking, read the catalog. Calling it twice is fine.
+    """Checks the source, creates publications and slot if they do not exist, and reads the catalog. It is safe to call
+    again.
 
-    ``made``: what an earlier setup of this project made, like ``slot pgcdc``. ``making`` is called with each thing
-    right before it is there, because nothing on the source tells which project of the same slot's name made it.
+    ``made``: what an earlier setup of this project created, like ``slot pgcdc``. ``making`` is called with each
+    publication and slot right before its creation, because the source does not show which of several projects with the
+    same slot name created it.
 
-    Raises SourceNotReady with every error found; then nothing was made.
+    Raises SourceNotReady with all errors found. Then nothing was created.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         findings = check_source(conn, settings, made=made)
@@ -133,29 +135,30 @@ def setup(
 
 @dataclass(frozen=True)
 class Traces:
-    """What the source has of a project."""
+    """The publications and the slot that a project uses on the source."""
 
     ours: list[str]
-    """What teardown removes, like ``slot pgcdc``, in this order."""
+    """What teardown removes, in this order, like ``slot pgcdc``."""
     left: dict[str, str]
     """What teardown does not remove, and why."""
     read_by_others: dict[str, list[str]]
-    """Those of our publications that slots of other projects read, with these slots."""
+    """Our publications that slots of other projects read, each with the names of these slots."""
 
 
 def traces(settings: Settings, conninfo: str, made: Container[str] = (), *, shared: bool = False) -> Traces:
-    """What :func:`teardown` would remove, and what it would leave. The parameters are the same."""
+    """Returns what :func:`teardown` would remove, and what it would leave. The parameters are the same."""
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         return _traces(conn, settings, made, shared=shared)
 
 
 def teardown(settings: Settings, conninfo: str, made: Container[str] = (), *, shared: bool = False) -> list[str]:
-    """Remove what setup made: the slot first, so that it never decodes without its publications.
+    """Removes the slot and publications that setup created. The slot is removed first, so that it never decodes without
+    its publications.
 
-    ``made``: see :func:`setup`. ``shared``: also what bears the mark of our slot, whichever project made it.
+    ``made``: see :func:`setup`. ``shared``: also removes all that has the mark of our slot, created by any project.
 
-    Returns what was removed. What somebody else made stays; so does what an owner made for us, see :func:`traces`.
-    Raises SlotActive if the slot is in use.
+    Returns what was removed. Publications and slots that somebody else created stay, and also the publications that an
+    owner created for us; see :func:`traces`. Raises SlotActive if the slot is in use.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         ours = _traces(conn, settings, made, shared=shared).ours
@@ -204,7 +207,8 @@ def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[s
 
 
 def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tuple[str, ...]:
-    """Names of the publications to stream from: our own are a pair, somebody else's is one."""
+    """Returns the names of the publications to stream from: our two publications, or the publication that somebody else
+    made."""
     publication = read_publication(conn, settings.publication)
     if publication is not None and made_by_us(publication, settings.slot):
         return settings.publication, inserts_name(settings.publication)
@@ -214,7 +218,7 @@ def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tupl
 def _publish(
     conn: psycopg.Connection[Any], settings: Settings, on_wait: OnWait | None, making: Callable[[list[str]], None]
 ) -> list[str]:
-    """Both publications are made at once: START_REPLICATION fails on WAL older than any of them."""
+    """Creates or updates our publications, unless somebody else made the publication. Returns what it changed."""
     publication = read_publication(conn, settings.publication)
     if publication is not None and not made_by_us(publication, settings.slot):
         return []
@@ -242,7 +246,7 @@ def _make_slot(
     passed(FaultPoint.SLOT_MADE)
     made = [f"slot {settings.slot}"]
     if not _ours(conn, settings):
-        # With the mark, teardown knows that the slot is ours even if the publication is not.
+        # This mark shows teardown that the slot is ours although the publication is not.
         made += _mark(conn, settings, making)
     return made
 
@@ -264,7 +268,7 @@ def _marker(settings: Settings) -> str:
 
 
 def _names(settings: Settings) -> tuple[str, ...]:
-    """The names of all publications that setup may make."""
+    """Returns the names of all publications that setup may create."""
     return settings.publication, inserts_name(settings.publication), _marker(settings)
 
 
@@ -290,7 +294,8 @@ def _user(conn: psycopg.Connection[Any]) -> str:
 
 
 def _pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
-    """Patterns that mean no existing table. ``needed``: without them nothing is left to mirror."""
+    """Returns findings on patterns that select no existing table. ``needed``: whether no table at all is selected,
+    which is an error."""
     idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
     there = list(meant_tables(conn, ())) if idle or needed else []
     found = []
@@ -313,7 +318,7 @@ def _unread_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def _identity_findings(wanted: Sequence[Planned]) -> list[Finding]:
-    """One finding for each reason: if hundreds of tables have no key, their names are in the list of tables."""
+    """Returns one finding for each reason, with all its tables, because hundreds of tables may have no key."""
     tables: dict[str, list[TableName]] = {}
     for item in wanted:
         if item.reason:
@@ -326,7 +331,7 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
     each, thing, whose = "it", f"table {one}", "its"
     if len(tables) > 1:
         each, thing, whose = "each", f"tables {named([str(table) for table in tables])}", "their"
-    # Partitions do not inherit it.
+    # Partitions do not inherit the replica identity of their root.
     whole = "a REPLICA IDENTITY FULL to each of its partitions" if reason.startswith("partition ") else (
         f"ALTER TABLE {one} REPLICA IDENTITY FULL"
     )  # fmt: skip
@@ -340,7 +345,7 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
 
 
 def _key_findings(wanted: Sequence[Planned]) -> list[Finding]:
-    """One finding for all tables: nearly every table has a key, and hardly any loses it."""
+    """Returns one finding for all tables, because nearly every table has a key and a key is rarely dropped."""
     keyed = sum(item.follows_updates for item in wanted)
     if not keyed:
         return []
@@ -362,7 +367,11 @@ def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Cont
 
 
 def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:
-    """A slot older than its publication fails on the WAL between them, or from 18 on loses it silently."""
+    """Returns an error if the slot exists and a publication does not.
+
+    A slot that is older than its publication fails on the WAL between the two. Since PostgreSQL 18 it silently skips
+    this WAL.
+    """
     status = slot_status(conn, settings.slot)
     names = publication_names(conn, settings)
     lacking = [name for name in names if read_publication(conn, name) is None]
@@ -382,8 +391,11 @@ def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Con
 
 
 def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int], *, later: bool = False) -> list[int]:
-    """These tables, and those leaves of the partitioned ones that a copy reads. It reads leaf by leaf, and needs the
-    right on each. ``later``: also leaves that a copy will read once their rows are decoded, like UNLOGGED ones."""
+    """Returns these tables, and all leaves of partitioned tables that a copy reads.
+
+    A copy reads each leaf by itself, and needs the right to read each leaf. ``later``: whether to include leaves that a
+    copy will read once their rows are decoded, such as UNLOGGED leaves.
+    """
     relations = read_relations(conn, tables)
     roots = [oid for oid, relation in relations.items() if relation.partitioned]
     leaves = {leaf for group in read_leaves(conn, roots).values() for leaf in group}

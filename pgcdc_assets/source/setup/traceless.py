@@ -1,4 +1,4 @@
-"""Findings on tables whose rows may change without a trace, or with one that something harmless leaves as well."""
+"""Findings on tables whose rows may change without a trace, or with a trace that harmless commands leave too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _LISTED = "SELECT prrelid FROM pg_catalog.pg_publication_rel WHERE prrelid = ANY
 
 
 def trace_findings(conn: psycopg.Connection[Any], tables: Iterable[int], *, own_publication: bool) -> list[Finding]:
-    """One finding of each kind, for these tables and leaves. A publication of ours lists all but leaves."""
+    """Returns at most one finding of each kind for these tables and leaves.
+
+    ``own_publication``: whether our publications publish the tables. Then all tables that are not leaves are listed.
+    """
     relations = list(read_relations(conn, tables).values())
     listed = {oid for (oid,) in conn.execute(_LISTED, [[relation.oid for relation in relations]])}
     listed |= {relation.oid for relation in relations if own_publication and relation.root is None}
@@ -41,8 +44,11 @@ def _names(conn: psycopg.Connection[Any], relations: list[CatalogRelation]) -> l
 
 
 def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
-    """PostgreSQL refuses SET UNLOGGED where a publication lists the table itself. A rewrite leaves another TOAST
-    table; without one it leaves what TRUNCATE and VACUUM FULL leave."""
+    """Returns a finding on tables without a TOAST table that no publication lists individually.
+
+    PostgreSQL refuses SET UNLOGGED if a publication lists the table itself. A rewrite creates a new TOAST table. If a
+    table has no TOAST table, a rewrite leaves the same traces as TRUNCATE and VACUUM FULL.
+    """
     tables = sorted(
         str(relation.name) for relation in relations if not relation.partitioned and not relation.files.toast
     )

@@ -1,6 +1,6 @@
 """The replication slot.
 
-slotstatus  the slot as SQL shows it, and whether the log may go on from it
-creation    making one, which waits for the transactions of the whole cluster
-blockers    whom it waits for
+slotstatus  the slot as SQL shows it, and whether the change log may continue from it
+creation    creates a slot, which waits for the transactions of the whole cluster
+blockers    the transactions that the creation waits for
 """

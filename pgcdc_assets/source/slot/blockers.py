@@ -1,4 +1,4 @@
-"""Transactions that hold something up on the source: open or prepared, in any of its databases."""
+"""Finds transactions that block something on the source: open or prepared, in any of its databases."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SELECT p.transaction::text::int8, age(p.transaction), NULL, p.gid, p.database::t
 FROM pg_catalog.pg_prepared_xacts p
 ORDER BY 2 DESC
 """
-# Those who hold one of these locks on a table or its children, or queue for it: a new request waits behind both. A
-# prepared transaction has no pid in pg_locks, where its lock on its own xid tells which one it is.
+# Selects the transactions that hold one of these locks on a table or its children, or queue for it. A new request waits
+# for both. A prepared transaction has no pid in pg_locks, but it holds a lock on its own xid, which identifies it.
 _LOCKING = """
 WITH RECURSIVE t AS (SELECT r AS oid FROM unnest(%s::oid[]) AS r
                      UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN t ON i.inhparent = t.oid)
@@ -43,7 +43,7 @@ _ALTERING = [
 
 @dataclass(frozen=True)
 class Blocker:
-    """One transaction. ``age`` is None if the server does not show it to us (pg_read_all_stats)."""
+    """A transaction. ``age`` is None if our role may not see it (pg_read_all_stats)."""
 
     xid: int | None
     pid: int | None
@@ -61,17 +61,18 @@ class Blocker:
 
 
 def transactions(conn: psycopg.Connection[Any]) -> list[Blocker]:
-    """Open and prepared transactions that have an xid, oldest first."""
+    """Returns the open and prepared transactions that have an xid, oldest first."""
     return [_holder(row) for row in conn.execute(_WITH_XID)]
 
 
 def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
-    """Transactions that hold ACCESS EXCLUSIVE on one of these tables, or wait for it: a reader queues after both."""
+    """Returns the transactions that hold ACCESS EXCLUSIVE on one of these tables, or wait for it. A reader queues
+    behind both."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), ["AccessExclusiveLock"]])]
 
 
 def alterers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
-    """Who holds a lock on one of these tables as DDL, VACUUM and index builds do, or waits for it."""
+    """Returns the transactions that hold or wait for a lock of DDL, VACUUM or an index build on one of these tables."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), _ALTERING])]
 
 

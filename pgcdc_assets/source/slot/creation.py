@@ -1,4 +1,4 @@
-"""Makes a slot, which waits for the transactions of the whole cluster, and says for whom."""
+"""Creates a slot. This waits for the transactions of the whole cluster, and reports which transactions it waits for."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pgcdc_assets.source.slot.blockers import Blocker, transactions
 logger = logging.getLogger(__name__)
 
 LOCK_SECONDS = 600
-"""lock_timeout of slot creation, for each transaction that it waits for. A nightly report may take
-minutes; a forgotten session must not hold WAL and dead rows for hours."""
+"""lock_timeout of slot creation, for each transaction that it waits for. A nightly report may take minutes. But a
+forgotten session must not make the new slot hold WAL and dead rows for hours."""
 TELL_SECONDS = 10
-"""Seconds between two messages that say whom a wait is for."""
+"""Seconds between two messages about the same wait."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
-"""'initial slot snapshot too large': more open subtransactions than a snapshot holds. It passes."""
+"""Part of 'initial slot snapshot too large': more subtransactions are open than a snapshot holds. This is temporary."""
 
 OnWait = Callable[[list[Blocker]], None]
 
@@ -31,10 +31,11 @@ def create_slot(
     connection: ReplicationConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
     two_phase: bool = False, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
 ) -> CreatedSlot:  # fmt: skip
-    """Make a pgoutput slot with its exported snapshot. When time is up, CopyBlocked names who is in the way.
+    """Creates a pgoutput slot with an exported snapshot. After a timeout, CopyBlocked names the blocking transactions.
 
-    The slot is always made with a snapshot: on servers before the minors of August 2024 a slot made without one may
-    start inside a transaction. While the server waits, ``on_wait`` is called every ten seconds with whom it waits for.
+    The slot is always created with a snapshot. On servers older than the minor releases of August 2024, a slot that was
+    created without a snapshot may start inside a transaction. During the wait, ``on_wait`` is called every ten seconds
+    with the transactions that the server waits for.
     """
     connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
     tell = _Teller(conn, on_wait or log_waiting)
@@ -55,7 +56,7 @@ def create_slot(
 
 
 class _Teller:
-    """Called every half second while the server waits; it asks and reports less often."""
+    """Called every half second during the wait. Queries and reports the blocking transactions every TELL_SECONDS."""
 
     def __init__(self, conn: psycopg.Connection[Any], on_wait: OnWait) -> None:
         self._conn = conn

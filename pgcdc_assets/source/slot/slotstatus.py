@@ -1,4 +1,4 @@
-"""The replication slot as SQL shows it, and whether the log may go on from it."""
+"""Reads the replication slot by SQL, and checks whether the change log may continue from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgcdc_assets.source.positions import INSERT_LSN
 
 PLUGIN = "pgoutput"
 
-# As JSON, so that one query serves every version: columns that a version lacks are absent.
+# Rows are read as JSON, so that one query works on every version. Columns that a version lacks are absent.
 _QUERY = f"""
 SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin), pg_is_in_recovery(),
        {INSERT_LSN}::text,
@@ -37,10 +37,10 @@ class Decoded:
     total_txns: int = 0
     total_bytes: int = 0
     spill_txns: int = 0
-    """Transactions too large for ``logical_decoding_work_mem``: written to the source's disk, and read again."""
+    """Transactions larger than ``logical_decoding_work_mem``. The source wrote them to disk and read them again."""
     spill_bytes: int = 0
     stream_txns: int = 0
-    """Transactions that were sent while they went on."""
+    """Transactions that were sent while they were in progress."""
     stream_bytes: int = 0
 
     @classmethod
@@ -50,13 +50,13 @@ class Decoded:
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """pg_replication_slots' row of one slot. A field is None where it is NULL or the version lacks it."""
+    """The row of a slot in pg_replication_slots. A field is None if it is NULL or the server's version lacks it."""
 
     name: str
     plugin: str | None
     database: str | None
     connected_to: str
-    """The database of our connection; the slot decodes its own database only."""
+    """The database of our connection. The slot decodes only its own database."""
     temporary: bool
     active: bool
     active_pid: int | None
@@ -74,13 +74,13 @@ class SlotStatus:
     inactive_since: datetime | None
     failover: bool | None
     synced: bool | None
-    """Whether it is a copy of a primary's slot, on a standby. The column itself stays true when that standby is
-    promoted."""
+    """Whether the slot is a copy of a primary's slot on a standby. False after the standby is promoted, although the
+    column itself stays true."""
     decoded: Decoded = Decoded()
 
     @property
     def lost(self) -> str | None:
-        """Why the slot can never be read again; None while it can."""
+        """Why the slot can never be read again; None if it can be read."""
         if self.invalidation_reason:
             return self.invalidation_reason
         if self.conflicting:
@@ -95,7 +95,7 @@ class SlotStatus:
 
 
 def slot_status(conn: psycopg.Connection[Any], slot: str) -> SlotStatus | None:
-    """The slot now; None if the server has no slot of this name."""
+    """Returns the slot's current status; None if the server has no slot of this name."""
     found = conn.execute(_QUERY, [slot]).fetchone()
     if found is None:
         return None
@@ -146,20 +146,24 @@ def require_slot(conn: psycopg.Connection[Any], slot: str) -> SlotStatus:
 
 
 def usable_slot(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool) -> SlotStatus:
-    """The slot, which a run of these settings may read, as far as that can be told before its log is asked. Raises
-    SlotMissing, IdentityMismatch or SlotLost."""
+    """Returns the slot's status if a run with this ``two_phase`` may read the slot. Makes all checks that need no log.
+
+    Raises SlotMissing, IdentityMismatch or SlotLost.
+    """
     status = require_slot(conn, slot)
     check_slot(status, None, two_phase=two_phase)
     return status
 
 
 def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool = False) -> None:
-    """Check that the stream may go on from this slot where the log ends (``transform_lsn``; None: no log yet).
+    """Checks that the stream of this slot may continue where the change log ends.
 
-    ``two_phase``: whether transactions are to come at their PREPARE. A slot cannot change what it has sent: whoever
-    takes content at PREPARE from a slot that sends it at COMMIT PREPARED has it twice, and the other way round never.
-    Read ``status`` while the walsender holds the slot: only then can nobody else confirm past the log. Raises
-    IdentityMismatch, SlotLost, SlotAhead or LogAhead.
+    ``transform_lsn``: the end of the change log; None if there is no log yet. ``two_phase``: whether transactions are
+    sent at their PREPARE. This must agree with the slot. Otherwise the content of a prepared transaction, which one
+    mode sends at PREPARE and the other mode at COMMIT PREPARED, may arrive twice or never.
+
+    Read ``status`` while our walsender holds the slot. Only then can no other process confirm past the log's end.
+    Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
     """
     _check_kind(status, two_phase)
     if status.lost:
@@ -203,7 +207,7 @@ def _check_kind(status: SlotStatus, two_phase: bool) -> None:
 
 
 def identity(conn: psycopg.Connection[Any], slot: str) -> Identity:
-    """The identity of what the slot sends: system identifier, database, slot."""
+    """Returns the identity of the slot's stream: system identifier, database and slot."""
     row = conn.execute(_IDENTITY).fetchone()
     assert row is not None
     return Identity(row[0], row[1], slot, row[2])

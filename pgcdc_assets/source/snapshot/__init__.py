@@ -1,10 +1,10 @@
-"""Takes a snapshot with an exact LSN, and reads tables under it while others use them.
+"""Takes a snapshot with an exact LSN, and reads tables under it while other sessions use these tables.
 
 export -> shown -> pieces -> reading
 
-export      by a temporary slot, behind a gate
+export      exports the snapshot of a temporary slot, after a check that it is safe to read
 shown       the tables as the snapshot shows them
-pieces      ranges of a table's pages, each one COPY statement
-reading     one piece, read with no lock held while another is waited for
-waiters     sessions that want a table that is being read: they get it at once
+pieces      cuts a table into ranges of pages; each range is one COPY statement
+reading     reads one piece, and waits for a lock only while it holds no other lock
+waiters     interrupts readings of a table that another session waits for
 """

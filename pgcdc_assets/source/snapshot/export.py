@@ -1,11 +1,12 @@
-"""Takes a snapshot with an exact LSN, and holds it for as long as a copy takes, but holds nothing else.
+"""Takes a snapshot with an exact LSN, and holds the snapshot, but no lock, for as long as a copy takes.
 
-A slot's snapshot has such an LSN. So a temporary slot is made, its snapshot is imported into a transaction of our own
-and exported again from there, and the slot is dropped. Before the first read comes the gate.
+The snapshot of a replication slot has an exact LSN. So we create a temporary slot, import its snapshot into a
+transaction of ours, export the snapshot again from this transaction, and drop the slot. Nothing is read before
+:func:`_gate` has returned.
 
-The transaction that holds the snapshot has no lock on any table. If it had, whoever alters a table would wait for it as
-long as the copy takes, everybody else would wait behind that, and so would the copy itself: a deadlock that PostgreSQL
-cannot see.
+The transaction that holds the snapshot has no lock on any table. If it had a lock, a session that alters the table
+would wait for it for as long as the copy takes. All other sessions would queue behind that session, and so would the
+copy itself. This is a deadlock that PostgreSQL cannot detect.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from pgcdc_assets.source.snapshot.reading import import_snapshot
 from pgcdc_assets.source.snapshot.waiters import giving_way
 
 _GATE_SECONDS = 60
-"""The gap between commit record and commit status lasts microseconds; a minute means another fault."""
+"""A transaction's commit status is set microseconds after its commit record. A wait of a minute means another fault."""
 _GATE_POLL_SECONDS = 0.002
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Shows exactly the transactions with ``commit_lsn`` < ``consistent_point``.
+    """A snapshot that shows exactly the transactions with ``commit_lsn`` < ``consistent_point``.
 
-    ``name`` is for SET TRANSACTION SNAPSHOT in tasks, while the ``with`` block lasts, on this server and database.
-    ``holder`` is the connection whose transaction keeps the snapshot. It has no lock on anything, and reads nothing.
+    Tasks pass ``name`` to SET TRANSACTION SNAPSHOT, on this server and database, during the ``with`` block. ``holder``
+    is the connection whose transaction keeps the snapshot. It holds no lock and reads nothing.
     """
 
     consistent_point: Lsn
@@ -45,7 +46,8 @@ class Snapshot:
 
     @contextmanager
     def reading(self) -> Iterator[SourceConnection]:
-        """A transaction of its own under the snapshot, to read the catalog. Keep it brief: it locks what it reads."""
+        """Opens another transaction under the snapshot, to read the catalog. Keep it short, because it locks what it
+        reads."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             import_snapshot(conn, self.name)
             yield conn
@@ -55,12 +57,14 @@ class Snapshot:
 def exported_snapshot(
     conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None
 ) -> Iterator[Snapshot]:
-    """Export a snapshot, while the block lasts, for :mod:`pgcdc_assets.source.snapshot.reading` to read tables.
+    """Exports a snapshot for the duration of the block. :mod:`pgcdc_assets.source.snapshot.reading` reads tables under
+    it.
 
-    It keeps nobody off the tables: each reading checks itself whether its table is still as the snapshot shows it.
+    The snapshot does not lock the tables. Each reading checks itself whether its table is still as the snapshot shows
+    it.
 
-    Waits for every open transaction of the cluster. ``lock_seconds`` bounds the wait for each; then CopyBlocked names
-    who is in the way. ``on_wait`` is called during the wait (by default, a log line is written).
+    Waits for every open transaction of the cluster, for at most ``lock_seconds`` each. After this time CopyBlocked
+    names the transactions that block it. ``on_wait`` is called during the wait; without it, the wait is logged.
     """
     with (
         connect(conninfo, application_name=f"{APPLICATION}/snapshot") as holder,
@@ -80,24 +84,24 @@ def exported_snapshot(
 def _take(
     conninfo: str, holder: SourceConnection, observer: SourceConnection, lock_seconds: float, on_wait: OnWait | None
 ) -> Lsn:
-    """Make a temporary slot and import its snapshot. Afterwards ``holder`` is in a transaction under the snapshot."""
+    """Creates a temporary slot and imports its snapshot, so that ``holder`` is in a transaction under the snapshot."""
     slot = f"pgcdc_copy_{secrets.token_hex(6)}"
     with ReplicationConnection.open(conninfo, application_name=f"{APPLICATION}/snapshot") as walsender:
         created = create_slot(walsender, observer, slot, temporary=True, lock_seconds=lock_seconds, on_wait=on_wait)
         passed(FaultPoint.COPY_SLOT_MADE)
         import_snapshot(holder, created.snapshot_name)
-        # The holder is under the snapshot from here on. The slot, which holds back WAL and the horizon, goes with its
-        # session.
+        # The holder has the snapshot now. The slot is dropped, because it holds back WAL and the removal of dead rows.
+        # If this fails, the slot ends with its session.
         walsender.drop_slot(slot)
     return created.consistent_point
 
 
 def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
-    """Wait until every transaction that the snapshot shows as ended is seen so by new snapshots too.
+    """Waits until every transaction that the snapshot shows as ended is also ended for new snapshots.
 
-    Slot creation may hand out a snapshot while a transaction stands between its commit record and its
-    commit status. A read under it would then set hint bits for "aborted", and the row would be gone for
-    good in the source itself. Fixed upstream in 2026, not in the servers at large.
+    Slot creation may return a snapshot while a transaction has written its commit record and not yet set its commit
+    status. A read under this snapshot would set hint bits for "aborted", and the rows would be lost for good in the
+    source itself. PostgreSQL fixed this in 2026, but many servers do not have the fix yet.
     """
     ours = _Xids.parse(_scalar(holder, "SELECT pg_current_snapshot()::text"))
     deadline = time.monotonic() + _GATE_SECONDS
@@ -112,7 +116,8 @@ def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
 
 @dataclass(frozen=True)
 class _Xids:
-    """pg_snapshot: ``xmax`` the first xid not yet given out, ``running`` those under way below it."""
+    """The parts of a pg_snapshot: ``xmax`` is the first xid not yet assigned, ``running`` are the open xids below
+    it."""
 
     xmax: int
     running: frozenset[int]
@@ -123,7 +128,8 @@ class _Xids:
         return cls(int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
 
     def agrees(self, fresh: _Xids) -> bool:
-        """Whether ``fresh`` is as late, and shows nothing as running that we show as ended."""
+        """Whether ``fresh`` is at least as new as this snapshot, and shows no transaction as open that has ended in
+        this snapshot."""
         return fresh.xmax >= self.xmax and all(xid in self.running for xid in fresh.running if xid < self.xmax)
 
 

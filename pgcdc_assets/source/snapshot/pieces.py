@@ -1,4 +1,4 @@
-"""Cuts a table's copy into pieces: ranges of its pages, each one COPY statement that any process can run."""
+"""Cuts a table's copy into pieces. A piece is a range of pages, read by one COPY statement that any process can run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated
 from pgcdc_assets.source.connect.connection import encoding_of
 
-# Only a heap can be read by ranges of ctid.
+# Only heap tables can be read by ranges of ctid.
 _STORAGE = """
 SELECT c.oid, coalesce(m.amname = 'heap', false), current_setting('block_size')::int8,
        greatest(c.relpages, 0)::int8
 FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_am m ON m.oid = c.relam
 WHERE c.oid = ANY(%s)
 """
-# Both functions open the relation. TOAST counts: a page of pointers may stand for megabytes.
+# Both functions open the relation. The TOAST table counts too: one page may hold pointers to megabytes of it.
 _SIZES = """
 SELECT r.oid, coalesce(pg_catalog.pg_relation_size(r.oid), 0), coalesce(pg_catalog.pg_table_size(r.oid), 0)
 FROM unnest(%s::oid[]) AS r (oid)
@@ -34,10 +34,11 @@ _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '100ms'"
 
 @dataclass(frozen=True)
 class Piece:
-    """One COPY of CSV: NULL is empty and unquoted, every value quoted, one column per published column.
+    """One COPY statement that returns CSV with a column per published column. NULL is empty
+    and unquoted; every value is quoted.
 
-    ``leaf``: the partition that it reads, None for a plain table. ``oid`` is that of the relation it reads, whose name
-    may have changed by then. The estimate is 0 where unknown.
+    ``leaf``: the leaf partition to read; None for a plain table. ``oid``: the OID of the relation to read, because its
+    name may change before it is read. ``bytes_estimate`` is 0 if unknown.
     """
 
     table: Table
@@ -46,17 +47,18 @@ class Piece:
     columns: str = field(repr=False)
     """The select list, as SQL."""
     condition: str = field(repr=False)
-    """The range of pages as SQL; empty for all rows."""
+    """The range of pages and the row filter, as SQL. Empty for all rows."""
     bytes_estimate: int = 0
     encoding: str = UTF8.name
-    """Of the CSV, and of what it is asked for with: the server's own."""
+    """The encoding of the CSV and of the COPY statement: the server's encoding."""
 
     @property
     def relation(self) -> TableName:
         return self.leaf or self.table.name
 
     def statement(self, relation: str) -> str:
-        """COPY of ONLY the relation, named as SQL: an inheritance parent has children."""
+        """Returns the COPY statement for ``relation``, a name as SQL. ONLY leaves out the children of an inheritance
+        parent."""
         where = f" WHERE {self.condition}" if self.condition else ""
         query = f"SELECT {self.columns} FROM ONLY {relation}{where}"  # noqa: S608  (identifiers are quoted)
         return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, ENCODING '{self.encoding}')"
@@ -70,11 +72,11 @@ class _Storage:
 
 
 def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> list[Piece]:
-    """Cut a table into pieces of about ``target_bytes`` on the source's disk; at least one per leaf.
+    """Cuts a table into pieces of about ``target_bytes`` on the source's disk, with at least one piece per leaf.
 
-    ``conn`` need not be under the snapshot: sizes are as they are now. The last piece of each leaf is open-ended, so
-    sizes need not be exact: pages that came since the snapshot hold nothing that it shows. Raises CopyOutdated if a
-    leaf is gone.
+    ``conn`` need not be under the snapshot, because the current sizes are used. They need not be exact: the last piece
+    of each leaf has no upper bound, and pages added since the snapshot hold no rows that the snapshot shows. Raises
+    CopyOutdated if a leaf has been dropped.
     """
     relations: dict[int, TableName | None] = {table.oid: None}
     if table.partitioned:
@@ -88,8 +90,8 @@ def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> li
 
 
 def _storages(conn: psycopg.Connection[Any], oids: list[int]) -> dict[int, _Storage]:
-    """The storage of each relation, by oid. Waits for nobody: if a relation is locked, the planner's statistics must
-    do."""
+    """Returns the storage of each relation, by OID. Waits at most 100 ms for locks. If a relation is locked, all sizes
+    come from the planner's statistics."""
     sizes: dict[int, tuple[int, int]] = {}
     with suppress(LockNotAvailable), conn.transaction():
         conn.execute(_LOCK_TIMEOUT)
@@ -120,6 +122,6 @@ def _condition(table: Table, start: int, end: int | None) -> str:
     if end is not None:
         conditions.append(f"ctid < '({end:d},0)'")
     if table.row_filter:
-        # The server's own rendering of the publication's filter, fit to be parsed again.
+        # The text of the publication's row filter as the server prints it. The server can parse it again.
         conditions.append(f"({table.row_filter})")
     return " AND ".join(conditions)

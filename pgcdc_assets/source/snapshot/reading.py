@@ -1,12 +1,13 @@
-"""Reads one piece of a table under a snapshot, while others use the table.
+"""Reads one piece of a table under a snapshot, while other sessions use the table.
 
-No lock is held while another is waited for. The table's lock is requested without waiting, again and again, while we
-hold no other, and is released as soon as the piece has been read. Whoever else waits for the table meanwhile gets it
-(:mod:`pgcdc_assets.source.snapshot.waiters`), and the piece is read again from its beginning.
+We hold no lock while we wait for the table's lock. Our session requests this lock with NOWAIT, again and again, while
+it holds no other lock. It releases the lock as soon as the piece has been read. If another session waits for the table
+during the reading, the reading is interrupted (:mod:`pgcdc_assets.source.snapshot.waiters`), and the piece is read
+again from its beginning.
 
-So nothing keeps a table as the snapshot shows it. A TRUNCATE or rewrite since then would give an empty copy and no
-error; two columns that swapped names would give each other's values. Each of them leaves a new relfilenode, or a new
-row of pg_attribute: both are compared before the piece is read and afterwards.
+So no lock keeps the table as the snapshot shows it. After a TRUNCATE or a rewrite, the copy would be empty without an
+error. After two columns have swapped names, each would get the other's values. All these changes leave a new
+relfilenode or a new row of pg_attribute. Both are compared before and after the piece is read.
 """
 
 from __future__ import annotations
@@ -28,25 +29,27 @@ from pgcdc_assets.source.slot.blockers import lockers
 from pgcdc_assets.source.snapshot.pieces import Piece
 
 READING: Final = f"{APPLICATION}/copy"
-"""application_name of the sessions that read pieces, and of no others: they may be interrupted at any time."""
+"""application_name of the sessions that read pieces. No other session has it, because these sessions may be interrupted
+at any time."""
 READINGS: Final = 6
-"""How often one piece is begun. Whoever alters a table does so a few times; endless DDL must not hold up a run for
-ever."""
+"""How often the reading of one piece is started. A migration alters a table a few times; endless DDL must not delay a
+run for ever."""
 PATIENCE_SECONDS: Final = 10.0
-"""Seconds that one attempt waits for the table to be free. One of Spark's cores is idle meanwhile."""
+"""Seconds that one attempt waits until the table is free. One of Spark's cores is idle during this time."""
 _PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
-"""Seconds between two requests for the lock; the last pause is repeated."""
+"""Seconds between two requests for the lock. The last pause is repeated."""
 _POLL_MILLISECONDS: Final = 500
 _LOCK_TIMEOUT: Final = "100ms"
-"""lock_timeout for what COPY locks besides the table: its indexes and TOAST table, which REINDEX may have locked."""
+"""lock_timeout for the other relations that COPY locks: the indexes and the TOAST table. REINDEX may have locked
+them."""
 
 INTERRUPTED: Final = {
     "57014",  # cancelled
     "57P01",  # terminated
     "55P03",  # a lock within COPY
-    "40001",  # a standby's replay goes first
+    "40001",  # a standby's replay takes precedence
     "40P01",  # a deadlock over what COPY locks besides the table
-    "42P01", "3F000", "42703",  # renamed or dropped since its name was read: the next reading finds out how
+    "42P01", "3F000", "42703",  # renamed or dropped since its name was read: the next reading finds out which
 }  # fmt: skip
 _STORAGE: Final = """
 SELECT format('%%I.%%I', n.nspname, c.relname), c.relfilenode,
@@ -60,7 +63,7 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """Raised when the piece was not read to its end; what was read of it does not count."""
+    """Raised when a piece was not read to its end. The rows that were read do not count."""
 
     def __init__(self, why: PgcdcError) -> None:
         self.why = why
@@ -69,22 +72,22 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class _Storage:
-    """A relation as one snapshot shows it: its name as SQL, its file, and the catalog rows of its columns."""
+    """A relation as one snapshot shows it: its name as SQL, its file, and the pg_attribute rows of its columns."""
 
     name: str
     relfilenode: int
     columns: frozenset[str]
 
     def still_holds(self, then: _Storage) -> bool:
-        """Whether everything that ``then`` had can be read here. Columns added since do not matter."""
+        """Whether all that ``then`` had can still be read. Columns that were added since do not matter."""
         return self.relfilenode == then.relfilenode and then.columns <= self.columns
 
 
 def read_whole(read: Callable[[], T]) -> T:
-    """The result of ``read``, which reads pieces. It is called again, up to READINGS times, whenever a piece was
-    interrupted.
+    """Returns the result of ``read``, which reads pieces. ``read`` is called again whenever a piece was interrupted, up
+    to READINGS times in all.
 
-    Raises CopyBlocked if somebody wants the table each time.
+    Raises CopyBlocked if the last reading was interrupted too.
     """
     for reading in range(1, READINGS + 1):
         try:
@@ -96,12 +99,13 @@ def read_whole(read: Callable[[], T]) -> T:
 
 
 def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: int) -> Iterator[bytes]:
-    """The piece's CSV under the snapshot, in the piece's encoding, in blocks of whole rows of at least ``block_bytes``
-    (the last less).
+    """Yields the piece's CSV under the snapshot, in the piece's encoding, in blocks of whole rows. Each block has at
+    least ``block_bytes``; only the last block may be smaller.
 
-    Runs on any machine that reaches the source, within :func:`read_whole`: raises Interrupted if somebody wants the
-    table. Raises CopyOutdated if the table is no longer what the snapshot shows, CopyBlocked if it is locked for long,
-    RightLacking if we may not read it, or if row-level security would have hidden rows.
+    Runs on any machine that reaches the source. Call it within :func:`read_whole`, because it raises Interrupted if
+    another session wants the table. Raises CopyOutdated if the table is no longer as the snapshot shows it, CopyBlocked
+    if the table stays locked, and RightLacking if our role may not read the table or row-level security would hide
+    rows.
     """
     conn = connect(conninfo, application_name=READING, row_security=False, options={"lock_timeout": _LOCK_TIMEOUT})
     try:
@@ -121,7 +125,8 @@ def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: in
 
 
 def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[str, _Storage]:
-    """Begin the piece's transaction, with the table locked: its name now, as SQL, and the table as of the snapshot."""
+    """Begins the piece's transaction and locks the table. Returns its current name, as SQL, and the table as the
+    snapshot shows it."""
     started, tries = time.monotonic(), 0
     while True:
         now = _storage(conn, piece)
@@ -130,7 +135,7 @@ def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[st
         if now is None or then is None or not now.still_holds(then):
             raise _outdated(piece)
         try:
-            # The lock is not granted either while somebody who came before us waits for it.
+            # NOWAIT also fails while another session is ahead of us in the queue for a conflicting lock.
             conn.execute(f"LOCK TABLE ONLY {now.name} IN ACCESS SHARE MODE NOWAIT".encode())
             return now.name, then
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -144,7 +149,8 @@ def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[st
 
 
 def import_snapshot(conn: SourceConnection, snapshot_name: str | None) -> None:
-    """Begin a transaction under a snapshot; SourceUnavailable if the session that exported it was lost."""
+    """Begins a transaction under a snapshot. Raises SourceUnavailable if the session that exported the snapshot was
+    lost."""
     conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
         conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot_name))
@@ -153,11 +159,11 @@ def import_snapshot(conn: SourceConnection, snapshot_name: str | None) -> None:
 
 
 class _SnapshotGone(SourceUnavailable):
-    """The snapshot is gone: reading again is of no use."""
+    """The snapshot is gone, so reading again cannot succeed."""
 
 
 def _storage(conn: SourceConnection, piece: Piece) -> _Storage | None:
-    """The relation as of now, or as of the snapshot if one has been imported."""
+    """Returns the relation as it is now, or as the snapshot shows it if a snapshot has been imported."""
     row = conn.execute(_STORAGE, [piece.oid]).fetchone()
     return None if row is None else _Storage(row[0], row[1], frozenset(row[2]))
 
@@ -170,15 +176,16 @@ def _outdated(piece: Piece) -> CopyOutdated:
 def _given_up(why: PgcdcError) -> PgcdcError:
     if isinstance(why, CopyOutdated):
         return why
-    # Also where the last session was lost. The source was there when it began, and who wants the table ends a session
-    # that heeds no cancel request. A source that is gone shows when anybody connects again.
+    # CopyBlocked is also right if the last session was lost. The source was there when the session began, and a session
+    # that ignores a cancel request is terminated for the waiting session. If the source is gone, the next connection
+    # reports that.
     return CopyBlocked(f"others wanted it each of the {READINGS} times that it was read", thing=why.thing,
                        do="run again when they are through")  # fmt: skip
 
 
 @contextmanager
 def _typed(piece: Piece) -> Iterator[None]:
-    """Raises the server's errors as what they mean for a piece."""
+    """Raises the server's errors as the errors that they mean for a piece."""
     try:
         yield
     except psycopg.Error as error:
@@ -188,7 +195,8 @@ def _typed(piece: Piece) -> Iterator[None]:
     except _SnapshotGone:
         raise
     except SourceUnavailable as error:
-        # Perhaps we terminated it ourselves while it waited for the network: connecting again shows.
+        # We may have terminated the session ourselves while it waited for the network. The next connection shows
+        # whether the source is gone.
         raise Interrupted(SourceUnavailable(error.what, thing=f"table {piece.relation}")) from None
 
 
@@ -206,10 +214,9 @@ class _Refused(Exception):
 
 
 def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generator[bytes, None, bytes]:
-    """Yields all blocks but the last, which it returns. Works at libpq's level: psycopg's own loop costs two thirds
-    more CPU.
+    """Yields all blocks but the last, and returns the last block.
 
-    Each CopyData message is one row.
+    Calls libpq directly, because psycopg's own loop needs two thirds more CPU. Each CopyData message is one row.
     """
     pgconn = conn.pgconn
     poll = select.poll()

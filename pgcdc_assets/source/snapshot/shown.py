@@ -1,4 +1,4 @@
-"""Reads the tables as a snapshot shows them, without those that were altered during the reading."""
+"""Reads the tables as a snapshot shows them, and finds the tables that were altered during the reading."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from pgcdc_assets.structure.differences import Difference, changes
 def shown_tables(
     snapshot: Snapshot, names: Sequence[TableName], publications: Sequence[str]
 ) -> tuple[dict[TableName, Table], dict[TableName, CopyOutdated | CopyBlocked]]:
-    """Those of ``names`` that the snapshot shows published, and why some cannot be read under it: altered since then,
-    or locked, so that the row filter cannot be read.
+    """Returns the tables of ``names`` that the snapshot shows as published, and the errors of tables that cannot be
+    read under the snapshot.
 
-    No lock keeps the tables as they are, and some functions of the catalog answer as of now under any snapshot. So the
-    catalog is read twice: what is the same in the snapshot and a moment later was the same in between.
+    A table cannot be read if it was altered after the snapshot, or if it is locked so that its row filter cannot be
+    read. No lock keeps the tables unchanged, and some catalog functions return the current state under any snapshot. So
+    the catalog is read twice. A fact that is the same in the snapshot and a moment later was the same in between.
     """
     blocked: dict[TableName, CopyBlocked] = {}
     with snapshot.reading() as conn:

@@ -1,4 +1,4 @@
-"""Lets sessions of the source that wait for a table which one of our copies is reading have it at once."""
+"""Interrupts our readings of tables that other sessions of the source wait for, so that these sessions can go on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pgcdc_assets.source.connect.connection import APPLICATION, SourceConnection
 from pgcdc_assets.source.snapshot.reading import READING
 
 LOOK_SECONDS = 0.2
-"""Seconds between two looks for waiters. An application that queues behind such a waiter loses that time."""
+"""Seconds between two searches for waiting sessions. Applications that queue behind such a session lose that time."""
 _CONNECT_SECONDS = 3
 
-# ACCESS SHARE conflicts with ACCESS EXCLUSIVE alone. We do not use pg_blocking_pids: it stops the lock manager for a
-# moment, and does not know a standby's replay. Those who were asked before are terminated.
+# ACCESS SHARE conflicts only with ACCESS EXCLUSIVE. We do not use pg_blocking_pids: it stops the lock manager for a
+# moment, and it does not show the replay process of a standby. Sessions in ``asked`` are terminated, because a cancel
+# request has not ended them.
 _INTERRUPT = """
 SELECT a.pid, CASE WHEN a.pid = ANY(%(asked)s::int[]) THEN pg_catalog.pg_terminate_backend(a.pid)
                    ELSE pg_catalog.pg_cancel_backend(a.pid) END
@@ -31,8 +32,7 @@ WHERE a.application_name = %(reading)s AND a.datname = current_database() AND a.
 
 @contextmanager
 def giving_way(conninfo: str) -> Iterator[None]:
-    """While the block lasts, whoever waits for a table that one of our copies is reading gets it within half a
-    second."""
+    """During the block, a session that waits for a table that we are reading gets the table within half a second."""
     ended = threading.Event()
     thread = threading.Thread(target=_watch, args=(conninfo, ended), name="waiters", daemon=True)
     thread.start()
@@ -44,7 +44,7 @@ def giving_way(conninfo: str) -> Iterator[None]:
 
 
 def _watch(conninfo: str, ended: threading.Event) -> None:
-    """Goes on when its connection is lost: noticing a lost source is left to the holder of the snapshot."""
+    """Connects again when its connection is lost. The holder of the snapshot notices when the source is gone."""
     while not ended.wait(LOOK_SECONDS):
         with suppress(PgcdcError, psycopg.Error), _connected(conninfo) as conn:
             asked: set[int] = set()
@@ -57,9 +57,9 @@ def _connected(conninfo: str) -> SourceConnection:
 
 
 def interrupt(conn: SourceConnection, asked: set[int]) -> set[int]:
-    """Cancel our copies that somebody waits for; returns their pids.
+    """Cancels our readings that other sessions wait for, and returns their pids.
 
-    Those that were ``asked`` before are terminated: a backend that waits for us to read its rows reacts to nothing
-    else.
+    Readings in ``asked``, which were cancelled before, are terminated. A backend that waits until we read its rows does
+    not react to a cancel request.
     """
     return {pid for pid, _ in conn.execute(_INTERRUPT, {"asked": sorted(asked), "reading": READING})}

@@ -1,8 +1,9 @@
-"""Frames from the slot.
+"""Reads frames from the slot.
 
-subscribe -> catchup -> drain     a backlog through the SQL functions, then the stream
+subscribe -> catchup -> drain     reads a backlog through the SQL functions, then the stream
 
-subscribe   what must hold before the first frame: log, slot and source belong together
-catchup     where the frames of a run come from
-clock       the source's own positions, asked beside the stream
+subscribe   checks, before the first frame, that log, slot and source belong together
+catchup     gives the frames of a run: from a drain first, then from the stream
+drain       reads a backlog of WAL through the SQL functions
+clock       reads the source's positions during the stream
 """

@@ -1,4 +1,4 @@
-"""Brings the frames of a run: first a backlog through the SQL functions, then the stream."""
+"""Gives the frames of a run: first a backlog through the SQL functions, then the stream."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from pgcdc_assets.source.stream.subscribe import Subscription, start_stream
 
 
 class FrameStream(Protocol):
-    """What the receiver needs of a connection."""
+    """The interface of a connection that the receiver needs."""
 
     @property
     def endpoint(self) -> str:
-        """Where the connection leads, for messages."""
+        """The server of the connection, for messages."""
 
     @property
     def frames(self) -> FrameSource:
-        """Read this each time: the reader changes when the drain ends."""
+        """The source of the frames. Do not store it, because another reader takes over when the drain ends."""
 
     @property
     def parallel(self) -> bool:
-        """Whether :attr:`frames` are those of a stream whose streaming is parallel."""
+        """Whether :attr:`frames` is a stream with parallel streaming."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for input; returns whether there is some."""
+        """Waits up to ``timeout`` seconds for input. Returns whether there is input."""
 
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
-        """Report our positions."""
+        """Reports our positions to the server."""
 
     def at_work(self) -> bool:
-        """Whether the server is seen to be at work for us, or has answered a question, though no frame comes."""
+        """Whether the server is at work for us, or has answered a question, although no frame arrives."""
 
     def end_stream(self) -> None:
-        """Release the slot."""
+        """Releases the slot."""
 
 
 class CatchUp:
-    """A drain, followed by the stream of the same connection."""
+    """A drain, and then the stream on the same connection."""
 
     def __init__(self, stream: ReplicationConnection, drain: Drain, begin: Callable[[Lsn], object]) -> None:
         self._stream = stream
@@ -89,10 +89,11 @@ def begin(
     asked: Subscription, connection: ReplicationConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
     drain_bytes: int = LEAST_BYTES, limits: RangeLimits = RANGE_LIMITS,
 ) -> tuple[FrameStream, Lsn]:  # fmt: skip
-    """Frames from ``transform_lsn`` on (or from ``start_lsn`` below it), and the floor of all reports.
+    """Returns the frames from ``transform_lsn`` on, and the lowest position that a status update may report.
 
-    First a backlog of ``drain_bytes`` of WAL or more is drained, if the slot is free and its position is the log's end.
-    Then the connection streams. Raises what :func:`start_stream` raises.
+    With ``start_lsn``, a position below ``transform_lsn``, the frames begin there. A backlog of at least
+    ``drain_bytes`` of WAL is drained first, if the slot is free and its position is the end of the log. Then the
+    connection streams. Raises the errors of :func:`start_stream`.
     """
     drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, drain_bytes, limits)
     if drain is None:
@@ -104,7 +105,7 @@ def _drain(
     asked: Subscription, connection: ReplicationConnection, at: Lsn, drain_bytes: int, limits: RangeLimits
 ) -> Drain | None:
     if asked.options.two_phase:
-        # A copy of the slot would send prepared transactions at their commit.
+        # A copy of the slot would send prepared transactions at their commit and not at their PREPARE.
         return None
     status = require_slot(asked.conn, asked.slot)
     if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < drain_bytes:
@@ -116,16 +117,17 @@ def _drain(
     try:
         copy = _copied(asked, connection, wire, at)
     except SourceNotReady:
-        # No slot to spare.
+        # No replication slot is free for the copy.
         return None
     return Drain(copy, asked.conn, limits, goal=status.wal_lsn, drain_bytes=drain_bytes)
 
 
 def _copied(asked: Subscription, connection: ReplicationConnection, wire: SocketReader, at: Lsn) -> SlotCopy:
-    """Copy the slot, which must stand no further than the log. Raises what ``check_slot`` raises."""
+    """Copies the slot, whose position must not be above the log's end. Raises the errors of ``check_slot``."""
     name = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
     connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(name)}, true)")
-    # Checked after the copying: if somebody advanced the slot past the log meanwhile, its copy may be past it too.
+    # Checked after the copying. If another process has advanced the slot past the log's end, the copy may be past it
+    # too.
     check_slot(require_slot(asked.conn, asked.slot), at)
     position = require_slot(asked.conn, name).confirmed_flush_lsn or at
     return SlotCopy(connection, wire, asked.slot, name, position, asked.publications, asked.options.whole)

@@ -1,4 +1,4 @@
-"""Asks the source for its own positions by SQL, while the stream goes on."""
+"""Reads the source's positions by SQL, during the stream."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _POSITIONS = f"SELECT {INSERT_LSN}::text, {FLUSH_LSN}::text"
 
 
 class SourceClock:
-    """Asks on a connection of its own, whenever a goal makes it worth while."""
+    """Reads the source's positions. The connection is not the stream's connection."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn
 
     @cached_property
     def wal_writer_delay(self) -> float:
-        """The setting in seconds."""
+        """The setting wal_writer_delay in seconds."""
         return wal_writer_delay(self._conn)
 
     def positions(self) -> tuple[Lsn, Lsn]:
-        """Insert and flush position now."""
+        """Returns the current insert position and flush position."""
         row = self._conn.execute(_POSITIONS).fetchone()
         assert row is not None
         return Lsn.parse(row[0]), Lsn.parse(row[1])

@@ -1,14 +1,12 @@
-"""Reads WAL through the SQL functions: the frames that a stream would bring, many to a send.
+"""Reads a backlog of WAL through the SQL functions, before the stream takes over. The frames are the stream's frames.
 
-The walsender sends message by message, and that is its limit. ``pg_logical_slot_get_binary_changes``
-decodes the same WAL with the same plugin and hands all of it to COPY, which fills the socket. It is
-called for one range of WAL after the other on a temporary copy of the slot, so that the slot itself
-stays where the log is durable: ``pg_replication_slot_advance`` moves it there.
+The walsender sends each message separately, and this limits its speed. ``pg_logical_slot_get_binary_changes`` decodes
+the same WAL with the same plugin, and passes all of it to COPY, which fills the socket. It is called for one range of
+WAL after another, on a temporary copy of the slot. So the slot itself stays at the position up to which the log is
+durable. ``pg_replication_slot_advance`` moves it there.
 
-Each call collects its range on the server (in memory up to ``work_mem``, then in a file) before it sends the first row,
-and begins to read at the oldest open transaction: see :attr:`Drain.over`.
-
-A backlog is drained this way before the stream takes over.
+Each call collects its range on the server, in memory up to ``work_mem`` and then in a file, before it sends the first
+row. It begins to read at the oldest open transaction: see :attr:`Drain.over`.
 """
 
 from __future__ import annotations
@@ -37,46 +35,49 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.positions import FLUSH_LSN, WITHIN
 
 LEAST_BYTES: Final = 32 << 20
-"""A smaller backlog is streamed: a drain first copies the slot, and the stream brings this much WAL in that time."""
+"""A smaller backlog is streamed. A drain first has to copy the slot, and in that time the stream sends this much
+WAL."""
 
 
 @dataclass(frozen=True)
 class RangeLimits:
-    """How large the ranges are, and how often the source is looked at and the slot moves. Sizes are bytes of WAL."""
+    """The sizes of ranges, in bytes of WAL, and when the slot is moved."""
 
     smallest_range: int = 256 << 20
     largest_range: int = 512 << 20
-    """What one call decodes at most. Each call reads from the slot's restart_lsn on. That moves only at WAL records of
-    the running transactions (every 15 s, and at checkpoints), and no further than the oldest open transaction. So each
-    call reads WAL again: what was sent before at an eighth of the cost, what is still open at its whole cost. Therefore
-    ranges are large, and at least half of what is read again. A transaction comes whole with the range in which it
-    commits."""
+    """The most that one call decodes. Each call begins to read at the slot's restart_lsn. The restart_lsn moves only at
+    WAL records of the running transactions (every 15 s, and at checkpoints), and never past the oldest open
+    transaction. So each call reads WAL again. Transactions that were sent before cost an eighth of their first
+    decoding, and open transactions cost as much as the first time. So ranges are large, and at least half as large as
+    the WAL that is read again. A transaction is sent whole with the range that contains its commit."""
     unsure_bytes: int = 1 << 20
-    """If the flush position lies inside a record: how far before it that record begins at most. The decoding function
-    would wait for the record's end with all that it has collected, for seconds if the source has come to rest. A larger
-    record (as a rule that of a message) is waited for."""
+    """If the flush position lies inside a record, the record is assumed to begin at most this far below it. Otherwise
+    the decoding function would wait for the record's end before it returns, for seconds if the source is idle. The
+    function does wait for a larger record, which usually is a logical message."""
     release_bytes: int = 256 << 20
-    """What may be durable in the log while the slot still holds it: advancing the slot reads it once more."""
+    """The slot is advanced after this much WAL has become durable in the log, because advancing reads the WAL once
+    more."""
     touch_seconds: float = 10.0
-    """The slot is touched this often, wherever it stands: a slot that nobody acquires for long is invalidated
+    """Seconds between two touches of the slot. A slot that is not acquired for long is invalidated
     (idle_replication_slot_timeout), even if a copy of it is in use."""
     held_seconds: float = 30.0
-    """Somebody else may hold the slot for this long when it is to move; then the run ends."""
+    """Seconds for which another process may hold the slot when we need to advance it. After them the run ends."""
 
 
 RANGE_LIMITS: Final = RangeLimits()
 
 _MOST_AGAIN: Final = 8
-"""How many largest ranges of WAL a call may read again: beyond that the calls cost more than the stream."""
+"""A call may read again this many largest ranges of WAL. If it reads more, the calls cost more than the stream."""
 _PREAMBLE: Final = 19
-"""Bytes of binary COPY before the first row, sent together with it: signature, flags and extension."""
+"""Bytes of binary COPY ahead of the first row, in the same message: signature, flags and extension."""
 _TRAILER: Final = 2
 _SHIFT: Final = 5
-"""A row of (lsn, 0::int8, data) is the count of columns (2 bytes), then length (4) and value of each. ``lsn`` lies at
-byte 6 and the message at byte 30. So from byte 5 on, which is the last of the length of ``lsn`` (FrameKind.ROW), the
-row reads as an XLogData frame, whose LSN and message lie at 1 and at 25, and nothing is copied."""
+"""The offset in a row at which the row reads as an XLogData frame. A row of (lsn, 0::int8, data) is the number of
+columns (2 bytes), then the length (4 bytes) and the value of each column. So ``lsn`` lies at byte 6 and the message at
+byte 30. In an XLogData frame, the LSN lies at byte 1 and the message at byte 25. Byte 5, the last byte of the length of
+``lsn``, is the frame's kind (FrameKind.ROW). So nothing is copied."""
 _COMMIT_END: Final = XLOG_DATA.size + COMMIT.at("end_lsn")
-"""Offset of end_lsn in a frame that carries a Commit."""
+"""Offset of end_lsn in a frame with a Commit message."""
 
 _RANGE: Final = (
     "COPY (SELECT lsn, 0::int8, data FROM pg_logical_slot_get_binary_changes({slot}, {upto}, NULL, {options}))"
@@ -92,17 +93,18 @@ WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
                   WHERE s.slot_name = w.slot AND s.confirmed_flush_lsn > w.lsn)
 """
 _CANCELLED_SECONDS: Final = 3.0
-"""Time limit for the end of a call that was cancelled."""
+"""Time limit for a cancelled call to end."""
 _U64: Final = Struct("!Q")
 
 
 @dataclass(frozen=True)
 class SlotCopy:
-    """A temporary copy of ``slot`` that its connection holds, its position, and the plugin's options."""
+    """A temporary copy of ``slot``, named ``name``, which belongs to ``connection``. ``options`` are the plugin's
+    options."""
 
     connection: ReplicationConnection
     wire: SocketReader
-    """The connection's socket."""
+    """The reader of the connection's socket."""
     slot: str
     name: str
     position: Lsn
@@ -111,20 +113,20 @@ class SlotCopy:
 
 
 class Drain(FrameSource):
-    """Reads a backlog, one range of WAL after the other, from the copy's position on, until :attr:`over`. Its
-    connection runs nothing else during a range.
+    """Reads a backlog from the copy's position on, one range of WAL after another, until :attr:`over` is true. During a
+    range its connection runs nothing else.
 
-    Any error drops a session's temporary slots, so what may fail runs on the connection ``beside``.
+    An error drops all temporary slots of its session. So statements that may fail run on the connection ``beside``.
     """
 
     def __init__(
         self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits, *, goal: Lsn, drain_bytes: int
     ) -> None:
         self.position = copy.position
-        """A boundary: all that commits below it has been taken."""
+        """A boundary: all transactions with a commit below it have been taken."""
         self.over = False
-        """Whether so little is left that the stream brings it sooner, or a transaction is open for so long that each
-        call would decode the same WAL again."""
+        """Whether the drain is over. It ends when the stream would send the rest sooner, or when a transaction has been
+        open for so long that each call would decode the same WAL again."""
         self._goal, self._drain_bytes = goal, drain_bytes
         self._connection = copy.connection
         self._beside = beside
@@ -136,10 +138,10 @@ class Drain(FrameSource):
         self._advanced = self._flushed = copy.position
         self._touch_due = 0.0
         self._upto: Lsn | None = None
-        """End of the range that is being read."""
+        """End of the range that is being read; None between two ranges."""
         self._first = True
         self._refused_at: float | None = None
-        """Since when somebody else has held the slot."""
+        """Time since which another process has held the slot; None if the last advance succeeded."""
 
     @property
     def held(self) -> int:
@@ -151,7 +153,8 @@ class Drain(FrameSource):
         return self._upto is not None and self._wire.pull()
 
     def take(self) -> FrameBlock:
-        """Rows as XLogData frames; after the rows of a range a keepalive, whose position is a boundary."""
+        """Returns rows as XLogData frames. After the rows of a range, returns a keepalive whose position is a
+        boundary."""
         rows = self._wire.data()
         if not len(rows):
             while (kind := self._wire.other()) is not None:
@@ -161,8 +164,10 @@ class Drain(FrameSource):
         return self._frames(rows) if len(rows) else rows
 
     def flushed(self, lsn: Lsn) -> None:
-        """Say that everything below ``lsn`` is durable: between two ranges the slot is advanced to it. Until then it is
-        touched where it stands, which decodes nothing."""
+        """Called when the log is durable up to ``lsn``. The slot is advanced to ``lsn`` between two ranges.
+
+        During a range the slot is only touched: it is advanced to its own position, which decodes nothing.
+        """
         self._flushed = max(self._flushed, lsn)
         now = time.monotonic()
         if now >= self._touch_due:
@@ -170,14 +175,15 @@ class Drain(FrameSource):
             self._advance_to(self._advanced)
 
     def end(self) -> None:
-        """Drop the copy when the drain is over; it would hold WAL for as long as the connection lives."""
+        """Drops the copy when the drain is over. Otherwise it would hold WAL for as long as the connection exists."""
         self._advance(1)
         self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
 
     def finish(self) -> None:
-        """End at any time: the range that is being read is cancelled, and the slot is advanced to what is durable."""
+        """Ends the drain at any time. Cancels the current range, and advances the slot to the durable position."""
         with suppress(PgcdcError, OperationalError):
-            # A slot that stays behind the log does no harm: what comes again is known.
+            # A slot that stays below the log's end does no harm, because the log recognises changes that are sent
+            # again.
             if self._upto is not None:
                 self._connection.cancel()
                 self._let_go()
@@ -186,7 +192,7 @@ class Drain(FrameSource):
     # Ranges -------------------------------------------------------------------------------------
 
     def _next_range(self) -> None:
-        """Begin the next range unless the drain is over. No range is being read."""
+        """Begins the next range unless the drain is over. Called only while no range is being read."""
         if self.over:
             return
         self._advance(self._limits.release_bytes)
@@ -198,7 +204,7 @@ class Drain(FrameSource):
             self._begin(restart, whole)
 
     def _begin(self, restart: Lsn, end: Lsn) -> None:
-        """Begin the next range, towards ``end``; it is as large as what it reads again makes worth while."""
+        """Begins the next range, which ends at ``end`` or below. The range is larger the more WAL is read again."""
         smallest, largest = self._limits.smallest_range, self._limits.largest_range
         size = min(max(smallest, (self.position - restart) // 2), largest)
         self._upto, self._first = Lsn(min(self.position + size, end)), True
@@ -211,8 +217,8 @@ class Drain(FrameSource):
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
-        """Advance the slot over what is durable, if that is at least ``least`` bytes of WAL. A slot that somebody has
-        advanced further stays there."""
+        """Advances the slot to the durable position, if that is at least ``least`` bytes of WAL ahead. If another
+        process has advanced the slot further, the slot stays there."""
         if self._flushed - self._advanced >= least:
             self._advance_to(self._flushed)
 
@@ -221,7 +227,8 @@ class Drain(FrameSource):
             self._beside.execute(_ADVANCE, [self._slot, str(lsn)])
         except psycopg.Error as error:
             typed = of_exception(error).typed(f"slot {self._slot}")
-            # Somebody else holds the slot for a moment, as monitoring may. Whoever keeps it holds the source's WAL.
+            # Another process may hold the slot for a moment, such as monitoring. If it keeps the slot, the source keeps
+            # WAL.
             self._refused_at = self._refused_at or time.monotonic()
             held = time.monotonic() - self._refused_at
             if not isinstance(typed, SlotActive) or held > self._limits.held_seconds:
@@ -230,16 +237,16 @@ class Drain(FrameSource):
         self._advanced, self._refused_at = max(self._advanced, lsn), None
 
     def _where(self) -> tuple[Lsn, Lsn]:
-        """A position up to which the source's WAL is durable in whole records, and where the next call begins to
-        read."""
+        """Returns the position up to which the source's WAL is durable in whole records, and the position at which the
+        next call begins to read."""
         told, within, restart = self._connection.execute(_WHERE.format(slot=literal(self._copy)))[0]
         flushed = Lsn.parse(told or "")
         whole = Lsn(max(0, flushed - self._limits.unsure_bytes)) if within == "true" else flushed
         return whole, Lsn.parse(restart or "")
 
     def _let_go(self) -> None:
-        """Read and drop until the server is ready for a command. Raises SourceUnavailable if it does not become
-        ready."""
+        """Reads and drops data until the server is ready for a command. Raises SourceUnavailable if it does not become
+        ready in time."""
         deadline = time.monotonic() + _CANCELLED_SECONDS
         while time.monotonic() < deadline:
             self._wire.data()
@@ -248,7 +255,7 @@ class Drain(FrameSource):
             except SourceUnavailable:
                 raise
             except PgcdcError:
-                # This is the error that says that the command was cancelled.
+                # This is the error of the cancelled command.
                 continue
             if kind == b"Z":
                 return

@@ -1,4 +1,4 @@
-"""Checks what must hold before the first frame is taken: log, slot and source belong together."""
+"""Checks, before the first frame is taken, that log, slot and source belong together."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection, SystemI
 from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
 
 SLOT_PATIENCE_SECONDS = 10.0
-"""A slot stays active for a moment after its last holder left (0.3 s seen). Only after this time does it count as held
-by somebody else."""
+"""A slot stays active for a moment after its last holder has disconnected (0.3 s seen). After this time it counts as
+held by another process."""
 _RETRY_SECONDS = 0.1
 
 
 def check_identity(
     stream: ReplicationConnection, log: Identity, log_timeline: int, transform_lsn: Lsn, highest: Lsn = ZERO
 ) -> SystemIdentity:
-    """Check that the source is the one whose changes the log and the lake hold. Raises IdentityMismatch or LogAhead.
+    """Checks that the log and the lake hold the changes of this source. Raises IdentityMismatch or LogAhead.
 
-    ``highest``: the highest position of any table of the lake. A table just copied stands above the log.
+    ``highest``: the highest position of any table of the lake. A table that was just copied is above the log's end.
     """
     source = stream.identify()
     thing = "change log"
@@ -55,7 +55,7 @@ def check_identity(
 
 @dataclass(frozen=True)
 class Stands:
-    """The position to which the lake has followed its source, in words for errors."""
+    """The position up to which log and lake have the source's changes, as a text for errors."""
 
     transform_lsn: Lsn
     highest: Lsn
@@ -75,8 +75,11 @@ class Stands:
 
 
 def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, stands: Stands) -> None:
-    """A promoted standby is followed only if log and lake end before the fork: the new primary never had what they hold
-    beyond it, and its own transactions there would be skipped as known."""
+    """Checks that log and lake end at or below the fork, if the source is a promoted standby.
+
+    The new primary never had changes that log and lake hold above the fork. Its own transactions above the fork would
+    be skipped as known.
+    """
     if now == log_timeline:
         return
     if now < log_timeline:
@@ -96,25 +99,26 @@ def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, 
 
 @dataclass(frozen=True)
 class Subscription:
-    """The slot and publications to subscribe to, and how; and a connection that reads the catalog."""
+    """The slot and the publications to subscribe to, the options, and a connection that reads the catalog."""
 
     conn: psycopg.Connection[Any]
     slot: str
     publications: Sequence[str]
     options: PluginOptions = FIRST_VERSION
     keep_waiting: Callable[[], bool] = lambda: True
-    """Called while somebody else holds the slot; False ends the waiting."""
+    """Called while another process holds the slot. False ends the wait."""
 
 
 def start_stream(
     asked: Subscription, stream: ReplicationConnection, transform_lsn: Lsn, start_lsn: Lsn | None = None
 ) -> Lsn:
-    """START_REPLICATION at ``transform_lsn``, or below it at ``start_lsn``.
+    """Runs START_REPLICATION at ``transform_lsn``, or at ``start_lsn``, which is below it.
 
-    Returns the slot's ``confirmed_flush_lsn``, the floor of all reports.
+    Returns the slot's ``confirmed_flush_lsn``, the lowest position that a status update may report.
 
-    Whether the slot has passed the log is checked again once the stream holds it: only then can nobody else confirm.
-    Raises what ``check_slot`` raises, or SlotActive if somebody holds it for longer than SLOT_PATIENCE_SECONDS.
+    Checks again, once the stream holds the slot, that the slot is not above the log's end. Only then can no other
+    process confirm. Raises the errors of ``check_slot``, and SlotActive if another process holds the slot for longer
+    than SLOT_PATIENCE_SECONDS.
     """
     check_slot(require_slot(asked.conn, asked.slot), transform_lsn, two_phase=asked.options.two_phase)
     at = start_lsn or transform_lsn
@@ -125,7 +129,7 @@ def start_stream(
 
 
 def _patiently(asked: Subscription, attempt: Callable[[], None]) -> None:
-    """Try for SLOT_PATIENCE_SECONDS until the slot is free; then raise SlotActive, which names who holds it."""
+    """Tries again until the slot is free. After SLOT_PATIENCE_SECONDS raises SlotActive, which names the holder."""
     deadline = time.monotonic() + SLOT_PATIENCE_SECONDS
     while True:
         try:
