@@ -7,7 +7,8 @@ from typing import Final
 
 _ONE_UP: Final = r"0*[1-9]\d*"
 _LOCAL: Final = re.compile(rf"local(\[(\*|{_ONE_UP})(\s*,\s*{_ONE_UP})?\])?")
-"""Threads, and how often a task may fail: Spark refuses zero of either."""
+"""``local``, with the number of threads and the number of times a task may fail. Spark refuses zero for either
+number."""
 _KNOWN: Final = re.compile(rf"{_LOCAL.pattern}|local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
 _OF_THIS_HOST: Final = re.compile(r"local-cluster\[.*\]|spark://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?")
 

@@ -1,4 +1,4 @@
-"""The positions that a standby status update reports. None of them ever goes down."""
+"""The positions that a standby status update reports. They never go down."""
 
 from __future__ import annotations
 
