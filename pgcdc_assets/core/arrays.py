@@ -21,18 +21,19 @@ def whole(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def in_arrow(values: Ints) -> pa.Int64Array:
-    """The numbers as they lie in memory. Unlike ``pa.array`` this does not import pandas."""
+    """The numbers as an Arrow array, without a copy. Unlike ``pa.array`` this does not import pandas."""
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def in_numpy(values: pa.Array) -> NDArray[Any]:
-    """The numbers, of which none is NULL, as they lie in memory. Unlike ``to_numpy`` this does not import pandas."""
+    """The numbers as a numpy array, without a copy. No number may be NULL. Unlike ``to_numpy`` this does not import
+    pandas."""
     kind = values.type.to_pandas_dtype()
     return np.frombuffer(values.buffers()[1], kind)[values.offset : values.offset + len(values)]
 
 
 def first_of_groups(group: Ints, counts: Ints) -> Ints:
-    """The places of the first ``counts[g]`` entries of every group g, one group after the other."""
+    """The places of the first ``counts[g]`` entries of every group g, ordered by group."""
     order = np.argsort(group, kind="stable")
     sorted_group = group[order]
     starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))

@@ -1,7 +1,7 @@
 """Facts of the source's catalog about its tables, with a JSON form.
 
-:mod:`pgcdc_assets.source.catalog.tables` reads them. They are saved in the project directory for Dagster, and carried
-in the change log with the Relation messages, which lack attribute numbers, keys and type families.
+:mod:`pgcdc_assets.source.catalog.tables` reads these facts. The project directory holds a copy for Dagster. The change
+log holds a copy with each Relation message, because Relation messages lack attribute numbers, keys and type families.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ReplicaIdentity = Literal["d", "n", "f", "i"]
 
 @dataclass(frozen=True)
 class PgType:
-    """A type as pg_type has it. ``base`` is set for domains (already the innermost), ``element`` for arrays."""
+    """A type as described in pg_type. ``base`` is set for domains (it is the innermost base type), ``element`` for
+    arrays."""
 
     oid: int
     name: str
@@ -63,14 +64,15 @@ class Leaf:
     name: TableName
     files: Files
     attached: Marks = ()
-    """Its row in pg_inherits and those above it, by parent: ATTACH PARTITION writes a new one."""
+    """The leaf's row in pg_inherits and the rows of its ancestors, by parent. ATTACH PARTITION writes a new row."""
     numbering: tuple[tuple[int, int], ...] | None = None
-    """What its columns' attnums are at the root: runs of them, each as its first attnum and what the root's are above.
-    One of itself for a partition that was made as one, more where the root had lost columns before. It holds for all
-    columns that come and go as long as it stays attached, because they change with the root's alone. None if its
+    """Maps the leaf's attnums to the root's, in runs of consecutive attnums. Each run is a pair: the first attnum at
+    the leaf, and the difference that leads to the root's attnum. A table created as a partition has one run. It has
+    more runs if the root had dropped columns before. The mapping stays valid when columns are added or dropped, as long
+    as the leaf is attached, because a partition's columns change only together with the root's. None if the leaf's
     columns are in another order."""
     listed: Marks = ()
-    """Those rows of its table's publications that list it by itself."""
+    """The rows of the table's publications that list this leaf itself."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -80,24 +82,24 @@ class Leaf:
         return cls(data["oid"], TableName(**data["name"]), Files(**data["files"]), attached, numbering, listed)
 
     def at_root(self, attnum: int) -> int:
-        """The root's attnum of one of its columns, since this was read."""
+        """The root's attnum of a leaf's column."""
         assert self.numbering is not None
         return attnum + next((above for first, above in reversed(self.numbering) if first <= attnum), 0)
 
     def of_root(self, attnum: int) -> int:
-        """Its own attnum of one of the root's columns."""
+        """The leaf's attnum of a root's column."""
         assert self.numbering is not None
         return attnum - next((above for first, above in reversed(self.numbering) if first + above <= attnum), 0)
 
 
 @dataclass(frozen=True)
 class Outside:
-    """A table, or a leaf of one, whose rows are in no stream, whatever publishes it."""
+    """A table or leaf whose rows logical decoding never sends, even if a publication lists the relation."""
 
     oid: int
     name: TableName
     why: str
-    """What it is, in words: ``is a foreign table``."""
+    """The kind of relation, in words: ``is a foreign table``."""
     do: str
     """How its rows could be mirrored."""
 
@@ -111,23 +113,24 @@ class Outside:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The structures that a mirror has had since its copy: what older messages of the log may still be written in."""
+    """The structures that a mirror has had since its copy. Older messages of the log may still use any of them."""
 
     number: int
-    """How many structures followed on that of the copy."""
+    """How many structures came after the structure of the copy."""
     copied: int
     """The highest attnum that the copy knew."""
     since: int
-    """LSN: from there on the source certainly has the newest structure, and below it the mirror is in no point that was
-    not published before."""
+    """LSN at and above which the source certainly has the newest structure. No new consistent point below this LSN
+    lists the mirror."""
     former: tuple[Column, ...] = ()
-    """Columns as they were: gone, or under another name or type."""
+    """Earlier columns that were dropped since, or now have another name or type."""
     left: tuple[int, ...] = ()
-    """OIDs of leaves that went: their rows in the log are of no interest to the mirror, which has none of them."""
+    """OIDs of leaves that were detached or dropped. The mirror has none of their rows, so it ignores their rows in the
+    log."""
     restructured: int = 0
-    """Of a partitioned table: how many of these structures have other columns. The others have other leaves alone."""
+    """For a partitioned table: how many of these structures changed columns. The rest changed leaves only."""
     columns_since: int = 0
-    """Of a partitioned table: as ``since``, of its columns; 0 if they are those of the copy."""
+    """For a partitioned table: like ``since``, but for its columns only. 0 if the columns are the copy's."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -137,11 +140,12 @@ class Lineage:
 
 @dataclass(frozen=True)
 class Table:
-    """A published table. For a partitioned root ``leaves`` is not empty and holds the storage.
+    """A published table. For a partitioned root, ``leaves`` lists the partitions that store its rows.
 
-    ``columns`` are the columns that the stream carries (published, generated ones as the server's version has them), in
-    attnum order. ``key`` holds the attnums of the mirror's key: the primary key if all its columns are published, else
-    the identity index; empty if neither is immediate, valid, whole and not partial.
+    ``columns`` are the columns that the stream carries, in attnum order: the published columns, with generated columns
+    if the server's version publishes them. ``key`` holds the attnums of the mirror's key: the primary key if all its
+    columns are published, otherwise the identity index. ``key`` is empty if neither is immediate, valid, whole and not
+    partial.
     """
 
     oid: int
@@ -154,12 +158,13 @@ class Table:
     partitioned: bool = False
     leaves: tuple[Leaf, ...] = ()
     via_root: bool = False
-    """For a partitioned root: its rows are published as its own, and the stream does not tell their leaves."""
+    """For a partitioned root: its rows are published under the root's name, and the stream does not say which leaf a
+    row is in."""
     unpublished: tuple[Leaf, ...] = ()
-    """For a partitioned root whose leaves a publication of ours lists one by one: those that it lacks."""
+    """For a partitioned root whose leaves our publication lists one by one: the leaves that the publication lacks."""
     outside: tuple[Outside, ...] = ()
-    """Leaves whose rows logical decoding does not carry. They are not among the ``leaves``, and their rows are not part
-    of the mirror. A table that is no root and is such a relation itself stands here alone."""
+    """Leaves whose rows logical decoding does not carry. They are not in ``leaves``, and their rows are not in the
+    mirror. If the table itself is such a relation, and not a root, this lists the table alone."""
     root: TableName | None = None
     """For a leaf: the root whose mirror it is written to."""
     root_oid: int | None = None
@@ -167,18 +172,19 @@ class Table:
     row_filter: str | None = None
     """SQL of the publication's row filter, as pg_publication_tables.rowfilter gives it."""
     updates_seen: bool = True
-    """False if it is published for inserts (and truncate) only, for want of a usable replica identity."""
+    """False if the table is published for inserts (and truncate) only, because it has no usable replica identity."""
     pages: int = 0
     rows: int = 0
     """Estimates (relpages, reltuples), to size the pieces of a copy."""
     marks: TableMarks = field(default_factory=TableMarks)
     attnums_given: int = 0
-    """pg_class.relnatts: how many attnums its columns have got, also those that were dropped. 0 if nothing tells."""
+    """pg_class.relnatts: how many attnums were given to columns, dropped columns included. 0 if it is not known."""
     lineage: Lineage | None = None
-    """Of a mirror that has followed changes of the structure; None while it is as it was copied."""
+    """Set if the mirror has followed changes of the structure; None while its structure is the copy's."""
     comments: tuple[tuple[int, str], ...] = ()
-    """attnum and comment of each column that has one, in attnum order; attnum 0 stands for the table. They change no
-    row, so facts of the log have none. In a stored state they are those that were carried to the mirror last."""
+    """attnum and comment of each column that has a comment, in attnum order; attnum 0 is the table itself. Comments
+    change no row, so facts in the log have none. In a stored state these are the comments that were last written to the
+    mirror."""
 
     @property
     def mirror(self) -> TableName:
@@ -186,7 +192,7 @@ class Table:
 
     @property
     def multiset(self) -> bool:
-        """Whether it has no key and FULL identity: it is then mirrored as a multiset of rows."""
+        """Whether the table has no key and FULL identity. It is then mirrored as a multiset of rows."""
         return not self.key and self.replica_identity == "f"
 
     @property
@@ -205,7 +211,7 @@ class Table:
 
     @property
     def column_comments(self) -> dict[str, str | None]:
-        """By name, for each column."""
+        """Each column's comment, by column name."""
         found = self._read_comments
         return {column.name: found.get(column.attnum) for column in self.columns}
 
@@ -222,19 +228,19 @@ class Table:
 
     @property
     def descent(self) -> Lineage:
-        """Its lineage; that of a copy without any change since where there is none. The copy did not know columns that
-        rows have brought."""
+        """The table's lineage. Without changes since the copy, this is the lineage of the copy. ``attnums_given``
+        counts first, because ``columns`` may also hold columns that came with rows after the copy."""
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
     @property
     def live(self) -> tuple[int, ...]:
-        """attnums of all its columns, published or not."""
+        """attnums of all columns of the table, published or not."""
         return tuple(attnum for attnum, _ in self.marks.columns)
 
     @property
     def columns_since(self) -> Lsn | None:
-        """The LSN from which on rows certainly are in the structure that its columns have; None if that is the copy's.
-        Where leaves came or went, rows are read as before."""
+        """The LSN at and above which rows certainly have the structure of ``columns``; None if that is the structure of
+        the copy. New or removed leaves alone do not change how rows are read."""
         if self.lineage is None:
             return None
         since = self.lineage.columns_since if self.partitioned else self.lineage.since
@@ -242,7 +248,8 @@ class Table:
 
     @property
     def structure(self) -> str:
-        """Which structure its columns have of all that the table ever had; ``0`` for that of any copy."""
+        """Names the structure of ``columns`` among all structures that the table has had. ``0`` is the structure of any
+        copy."""
         if self.lineage is None or self.columns_since is None:
             return "0"
         number = self.lineage.restructured if self.partitioned else self.lineage.number
@@ -280,20 +287,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of the stream that a log holds. It keeps the name that the database had when the log was made."""
+    """The identity of the stream that a log holds. ``database`` is the name that the database had when the log was
+    made."""
 
     system_identifier: str
     database: str
     slot: str
     database_oid: int = field(default=0, compare=False)
-    """A renamed database keeps its OID, and a clone has another one. 0 where it is not known."""
+    """A renamed database keeps its OID, and a clone has a different OID. 0 if it is not known."""
 
     def is_same(self, other: Identity) -> bool:
         """Whether both are the same stream."""
         return self.slot == other.slot and self.is_of_same_database(other)
 
     def is_of_same_database(self, other: Identity) -> bool:
-        """Whether both are of the same database, whatever its name was."""
+        """Whether both come from the same database, even if it was renamed."""
         if self.system_identifier != other.system_identifier:
             return False
         if self.database_oid and other.database_oid:

@@ -1,9 +1,9 @@
-"""The encodings that a PostgreSQL database may have, and how its texts are read: as the server itself converts them to
-UTF8.
+"""The encodings that a PostgreSQL database may have. Texts are decoded as the server itself would convert them to UTF8.
 
-A server that converts for its client ends the whole stream, or copy, at the first text that has no UTF8. So texts come
-as the server has them, and are decoded here, by value. Python's codecs agree with PostgreSQL's conversions but for a
-few characters of Japanese and Korean, which :data:`_BY_SERVER` has; ``tests/source/test_encodings.py`` compares all.
+A server that converts for its client ends the whole stream or copy at the first text that cannot be converted to UTF8.
+So texts arrive in the server's own encoding, and are decoded here, value by value. Python's codecs agree with
+PostgreSQL's conversions, except for a few characters of Japanese and Korean. :data:`_BY_SERVER` lists these characters;
+``tests/source/test_encodings.py`` compares all encodings.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pgcdc_assets.errors import UsageError
 
 _MARK: Final = "\ufffd"
 _MARKED: Final = re.compile(f"{_MARK}([0-9a-f]{{2}})")
-"""A byte that is no text, as :meth:`Encoding.shown` writes it."""
+"""A byte that is not text, as :meth:`Encoding.shown` writes it."""
 _SQL_ASCII: Final = "SQL_ASCII"
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """``name``: as PostgreSQL calls it."""
+    """One encoding; ``name`` is PostgreSQL's name for it."""
 
     name: str
     codec: str
     more: Mapping[bytes, str] = field(default_factory=dict)
     """Characters that the codec lacks."""
     other: Mapping[str, str] = field(default_factory=dict)
-    """Characters of the codec in whose place the server has others."""
+    """Characters of the codec that the server converts to other characters."""
 
     def __post_init__(self) -> None:
         codecs.register_error(self._strictly, self._handler(self._refused))
@@ -39,8 +39,8 @@ class Encoding:
 
     @classmethod
     def of(cls, name: str | None) -> Encoding:
-        """The encoding in which we ask a server of this encoding for its texts: UTF8 for the two that Python cannot
-        read, which the server has to convert."""
+        """The encoding that we ask the server to send texts in, given the server's own encoding. This is UTF8 for the
+        two encodings that Python cannot read; the server then converts."""
         return _BY_NAME.get(name or "", UTF8)
 
     @property
@@ -54,15 +54,15 @@ class Encoding:
         return "UTF-8" if self.unicode else self.name
 
     def decode(self, raw: bytes) -> str:
-        """Raises UnicodeDecodeError for bytes that are no text."""
+        """Raises UnicodeDecodeError for bytes that are not text."""
         return self._of_server(raw.decode(self.codec, self._strictly))
 
     def shown(self, raw: bytes) -> str:
-        """The text, in which each byte that is none stands as U+FFFD and two hex digits."""
+        """The text. Each byte that is not text is written as U+FFFD and two hex digits."""
         return self._of_server(raw.decode(self.codec, self._marked))
 
     def reread(self, text: str) -> str:
-        """A text that was read as UTF-8, see :meth:`shown`, as what it is."""
+        """Decodes a text again, in this encoding, that :meth:`shown` read as UTF-8."""
         return text if self.unicode or text.isascii() else self.shown(_unmarked(text))
 
     def encode(self, text: str) -> bytes:
@@ -111,7 +111,7 @@ _Handler = Callable[[UnicodeError], tuple[str | bytes, int]]
 
 
 def marked(text: str) -> bool:
-    """Whether :meth:`Encoding.shown` met a byte that is no text."""
+    """Whether :meth:`Encoding.shown` found a byte that is not text."""
     return _MARKED.search(text) is not None
 
 
@@ -129,7 +129,7 @@ def _unmarked(text: str) -> bytes:
 
 
 def _row(lead: str, first: int, characters: str) -> dict[bytes, str]:
-    """A row of a code table from its place ``first`` on; ideographic spaces are gaps."""
+    """A row of a code table, starting at place ``first``; ideographic spaces are gaps."""
     return {bytes.fromhex(lead) + bytes([first + place]): character
             for place, character in enumerate(characters) if character != "\u3000"}  # fmt: skip
 
@@ -156,7 +156,7 @@ _BY_SERVER: Final = (
     Encoding("EUC_CN", "gb2312"),
     Encoding("EUC_JP", "euc_jp", _EUC_JP, dict(zip("〜‖−¢£¬¦", "～∥－￠￡￢￤", strict=True))),
     Encoding("EUC_JIS_2004", "euc_jis_2004", other=dict(zip("￣―￥⦅⦆", "‾—¥｟｠", strict=True))),
-    # Not euc_kr, which takes some syllables together.
+    # Not euc_kr, which joins some syllables.
     Encoding("EUC_KR", "cp949", {b"\xa2\xe8": "㉾"}),
 )
 

@@ -1,7 +1,7 @@
-"""Ends a process within ten seconds of a signal, whatever it is doing.
+"""Ends a process within ten seconds of a signal, even if it hangs.
 
-The process is first asked to end at a boundary. If it has not reached one in time, its main thread is interrupted. If
-that does not end it either (a library call that ignores signals, a thread that waits for a dead server), the process
+The process is first asked to end at a boundary. If it does not reach a boundary in time, its main thread is
+interrupted. If it still does not end (a library call ignores signals, or a thread waits for a dead server), the process
 exits at once. That does no harm: everything that we write survives a kill at any point.
 """
 
@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 BOUNDARY_SECONDS = 6.0
-"""Seconds for a turn under way to come to its end; then it is interrupted."""
+"""Seconds in which the current turn may end by itself; then it is interrupted."""
 END_SECONDS = 9.0
 """Seconds from the first signal to the end of the process."""
 SECOND_SECONDS = 1.5
-"""Seconds from the second signal to the end of the process, and after an interruption, to stop what has been
-started."""
+"""Seconds from the second signal to the end of the process. Also the time after an interruption to stop what the
+process has started."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CODE = 1
 _CURSOR = b"\x1b[?25h"
@@ -41,20 +41,21 @@ class Ending:
         self._generation = 0
 
     def own(self) -> None:
-        """Say that the process is ours: once it is asked to end, it ends whatever goes on in it. Call this in the main
-        thread."""
+        """Declare that the process is ours: once asked to end, the process ends even if a thread or library call does
+        not. Call this in the main thread."""
         self._owned = True
         # A copy, because a run redirects what libraries print into a file.
         self._terminal = os.dup(2)
         heard, told = os.pipe()
         os.set_blocking(told, False)
-        # Python's handlers run only in the main thread, and not before the library that it is in returns.
+        # Python's handlers run only in the main thread, and only after the current library call returns.
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
         threading.Thread(target=self._hear, args=(heard,), name="signals", daemon=True).start()
 
     @contextmanager
     def at_boundary(self, stop: threading.Event, *, boundary: float | None = BOUNDARY_SECONDS) -> Iterator[None]:
-        """SIGINT and SIGTERM set ``stop``, to end at a boundary; the second one, or ``boundary`` seconds, interrupt.
+        """SIGINT and SIGTERM set ``stop``, to end at a boundary. After a second signal, or after ``boundary`` seconds,
+        the main thread is interrupted.
 
         Works in the main thread only; in another thread it changes nothing.
         """
@@ -93,15 +94,15 @@ class Ending:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            # What comes after the boundary must not be interrupted any more.
+            # What runs after the boundary must not be interrupted.
             self._generation += 1
-            # A process that is not ours, a test's or Dagster's own, goes on.
+            # A process that is not ours (a test's, or Dagster's own) keeps running.
             self.asked &= self._owned
 
     def _interrupt(self, generation: int, seconds: float) -> None:
         time.sleep(seconds)
         if generation == self._generation:
-            # A real signal, because only that ends what the main thread waits for.
+            # A real signal, because only a signal ends a wait of the main thread.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _hear(self, heard: int) -> None:

@@ -1,7 +1,7 @@
 """Where a run must stop: the decisions, without the waiting.
 
-``endpos`` is a goal to reach, never a position to confirm or store: the run ends at the last
-transaction boundary at or below it.
+``endpos`` is a goal to reach, never a position to confirm or store. The run ends at the last transaction boundary at or
+below ``endpos``.
 
 | where endpos falls | decided by |
 |---|---|
@@ -17,14 +17,14 @@ from pgcdc_assets.core.lsn import Lsn
 
 DELAYS_UNTIL_FLUSHED = 3
 """An asynchronous commit is on disk after at most three ``wal_writer_delay`` (PostgreSQL's documentation of
-``synchronous_commit``): WAL that is not flushed by then contains no commit."""
+``synchronous_commit``). WAL that is still not flushed after this time contains no commit."""
 
 
 class Endpos:
-    """One goal. ``now`` is any monotonic clock in seconds, ``wal_writer_delay`` is in seconds.
+    """One goal. ``now`` comes from any monotonic clock, in seconds; ``wal_writer_delay`` is in seconds.
 
-    A goal beyond the source's WAL is followed until reached, so the clock of the late flush starts
-    only when the source is first seen to have inserted that far.
+    The goal may be ahead of the source's WAL. So the wait for a late flush starts only when the source's insert
+    position is first seen at or above the goal.
     """
 
     def __init__(self, lsn: Lsn, *, wal_writer_delay: float) -> None:
@@ -34,15 +34,17 @@ class Endpos:
         self._late_flush: Lsn | None = None
 
     def arrived_at_begin(self, final_lsn: int) -> bool:
-        """Transactions come in the order of their commits: this one and all later ones end past endpos."""
+        """Whether this transaction ends past endpos. Transactions come in commit order, so all later transactions do
+        too."""
         return final_lsn >= self.lsn
 
     def arrived_at_wal_end(self, wal_end: int) -> bool:
-        """``wal_end`` of a keepalive: all transactions that commit below it have been sent."""
+        """Whether a keepalive's ``wal_end`` reaches the goal: all transactions that commit below ``wal_end`` have been
+        sent."""
         return wal_end >= self.lsn or (self._late_flush is not None and wal_end >= self._late_flush)
 
     def allows(self, boundary: int) -> bool:
-        """Whether a boundary may end the run: one past endpos may not."""
+        """Whether the run may end at this boundary: only if it is not past endpos."""
         return boundary <= self.lsn
 
     # The source's own positions, read by SQL while the stream is quiet -------------------------------
@@ -53,7 +55,7 @@ class Endpos:
         return self._late_flush is None
 
     def saw_source(self, inserted: Lsn, flushed: Lsn, now: float) -> None:
-        """Take in the source's insert and flush positions, read at ``now`` or later."""
+        """Record the source's insert and flush positions, read at ``now`` or later."""
         if self._inserted_at is None:
             if inserted >= self.lsn:
                 self._inserted_at = now

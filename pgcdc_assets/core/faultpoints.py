@@ -1,9 +1,9 @@
 """Named places right before and after each durable step, where the crash tests stop a process to kill it.
 
-They do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests set it; it is not
-a setting, and belongs on no production machine. A file in that folder with the name of a point arms it, and its content
-says how many passes are let through first. Of all processes and threads that pass, one takes the file: it writes its
-pid into ``<point>.reached`` and stays there until that file is removed, or until it is killed.
+They do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests set this variable;
+it is not a setting, and must not be set in production. A file in that folder with the name of a point arms the point.
+The file's content is how many passes go through first. Then one process or thread takes the file: it writes its pid
+into ``<point>.reached`` and waits there until that file is removed, or until it is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POLL_SECONDS: Final = 0.005
 
 
 class FaultPoint(StrEnum):
-    """``..._making`` and ``..._committing`` stand before the step, the others after it."""
+    """Points named ``..._making`` and ``..._committing`` are right before the step, all other points right after it."""
 
     SLOT_MADE = "slot-made"
     LOG_MAKING = "log-making"
@@ -98,7 +98,7 @@ _FOLDER: Path | None = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else
 
 
 def passed(point: FaultPoint) -> None:
-    """The caller stands at ``point``. Returns at once unless a crash test has armed it."""
+    """The caller has reached ``point``. Returns at once unless a crash test has armed this point."""
     if _FOLDER is not None:
         _stop(_FOLDER, point)
 
@@ -106,11 +106,11 @@ def passed(point: FaultPoint) -> None:
 def _stop(folder: Path, point: FaultPoint) -> None:
     armed, reached = folder / point, folder / f"{point}{REACHED}"
     if not armed.exists():
-        # Without the lock: a process that is stopped at any moment must not hold up the ones that nobody stops.
+        # Without the lock: a process that a test stops at any moment must not block processes that keep running.
         return
     taken = folder / f"{point}{_TAKEN}"
     with (folder / LOCK).open("a") as lock:
-        # The lock ensures that no pass is missed while another one is counted.
+        # The lock ensures that every pass is counted.
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             passes = int(armed.read_text())
@@ -121,7 +121,7 @@ def _stop(folder: Path, point: FaultPoint) -> None:
             return
         armed.rename(taken)
     with suppress(FileNotFoundError):
-        # After the lock is free: the test that sees this may stop the process at once.
+        # After the lock is released: the test that sees this file may stop the process at once.
         taken.rename(reached)
         while reached.stat():
             time.sleep(_POLL_SECONDS)

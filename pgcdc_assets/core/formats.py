@@ -1,4 +1,4 @@
-"""The format of what is stored: the change log, the ledgers and the saved catalog each state its number."""
+"""The format of stored data: the change log, the ledgers and the saved catalog each record the format number."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ FORMAT: Final = "1"
 FORMAT_PROPERTY: Final = "pgcdc.format"
 """The property of a Delta table that states its format."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""Stored times are numbers that count from here."""
+"""Stored times are numbers that count from this time."""
 
 
 MALFORMED: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What Python raises for a text or a value of another form than its reader expects."""
+"""What Python raises for a text or a value that does not have the form that its reader expects."""
 
 
 @contextmanager
 def reading(thing: object, kind: type[PgcdcError] = LakeError, do: str | None = None) -> Iterator[None]:
-    """Raise one error of ours if the block, which reads what is stored, finds another form than the one that we write:
-    the file is damaged, or somebody else wrote it."""
+    """Raise ``kind`` if the block, which reads stored data, finds a form that we do not write: the file is damaged, or
+    another program wrote it."""
     try:
         yield
     except MALFORMED as error:
@@ -32,7 +32,7 @@ def reading(thing: object, kind: type[PgcdcError] = LakeError, do: str | None = 
 
 
 def check_format(found: object, thing: str) -> None:
-    """Raise UnknownFormat if ``thing`` states another format than ours, or none (``found`` is None)."""
+    """Raise UnknownFormat if ``thing`` records another format than ours, or no format (``found`` is None)."""
     if found != FORMAT:
         stated = "states no format" if found is None else f"has format {found}"
         raise UnknownFormat(f"{stated}, and this version of pgcdc reads format {FORMAT}", thing=thing)

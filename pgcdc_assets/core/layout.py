@@ -1,4 +1,4 @@
-"""Places in the lake."""
+"""The places of all files and folders in the lake."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 
 OWN: Final = "_pgcdc"
-"""Folder of all that is not a mirror. A schema of this name is encoded, so none collides."""
+"""Folder of everything that is not a mirror. A schema of this name is encoded, so it does not collide."""
 
 DELTA_LOG: Final = "_delta_log"
-"""In the folder of each Delta table."""
+"""The folder of the Delta log, in the folder of each Delta table."""
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 """Within a Delta log."""
 
 
 def commit_name(version: int) -> str:
-    """Within a Delta log."""
+    """File name of a commit in a Delta log."""
     return f"{version:020}.json"
 
 
 def checkpoint_name(version: int) -> str:
-    """Within a Delta log; of a checkpoint of one file."""
+    """File name of a single-file checkpoint in a Delta log."""
     return f"{version:020}.checkpoint.parquet"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Folders under the lake's root; nothing is created here."""
+    """The folders under the lake's root. This class creates nothing."""
 
     root: Location
 
     @classmethod
     def of(cls, root: str | PathLike[str] | Location) -> Self:
-        """Of a lake in a local folder, or at a URL."""
+        """The layout of a lake in a local folder, or at a URL."""
         return cls(Location.of(root))
 
     @property
@@ -66,7 +66,7 @@ class Layout:
 
     @property
     def staging(self) -> Location:
-        """Copies whose columns are to replace a mirror's, and tables that were moved away."""
+        """Copies whose columns will replace a mirror's columns, and tables that were moved away."""
         return self.own / "copy"
 
     @property
@@ -75,17 +75,17 @@ class Layout:
 
     @property
     def in_progress(self) -> Location:
-        """What the receiver announces of transactions that are in progress."""
+        """The file in which the receiver announces transactions in progress."""
         return self.own / "in_progress"
 
     @property
     def outcomes(self) -> Location:
-        """The file that keeps how the last operations ended."""
+        """The file that records how the last operations ended."""
         return self.own / "outcomes.json"
 
     @property
     def hold(self) -> Location:
-        """Request of a running ``verify`` for a boundary at its LSN."""
+        """The request of a running ``verify`` for a boundary at its LSN."""
         return self.own / "hold"
 
     @property
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def apply_paused(self) -> Location:
-        """The file that is there while nothing is applied."""
+        """The file that exists while apply is paused."""
         return self.own / "apply_paused"
 
     @property

@@ -1,7 +1,7 @@
-"""Places as values: where a file or folder of the lake is, whatever holds it.
+"""Places as values: where a file or folder of the lake is, on any store.
 
-A local place is an absolute path, any other one a URL whose scheme says which store holds it. Nothing here touches
-a disk: :mod:`pgcdc_assets.store` does.
+A local place is an absolute path. Any other place is a URL, whose scheme says which store holds it. This module never
+touches a disk: :mod:`pgcdc_assets.store` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MARK: Final = "://"
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """One place. Two are equal if their texts are; they sort as their texts do."""
+    """One place. Two places are equal if their texts are equal, and places sort as their texts."""
 
     text: str
     """``/lake/public/t``, or ``scheme://store/lake/public/t``; without a slash at its end."""
@@ -29,12 +29,13 @@ class Location:
         if isinstance(place, cls):
             return place
         text = str(place)
-        # As the file system would go: behind a link, ``..`` is not what the text says.
+        # ``..`` stays, because the file system resolves it after following links: the text alone could give another
+        # place.
         return cls(text.rstrip("/") if _MARK in text else str(Path(text).absolute()))
 
     @property
     def scheme(self) -> str:
-        """``LOCAL`` for a path."""
+        """The URL's scheme; ``LOCAL`` for a path."""
         return LOCAL if self.text.startswith("/") else self.text.partition(_MARK)[0]
 
     @property
@@ -52,7 +53,7 @@ class Location:
 
     @property
     def for_hadoop(self) -> str:
-        """The place for Spark's readers: Hadoop's name for S3 is another."""
+        """The place for Spark's readers. Hadoop's scheme for S3 is ``s3a``."""
         return self.text.replace("s3://", "s3a://", 1) if self.scheme == "s3" else self.text
 
     def __truediv__(self, name: str) -> Location:
@@ -63,8 +64,8 @@ class Location:
         return self.parent / name
 
     def up_to(self, root: Location) -> list[Location]:
-        """This folder and those that it stands in, to the one that holds ``root``: to settle all of them makes a new
-        folder durable."""
+        """This folder and its parents, up to the folder that holds ``root``. Settling all of them makes a new folder
+        durable."""
         found = [self]
         while found[-1] != root.parent and found[-1] != found[-1].parent:
             found.append(found[-1].parent)

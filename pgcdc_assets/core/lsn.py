@@ -11,8 +11,8 @@ _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 class Lsn(int):
     """A 64-bit WAL position: an integer that prints as PostgreSQL prints it (``16/B374D848``).
 
-    Comparisons and numpy or Arrow conversions are those of the integer.
-    ``f"{lsn:012X}"`` gives the form of partition keys.
+    Comparisons, and conversions to numpy or Arrow, work as for the integer. ``f"{lsn:012X}"`` gives the form of
+    partition keys.
     """
 
     __slots__ = ()

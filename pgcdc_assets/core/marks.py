@@ -1,7 +1,7 @@
 """Marks of the system catalog. Two catalog checks compare them to find changes that no LSN shows.
 
-PostgreSQL writes a new row version, with an xmin of its own, whenever a row of a system catalog changes. So a row that
-was changed and changed back has another mark than before.
+PostgreSQL writes a new row version with a new xmin whenever a row of a system catalog changes. So even a row that was
+changed and changed back has a different mark.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 Mark = tuple[int, int]
-"""A row of a system catalog: its OID (of a column: its attnum; of a partition: its parent's OID) and its xmin."""
+"""A row of a system catalog: its OID and its xmin. A column's row has its attnum in place of the OID, and a partition's
+row has the parent's OID."""
 Marks = tuple[Mark, ...]
 
 
@@ -33,8 +34,9 @@ class Files:
 
     relfilenode: int = 0
     toast: int = 0
-    """pg_class.reltoastrelid, 0 if there is none. It tells what made a new relfilenode: an ALTER TABLE that rewrites
-    (SET UNLOGGED and SET LOGGED do) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
+    """pg_class.reltoastrelid, 0 if there is no TOAST table. It shows what caused a new relfilenode: an ALTER TABLE that
+    rewrites the table (as SET UNLOGGED and SET LOGGED do) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER
+    keep it."""
     traceless: bool = False
     """Whether a new relfilenode alone may mean that rows were added or removed outside of the stream:
 
@@ -47,7 +49,7 @@ class Files:
 
 @dataclass(frozen=True)
 class EnumLabel:
-    """A value of an enum. ALTER TYPE ... RENAME VALUE changes rows, and the stream does not carry it."""
+    """A value of an enum. ALTER TYPE ... RENAME VALUE changes rows, and the stream does not carry this."""
 
     oid: int
     label: str
@@ -57,8 +59,8 @@ class EnumLabel:
 
 @dataclass(frozen=True)
 class Composite:
-    """A composite type (or a table's row type) that values of a table's columns are made of. ADD ATTRIBUTE and DROP
-    ATTRIBUTE change rows, and the stream does not carry it."""
+    """A composite type (or a table's row type) used in the values of a table's columns. ADD ATTRIBUTE and DROP
+    ATTRIBUTE change rows, and the stream does not carry this."""
 
     oid: int
     name: str
@@ -85,9 +87,9 @@ class TableMarks:
     """The pg_attribute rows, by attnum, also of columns that are not published. A new row together with a new
     relfilenode means that ALTER TABLE rewrote the table."""
     labels: tuple[EnumLabel, ...] = ()
-    """The values of its columns' enums."""
+    """The values of the enums that the columns use."""
     composites: tuple[Composite, ...] = ()
-    """The composite types that its columns' values are made of, at any depth."""
+    """The composite types used in the columns' values, at any depth."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -46,12 +46,12 @@ class TableName:
 
     @property
     def shell(self) -> str:
-        """The name quoted for a shell: for commands in advice."""
+        """The name quoted for a shell, for the commands that messages advise."""
         return shlex.quote(str(self))
 
     @property
     def folder(self) -> str:
-        """Relative folder in the lake: ``<schema>/<table>``, unambiguous for any two names."""
+        """Relative folder in the lake: ``<schema>/<table>``. No two names have the same folder."""
         return f"{encoded(self.schema)}/{encoded(self.name)}"
 
 
@@ -60,12 +60,13 @@ def _quoted(part: str) -> str:
 
 
 def encoded(part: str) -> str:
-    """A name as one folder: verbatim, except what a file system, the lake's layout or an engine would misread.
+    """A name as the name of one folder: verbatim, except for what a file system, the lake's layout or an engine would
+    misread.
 
-    ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters (delta-rs finds no folder with
-    ``%2F`` or these in its path), and ``~``, the escape itself, are written like ``~2F``; so are the first
-    characters of ``.`` and ``..``, of a leading ``_pgcdc``, and of ``_delta_log``, which would make a Delta
-    table of the schema's folder.
+    These characters are written like ``~2F``: ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters
+    (delta-rs finds no folder with ``%2F`` or these characters in its path), and ``~``, the escape itself. So is the
+    first character of ``.``, of ``..``, of a name that begins with ``_pgcdc``, and of ``_delta_log``, which would turn
+    the schema's folder into a Delta table.
     """
     text = _ODD.sub(lambda match: f"~{ord(match[0]):02X}", part)
     if text in (".", "..", "_delta_log") or text.startswith("_pgcdc"):

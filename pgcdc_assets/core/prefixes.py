@@ -1,4 +1,4 @@
-"""Which logical messages the setting ``messages`` asks for, by their prefixes."""
+"""Selects the logical messages that the setting ``messages`` asks for, by their prefixes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _VERBATIM = re.compile(r'"((?:[^"]|"")+)"')
 
 @dataclass(frozen=True)
 class PrefixPatterns:
-    """Whole prefixes with ``*`` and ``?``, as for tables; a leading ``-`` excludes, double quotes mean verbatim.
+    """Patterns for whole prefixes, with ``*`` and ``?``, like the patterns for tables. A leading ``-`` excludes. A
+    pattern in double quotes is taken verbatim.
 
-    A prefix is chosen if no exclusion matches it and an inclusion does. Without any pattern nothing is chosen.
+    A prefix is chosen if an inclusion matches it and no exclusion does. Without any pattern no prefix is chosen.
     """
 
     included: tuple[re.Pattern[str], ...] = ()
@@ -22,7 +23,7 @@ class PrefixPatterns:
 
     @classmethod
     def parse(cls, patterns: Sequence[str]) -> Self:
-        """ValueError, in words, for a pattern that is none, or where no pattern includes anything."""
+        """Raises ValueError, with a message for the user, for an invalid pattern, or if there are only exclusions."""
         wanted = tuple(_compiled(text, text) for text in patterns if not text.startswith("-"))
         unwanted = tuple(_compiled(text[1:], text) for text in patterns if text.startswith("-"))
         if unwanted and not wanted:

@@ -1,8 +1,8 @@
-"""LSN ranges: half-open spans of WAL whose ends are transaction boundaries.
+"""LSN ranges: half-open ranges of WAL whose ends are transaction boundaries.
 
-A transaction belongs to the range ``(start, end]`` that contains its ``end_lsn``. Because no
-boundary ever lies inside a commit record, the same is decided by ``start <= commit_lsn < end``,
-which is the form that filters use: ``commit_lsn`` is known from Begin and orders the log.
+A transaction belongs to the range ``(start, end]`` that contains its ``end_lsn``. No boundary ever lies inside a commit
+record, so ``start <= commit_lsn < end`` gives the same answer. Filters use this second form, because ``commit_lsn`` is
+known from Begin and orders the log.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ class LsnRange:
         return f"{self.start}..{self.end}"
 
     def holds_commit(self, commit_lsn: int) -> bool:
-        """Whether the transaction whose commit record starts here belongs to this range."""
+        """Whether the transaction whose commit record starts at ``commit_lsn`` belongs to this range."""
         return self.start <= commit_lsn < self.end
 
 
 def merged(ranges: Iterable[LsnRange]) -> LsnRange:
-    """One range over contiguous ones, whatever order they are given in; RangeGap names the hole."""
+    """Merges contiguous ranges, given in any order, into one range. Raises RangeGap, with the LSN, if there is a
+    gap."""
     ordered = sorted(ranges)
     if not ordered:
         raise BadRange("no range was selected")

@@ -1,4 +1,4 @@
-"""The positions that a standby status update reports. None of them ever goes down."""
+"""The positions that a standby status update reports. They never go down."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pgcdc_assets.core.lsn import Lsn
 
 
 class ReportedPositions:
-    """``write``, ``flush`` and ``apply``, floored at the slot's ``confirmed_flush_lsn`` at connect.
+    """``write``, ``flush`` and ``apply``, never below the slot's ``confirmed_flush_lsn`` at connect.
 
-    ``flush`` is ``transform_lsn``: up to there every transaction is durable in the log. Up to ``write`` all has been
-    received, up to ``apply`` all is in every mirror; neither decides what the server may forget. Each setter returns
-    the position that is valid afterwards.
+    ``flush`` is ``transform_lsn``: every transaction up to it is durable in the log. Everything up to ``write`` has
+    been received, and everything up to ``apply`` is in every mirror. ``write`` and ``apply`` do not decide which WAL
+    the server may remove. Each setter returns the position that is valid after the call.
     """
 
     def __init__(self, floor: Lsn) -> None:
@@ -38,6 +38,6 @@ class ReportedPositions:
         return self._flush
 
     def applied(self, lsn: Lsn) -> Lsn:
-        """Whatever is given here, only a position at or below ``flush`` is reported."""
+        """Records that every mirror has reached ``lsn``. The reported position is never above ``flush``."""
         self._apply = max(self._apply, lsn)
         return self.apply

@@ -1,4 +1,4 @@
-"""Decides what may be deleted: never what a consumer still needs, never what is young, and only from the front."""
+"""Decides what may be deleted: nothing that a consumer still needs, nothing young, and always the oldest data first."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.lsn import Lsn
 
 GRACE: Final = timedelta(hours=1)
-"""Data younger than this stays whatever the settings say: somebody may be reading it (a query, ``verify``), and a
-process that was killed may need a moment to die."""
+"""Data younger than this stays, even if the settings are shorter. A reader (a query, ``verify``) may be using it, and a
+process that was killed may need a moment to end."""
 
 LONGEST_POINTS: Final = timedelta(days=15)
-"""The oldest age of points. Delta keeps the log of a mirror's versions for 30 days, and a version may already be old
-when a point names it."""
+"""The longest time that points are kept. Delta keeps the log of a mirror's versions for 30 days, and a version may
+already be old when a point names it."""
 
 EVERY_POINT: Final = timedelta(hours=1)
-"""Each consistent point stays this long. Then one stays for every ten minutes, and after a day one per hour: a turn per
-second makes 86,400 points a day, and each keeps the deletion vectors of its versions."""
+"""Every consistent point stays this long. Older points stay at one per ten minutes, and after a day at one per hour.
+The reason: a turn per second makes 86,400 points a day, and each point keeps the deletion vectors of its versions."""
 LADDER: Final = ((timedelta(days=1), timedelta(hours=1)), (EVERY_POINT, timedelta(minutes=10)))
-"""Pairs of an age and the time for which one point stays from that age on; the oldest age first."""
+"""Pairs of an age and an interval, the oldest age first. Beyond that age, one point per interval stays."""
 
 
 def sparse(times: Ints, newer: int | None, now: int) -> Bools:
-    """Which points stay on the ladder: the newest of its ten minutes, or of its hour.
+    """Which points stay on the ladder: the newest point of each ten minutes, or of each hour.
 
-    ``times`` are ascending. They are in microseconds since 1970, like ``now`` and ``newer``, the time of the first
-    point after them (None: there is none, and the last of them is the newest of all).
+    ``times`` are ascending, in microseconds since 1970, like ``now`` and ``newer``. ``newer`` is the time of the first
+    point after ``times``; None means that the last of ``times`` is the newest point of all.
     """
     every = np.ones(len(times), np.int64)
     for age, step in reversed(LADDER):
@@ -48,7 +48,7 @@ def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file of the change log: the first and the last of the batches (by their ends) that it has rows of."""
+    """A file of the change log, with the ends of the first and the last batch that it has rows of."""
 
     first_end: Lsn
     last_end: Lsn
@@ -58,16 +58,16 @@ class LogFile:
 def log_cut(files: Iterable[LogFile], start: Lsn, needed: Sequence[Lsn], oldest: datetime) -> Lsn:
     """The boundary up to which the change log may be deleted; ``start`` if nothing may.
 
-    ``needed``: the effective ``replay_lsn`` of every consumer; a table at R needs the transactions with ``commit_lsn >=
-    R``, so every batch that ends above R. A batch is deleted whole, with all batches before it, and not before every
-    file that holds rows of it may be deleted. Its age is that of its files, because ``commit_ts`` is another server's
-    if an origin is replicated, and does not only rise.
+    ``needed`` is the effective ``replay_lsn`` of every consumer. A table at R needs the transactions with ``commit_lsn
+    >= R``, so it needs every batch that ends above R. A batch is deleted whole, together with all batches below it, and
+    only if every file that holds its rows may be deleted. The age of a batch is the age of its files: ``commit_ts`` may
+    come from another server, if an origin is replicated, and does not only rise.
     """
     left = sorted(files, key=lambda file: file.last_end)
     stay = [file.first_end for file in left if file.written > oldest or any(file.last_end > lsn for lsn in needed)]
     bound = min(stay, default=None)
-    # From the last file backwards: a file that reaches into what stays, stays too, with every batch that it has rows
-    # of.
+    # From the last file backwards: a file with rows of a batch that stays also stays, and with it every batch that it
+    # has rows of.
     for file in reversed(left):
         if bound is not None and file.last_end >= bound:
             bound = min(bound, file.first_end)

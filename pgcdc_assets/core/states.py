@@ -1,13 +1,13 @@
-"""The life of a mirrored table.
+"""The states of a mirrored table.
 
 | state | set by | stored | meaning |
 |---|---|---|---|
-| waiting | the first look at the catalog that shows the table | no | nothing copied, nothing asked |
-| copying | the copy, when its snapshot is taken | yes | rows under one snapshot; left out of consistent points |
-| catching_up | the copy, when its commit is made | yes | has a replay_lsn of its own, behind or ahead of the others |
-| streaming | the publisher, with the first consistent point that lists it | no | replay_lsn moves with the others |
-| set_aside | the transform or the watch of the catalog | yes | not followed exactly; its changes stay in the log |
-| moved | the flow, when the mirror goes on under the table's new name | yes | what was published stays readable |
+| waiting | the first check of the catalog that shows the table | no | not copied yet |
+| copying | the copy, when its snapshot is taken | yes | being copied from one snapshot; not in consistent points |
+| catching_up | the copy, when its commit is made | yes | its replay_lsn is behind or ahead of the other tables |
+| streaming | the publisher, with the first point that lists it | no | its replay_lsn moves with the other tables |
+| set_aside | the transform or the catalog check | yes | cannot be followed exactly; its changes stay in the log |
+| moved | the flow, when the mirror continues under the table's new name | yes | published points stay readable |
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ class TableState(StrEnum):
 
     @property
     def readable(self) -> bool:
-        """Whether the mirror stands in the rows of ``consistent_points``."""
+        """Whether the rows of ``consistent_points`` list the mirror."""
         return self in (TableState.CATCHING_UP, TableState.STREAMING)

@@ -4,18 +4,18 @@ receive/ -> framerun -> rows -> segment (spill) -> batch -> commit        writte
                                                               |
                                           reader, counting <--+           read by everybody
 
-framerun    frames as they came, indexed        rows        frames into rows of the log
-streamed    which frames are of which transaction in progress, and as version 1 has them
+framerun    received frames, indexed            rows        turns frames into rows of the log
+streamed    which frame belongs to which transaction in progress, in the form of protocol version 1
 inprogress  transactions in progress
-prepared    those whose content came at their PREPARE          preparedfolder  where that is kept
-segment     its Parquet files                   spill       segments of open transactions
+prepared    prepared transactions, whose content came at PREPARE    preparedfolder  keeps their content
+segment     the Parquet files of the log        spill       segments of open transactions
 spool       content of transactions in progress
-latefacts   what only a commit says of a file that was written before it
-batch       the smallest durable piece          commit      compare-and-set, on disk before anybody is told
-reader      position, batches, segments         counting    rows by relation, as the receiver counted them
-summary     what a batch says of itself         soundness   whether its rows are those
-transactions  which one is open after a run
-relations   which Relation message is in force for which row
+latefacts   facts of a file's rows that are known only at the commit, after the file was written
+batch       the smallest durable piece          commit      compare-and-set; durable before it is reported
+reader      position, batches, segments         counting    the receiver's counts of rows by relation
+summary     the summary row of a batch          soundness   checks the rows against the summaries
+transactions  the transaction that is open after a run
+relations   the Relation message in force for each row
 fencing     shuts out a writer that has lost the lake
-recovery    what a power cut left, mended       upkeep      compaction and retention
+recovery    repairs the log after a power cut   upkeep      compaction and retention
 """

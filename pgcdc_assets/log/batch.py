@@ -1,8 +1,9 @@
 """Batches: the smallest durable piece of the log.
 
-Two sides. :class:`PendingBatch` belongs to the receiving thread: frames of whole transactions, frames of
-the open one, the segments already staged for either, and the transactions in progress. :class:`BatchWriter` belongs to
-the writing thread: it turns frames into segments and commits them, one job after the other.
+Two threads share the work. :class:`PendingBatch` belongs to the receiving thread. It holds the frames of whole
+transactions, the frames of the open transaction, the segments already staged for either, and the transactions in
+progress. :class:`BatchWriter` belongs to the writing thread. It turns frames into segments and commits them, one job
+after another.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from pgcdc_assets.log.transactions import OpenTransaction
 
 @dataclass
 class PendingFrames:
-    """Frames in memory, and the transaction that was open before the first of them."""
+    """Frames in memory, and the transaction that was open before the first frame."""
 
     runs: list[FrameRun] = field(default_factory=list)
     size: int = 0
-    """Bytes that they take or will take."""
+    """Bytes that the frames take, or will take as rows."""
     opening: OpenTransaction | None = None
 
     def append(self, run: FrameRun) -> None:
@@ -55,7 +56,7 @@ class PendingFrames:
         self.size += run.footprint
 
     def rows(self, relations: Relations) -> Rows:
-        """The rows that these frames put into the log. The frames are released, so that their bytes exist only once."""
+        """The rows that these frames put into the log. Releases the frames, so that their bytes exist only once."""
         run = joined(self.runs)
         self.runs.clear()
         return rows_of(run, self.opening, relations)
@@ -63,25 +64,25 @@ class PendingFrames:
 
 @dataclass
 class PendingBatch:
-    """What has been received and has not been handed to a commit. The writing thread alone fills and reads a Staged;
-    this object only holds the reference."""
+    """What has been received and not yet handed to a commit. Only the writing thread fills and reads a Staged; this
+    object only holds the reference."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
-    """Whole transactions; the first one may have begun in ``staged``."""
+    """Whole transactions. The first transaction may have begun in ``staged``."""
     staged: list[Staged] = field(default_factory=list)
     """Segments of whole transactions."""
     open: PendingFrames = field(default_factory=PendingFrames)
     spilled: list[Staged] = field(default_factory=list)
-    """Segments of the transaction whose Commit has not come."""
+    """Segments of the open transaction, whose Commit has not come yet."""
     since: float | None = None
     """When the first whole transaction came; None while there is no whole transaction."""
     staged_size: int = 0
     spilled_size: int = 0
-    """Bytes of the frames that went into those segments."""
+    """``staged_size`` and ``spilled_size``: bytes of the frames that went into these segments."""
     streams: PendingStreams = field(default_factory=PendingStreams)
     """Transactions in progress."""
     ended: list[EndedStream] = field(default_factory=list)
-    """Whole transactions that were in progress, and are not staged."""
+    """Transactions that came in blocks and have committed, and are not staged yet."""
 
     @property
     def in_memory(self) -> int:
@@ -99,8 +100,8 @@ class PendingBatch:
         """Take in frames, of which the first ``whole`` belong to complete transactions; ``after`` is the transaction
         that is open after them.
 
-        Transactions without any change (PostgreSQL 14 sends those of other publications like that) leave nothing here:
-        their end is a position, like the end of a keepalive.
+        Transactions without any change leave nothing here: their end only moves the position, like a keepalive's.
+        (PostgreSQL 14 sends transactions of other publications as empty transactions.)
         """
         if whole:
             self._close(run.part(0, whole), now)
@@ -109,18 +110,18 @@ class PendingBatch:
             self.open.append(rest)
 
     def end(self, xid: int, end: StreamEnd, commit: FrameRun, now: float) -> None:
-        """A transaction in progress has committed; ``commit`` is its Commit, as one frame."""
+        """A transaction in progress has committed; ``commit`` is its Commit as one frame."""
         stream = self.streams.pop(xid)
         if stream is not None and stream.changes:
             self._ended(EndedStream(stream, end), commit, now)
 
     def prepare(self, transaction: PreparedTransaction, now: float) -> None:
-        """A transaction is prepared: with the next batch at the latest it is kept."""
+        """A transaction is prepared. It is kept with the next batch at the latest."""
         self.streams.prepare(transaction)
         self.since = now if self.since is None else self.since
 
     def end_prepared(self, transaction: PreparedTransaction, end: StreamEnd, commit: FrameRun, now: float) -> None:
-        """A prepared transaction has committed; ``commit`` is its Commit, as one frame."""
+        """A prepared transaction has committed; ``commit`` is its Commit as one frame."""
         stream = self.streams.pop_prepared(transaction.key)
         kept = transaction.key if stream is None else None
         stream = stream or PendingStream.of(transaction)
@@ -135,13 +136,13 @@ class PendingBatch:
         self.since = now if self.since is None else self.since
 
     def take_closed(self) -> tuple[PendingFrames, list[EndedStream], list[Staged]]:
-        """Hand over all whole transactions; the open ones stay."""
+        """Hand over all whole transactions. The open transactions stay."""
         taken = self.closed, self.ended, self.staged
         self.closed, self.ended, self.staged, self.since, self.staged_size = PendingFrames(), [], [], None, 0
         return taken
 
     def stage_closed(self) -> tuple[PendingFrames, list[EndedStream], Staged]:
-        """Hand over the frames of whole transactions, to be written ahead of their commit."""
+        """Hand over the frames of whole transactions, to be written before their commit."""
         self.staged_size += self.closed_in_memory
         frames, ended = self.closed, self.ended
         self.closed, self.ended = PendingFrames(), []
@@ -149,7 +150,7 @@ class PendingBatch:
         return frames, ended, self.staged[-1]
 
     def spill_open(self, state: OpenTransaction) -> tuple[PendingFrames, Staged]:
-        """Hand over the open transaction's frames; ``state`` is where it goes on."""
+        """Hand over the open transaction's frames; ``state`` is the transaction as it continues after these frames."""
         frames, self.open = self.open, PendingFrames(opening=state)
         self.spilled_size += frames.size
         self.spilled.append(Staged())
@@ -172,7 +173,7 @@ class PendingBatch:
 
 @dataclass(frozen=True)
 class Committed:
-    """A commit that stands on disk. A position-only one has no rows."""
+    """A durable commit. A commit that only moves the position has no rows."""
 
     start: Lsn
     end: Lsn
@@ -182,7 +183,7 @@ class Committed:
 
 
 class BatchWriter:
-    """Segments and commits, in the order of the calls; all of them run in one thread."""
+    """Writes segments and commits, in the order of the calls. All calls run in one thread."""
 
     def __init__(
         self, path: Location, identity: Identity, timeline: int, relations: Relations, leader: int | None = None
@@ -197,7 +198,7 @@ class BatchWriter:
         self.position = self._log.position
 
     def stage(self, frames: PendingFrames, into: Staged, ended: Sequence[EndedStream] = ()) -> None:
-        """Write frames as segments of a batch to come."""
+        """Write frames as segments of a later batch."""
         into.add(self._spill.stage(frames.rows(self._relations)))
         for stream in ended:
             staged, rows = self._spill.settled(stream)
@@ -211,13 +212,13 @@ class BatchWriter:
         passed(FaultPoint.STREAM_SPOOLED)
 
     def drop(self, stream: PendingStream) -> None:
-        """A transaction in progress was rolled back, or is none of the log's."""
+        """Delete the segments of a transaction in progress that was rolled back, or that does not belong to the log."""
         for spooled in stream.spooled:
             spooled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)
 
     def keep(self, transaction: PreparedTransaction, stream: PendingStream) -> None:
-        """Keep what came of a prepared transaction until it ends; it is durable when this returns."""
+        """Keep the content of a prepared transaction until the transaction ends. Durable when this returns."""
         segments = [*stream.spooled, *self._spill.spool(stream.take().rows(stream.overlay))]
         aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
         counted = sum(segment.counted(aborted) for segment in segments)
@@ -225,13 +226,14 @@ class BatchWriter:
         passed(FaultPoint.PREPARED_KEPT)
 
     def forget(self, key: PreparedKey) -> None:
-        """A prepared transaction that was kept has been rolled back, or the log holds it."""
+        """Delete the content of a prepared transaction that was rolled back, or that the log already holds."""
         self._prepared.drop([key])
 
     def commit(
         self, closed: PendingFrames, parts: Sequence[Staged], end: Lsn, ended: Sequence[EndedStream] = ()
     ) -> Committed:
-        """One batch: what was staged, the frames still in memory, and the notes that make it readable alone."""
+        """Commit one batch: the staged segments, the frames still in memory, and the notes that make the batch readable
+        by itself."""
         staged = Staged()
         for part in parts:
             staged.add(part)
@@ -250,20 +252,21 @@ class BatchWriter:
             self._move(end, staged)
             return Committed(start, end)
         notes = table_of_notes(self._notes(start, end, tally))
-        # The notes come first and alone in a row group: whoever wants only them reads only them.
+        # The notes come first, in their own row group, so that they can be read without the rows.
         staged.files.append((self._spill.write([notes, *tables]), None))
         passed(FaultPoint.SEGMENT_WRITTEN)
         self._move(end, staged)
         return Committed(start, end, tally.transactions, tally.rows, tally.bytes)
 
     def advance(self, end: Lsn) -> Committed:
-        """Move the position alone, over WAL that holds nothing for us."""
+        """Move only the position, past WAL that holds nothing for us."""
         start = self.position
         self._move(end, Staged())
         return Committed(start, end)
 
     def drop_spill(self) -> None:
-        """An open transaction is left to the next run: the server sends it again from the start."""
+        """Delete the segments of open transactions: in the next run the server sends these transactions again from the
+        start."""
         self._spill.clear()
 
     def _move(self, end: Lsn, staged: Staged) -> None:
@@ -281,7 +284,7 @@ class BatchWriter:
 
 
 def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Sequence[RelationRecord]) -> dict[str, Any]:
-    """The summary row of a batch; the counts leave the notes themselves out."""
+    """The summary row of a batch. The counts do not include the notes."""
     counts: dict[str, dict[str, int]] = {}
     for (relation_id, kind), number in sorted(tally.counts.items()):
         counts.setdefault("" if relation_id == ABSENT else str(relation_id), {})[kind] = number
@@ -319,7 +322,7 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def _time(ended: TransactionEnd | None) -> str | None:
-    """ISO 8601: whoever opens the log with another tool reads it without arithmetic."""
+    """ISO 8601, so that a person who opens the log with another tool can read it."""
     if ended is None:
         return None
     return (EPOCH + timedelta(microseconds=ended.commit_ts)).isoformat()

@@ -1,8 +1,8 @@
-"""Commits to the log: compare-and-set, and on disk before anybody is told.
+"""Commits to the log: compare-and-set, and durable before the commit is reported.
 
-Segments and their names are fsynced before the commit, the commit before :meth:`LogWriter.commit` returns. The version
-that the commit builds on must be at the position that the caller names. :func:`check_file` compares a file with what
-the log says of it.
+Segments and their names are fsynced before the commit, and the commit before :meth:`LogWriter.commit` returns. The
+version that the commit builds on must be at the position that the caller names. :func:`check_file` compares a file with
+its entry in the log.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _PROPERTIES: Final = {
     "delta.dataSkippingStatsColumns": "relation_id,commit_lsn,kind",
     "delta.autoOptimize.autoCompact": "false",
     "delta.checkpointInterval": "100",
-    # One commit a second makes 86,400 files a day, and each checkpoint lists them; nothing that we need lives in
-    # commits alone.
+    # One commit a second makes 86,400 files a day, and each checkpoint lists them. Nothing that we need is only in the
+    # commits.
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 ATTEMPTS: Final = 10
-"""Attempts to commit beside a compaction, which commits as well."""
+"""Attempts to commit while a compaction also commits."""
 
 
 def timeline_app_id(identity: Identity) -> str:
@@ -47,12 +47,12 @@ def timeline_app_id(identity: Identity) -> str:
 
 
 def start_app_id(identity: Identity) -> str:
-    """The app transaction whose version is where the log was cut off by retention."""
+    """The app transaction whose version is the LSN at which retention cut off the log."""
     return identity.app_id("log_start")
 
 
 def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) -> None:
-    """Make the empty table, standing at ``start``; durable when this returns."""
+    """Make the empty table, at LSN ``start``. Durable when this returns."""
     passed(FaultPoint.LOG_MAKING)
     properties = {
         **_PROPERTIES,
@@ -69,8 +69,8 @@ def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) ->
 
 
 def newest_of(table: DeltaLog) -> DeltaVersion:
-    """The log's newest version. SetupNeeded if there is no log, LogCorrupt if it cannot be read, UnknownFormat if its
-    format is another one."""
+    """The log's newest version. Raises SetupNeeded if there is no log, LogCorrupt if the log cannot be read,
+    UnknownFormat if the log has another format."""
     try:
         version = table.newest()
     except LakeError as error:
@@ -82,11 +82,11 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
 
 
 class LogWriter:
-    """The one handle that commits. Used from one thread."""
+    """The only object that commits to the log. Used from one thread."""
 
     def __init__(self, path: Location, identity: Identity, leader: int | None = None) -> None:
-        """``leader``: the last one that the log knew of (:attr:`ChangeLog.leader`) when ours had the lake. LogConflict
-        where there has been another since."""
+        """``leader``: the last leader that the log recorded (:attr:`ChangeLog.leader`) while our run held the lake.
+        Raises LogConflict if the log has recorded another leader since."""
         self._path = path
         self._identity = identity
         # Without the list of files, so that the receiver's memory does not grow with the log.
@@ -94,7 +94,7 @@ class LogWriter:
         version = newest_of(self._table)
         self._leader = leader
         self._refuse_others(version)
-        # A process that was killed between its last commit and the fsync left the fsync to us.
+        # A process may have been killed between its last commit and the fsync. So do the fsync now.
         storage.settle([path / DELTA_LOG / commit_name(version.number)])
         settle([path])
 
@@ -103,10 +103,10 @@ class LogWriter:
         return self._position(newest_of(self._table))
 
     def commit(self, start: Lsn, end: Lsn, timeline: int, files: Sequence[FileReport]) -> None:
-        """Move the log from ``start`` to ``end`` with the files of one batch, or with none.
+        """Move the log from ``start`` to ``end`` with the files of one batch, or without files.
 
-        The files lie in the table's folder, fsynced. Raises LogConflict if the log is not at
-        ``start`` (another writer); nothing is committed then.
+        The files are already in the table's folder, fsynced. Raises LogConflict, and commits nothing, if the log is not
+        at ``start`` because another writer moved it.
         """
         if files:
             storage.settle([self._path])
@@ -126,7 +126,7 @@ class LogWriter:
         else:
             raise LogConflict("is committed to by another writer", thing=str(self._path), lsn=start)
         passed(FaultPoint.BATCH_COMMITTED)
-        # Also syncs the name of a commit that a compaction made meanwhile: this commit builds on it.
+        # Also syncs the name of a compaction's commit that this commit builds on.
         settle([self._path])
         passed(FaultPoint.BATCH_DURABLE)
 
@@ -145,7 +145,7 @@ class LogWriter:
 
 
 def check_file(path: Location, size: int, rows: int) -> None:
-    """Compare size, rows and schema with the file and its footer; LogCorrupt names what differs."""
+    """Compare size, rows and schema with the file and its footer. Raises LogCorrupt, which names the difference."""
     try:
         found = storage.head(path)
         with opened_parquet(path) as file:

@@ -1,4 +1,4 @@
-"""How many rows of each relation the log holds in a span, as the receiver counted them."""
+"""Counts the rows of each relation that the log holds in a span, from the receiver's own counts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROW_KINDS: Final = ("I", "U", "D", "T")
 def rows_by_relation(log: ChangeLog, span: LsnRange) -> dict[int, Counter[str]]:
     """Rows, by relation and kind, of the transactions that commit in the span.
 
-    The summaries of the batches hold these counts. Rows are counted themselves only for a batch that the span cuts, as
-    the consistent point of a copy may do.
+    The summaries of the batches hold these counts. The rows themselves are counted only for a batch that the span cuts,
+    because the consistent point of a copy may be inside a batch.
     """
     found: dict[int, Counter[str]] = {}
     for batch in log.batches(span.start):

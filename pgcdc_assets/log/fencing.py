@@ -1,8 +1,9 @@
-"""Shuts out a writer that has lost the lake and may not know it yet: it was stopped, or cut off, and wakes.
+"""Shuts out a writer that has lost the lake and may not know it yet, because it was stopped or cut off, and continues.
 
-Its next commit to a table is the number behind the newest that it has seen, and is refused if there is one. So whoever
-inherits the lake puts an empty commit on each table first, on the change log before all others. The writer then looks
-again who holds the lake; the receiver, which holds nothing itself, sees another leader in the log.
+That writer's next commit to a table takes the number after the newest version that the writer has seen. The commit is
+refused if that number exists. So the new holder of the lake first puts an empty commit on each table, and on the change
+log before all other tables. The old writer then checks again who holds the lake. Its receiver, which holds nothing
+itself, sees another leader in the log.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 def shut_out(layout: Layout, leader: int) -> None:
-    """Put a commit of the new leader on all tables of the lake. ``leader`` is higher than that of any leader before."""
+    """Put a commit of the new leader on all tables of the lake. ``leader`` is higher than the number of any earlier
+    leader."""
     tables = _newest(layout.root)
     _log.warning("the last writer did not give the lake back: its commits are shut out of %d tables", len(tables))
     for folder in sorted(tables, key=lambda folder: folder != layout.change_log):

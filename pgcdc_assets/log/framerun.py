@@ -1,6 +1,6 @@
-"""Replication frames as they came, indexed with numpy: what the receiver holds until it is written.
+"""Received replication frames, unchanged and indexed with numpy. The receiver holds them until they are written.
 
-The layouts of frames and messages stand in :mod:`pgcdc_assets.protocol.layouts`.
+:mod:`pgcdc_assets.protocol.layouts` defines the layouts of frames and messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pgcdc_assets.protocol.layouts import (
 from pgcdc_assets.protocol.messages import Message
 
 Raw = bytes | bytearray
-"""Frames as they lie in memory. Nobody changes them once they are a run's."""
+"""Frames in memory. They never change once they are part of a run."""
 Records = NDArray[Any]
 
 HEADER = XLOG_DATA.size
@@ -52,16 +52,17 @@ IS_ROW = _kinds(*ROWS)
 IS_TABLE_CHANGE = _kinds(*TABLE_CHANGES)
 IS_MESSAGE = _kinds(MessageKind.MESSAGE)
 IS_CHANGE = _kinds(*CHANGES)
-"""What ``tx_ordinal`` counts."""
+"""The messages that ``tx_ordinal`` counts."""
 IS_CONTROL = _kinds(*(kind for kind in CONTENT if kind not in ROWS))
-"""These messages are few, and are decoded one by one."""
+"""Messages that are few, and are decoded one by one."""
 _FRAME_BYTES = 64
-"""Charged per frame: with short rows the columns built over a segment weigh more than the messages."""
+"""Memory counted per frame in addition to its bytes. If rows are short, the columns of a segment take more memory than
+its messages."""
 
 
 @dataclass(frozen=True)
 class Brackets:
-    """The Begin and Commit messages of a run, in order: at which of its frames, and what they say."""
+    """The Begin and Commit messages of a run, in order: the numbers of their frames, and their fields."""
 
     begins: Ints
     final_lsn: Ints
@@ -72,7 +73,7 @@ class Brackets:
     end_lsn: Ints
 
     def part(self, start: int, end: int) -> Brackets:
-        """Those of the frames from ``start`` to ``end``, which are numbered anew."""
+        """The messages of the frames from ``start`` to ``end``. The frame numbers then count from ``start``."""
         begun, ended = (slice(*np.searchsorted(at, (start, end))) for at in (self.begins, self.commits))
         return Brackets(
             self.begins[begun] - start,
@@ -86,18 +87,19 @@ class Brackets:
 
 @dataclass(frozen=True)
 class FrameRun:
-    """Consecutive frames: their bytes, and one entry per frame."""
+    """Consecutive frames: their bytes, and one entry per frame in each array."""
 
     raw: Raw
     offsets: Ints
     lengths: Ints
     kinds: NDArray[np.uint8]
     sequence: Ints
-    """Number of the frame in the stream: decides which Relation message is in force for it."""
+    """The number of the frame in the stream. It decides which Relation message is in force for the frame."""
 
     @classmethod
     def of(cls, frames: FrameBlock, first: int) -> FrameRun:
-        """Index XLogData frames, or rows read as such; ``first`` is the first's number. ProtocolError for others."""
+        """Index XLogData frames, or rows read as XLogData. ``first`` is the number of the first frame. Raises
+        ProtocolError for frames of another kind."""
         raw, offsets, lengths = frames.raw, frames.offsets, frames.lengths
         octets = np.frombuffer(raw, np.uint8)
         begins = octets[offsets]
@@ -117,12 +119,13 @@ class FrameRun:
             kinds=self.kinds[start:end],
             sequence=self.sequence[start:end],
         )
-        # Where cached_property keeps its value.
+        # cached_property keeps its value in __dict__.
         part.__dict__["brackets"] = self.brackets.part(start, end)
         return part
 
     def without(self, gone: NDArray[np.bool_]) -> FrameRun:
-        """The frames that are not ``gone``, with bytes of their own, so that what is dropped leaves the memory."""
+        """The frames that are not ``gone``, with their own copy of the bytes, so that the memory of dropped frames is
+        freed."""
         left = np.flatnonzero(~gone)
         first = np.flatnonzero(np.diff(left, prepend=-2) != 1)
         ends = np.append(first, len(left))[1:]
@@ -139,7 +142,8 @@ class FrameRun:
 
     @cached_property
     def brackets(self) -> Brackets:
-        """Begin and Commit, located once: a part of this run takes them from here. ProtocolError for a wrong length."""
+        """The run's Begin and Commit messages, located once: a part of this run takes them from here. Raises
+        ProtocolError for a wrong length."""
         begins, commits = self.at(MessageKind.BEGIN), self.at(MessageKind.COMMIT)
         check_lengths(self, begins, BEGIN)
         check_lengths(self, commits, COMMIT)
@@ -163,8 +167,8 @@ class FrameRun:
         return self.size + _FRAME_BYTES * len(self)
 
     def at(self, kind: MessageKind) -> Ints:
-        """Which frames carry such a message."""
-        # As a plain number: numpy asks an enumeration's member for more than its value, at the cost of the search.
+        """The numbers of the frames that carry a message of this kind."""
+        # Compare with a plain int: with an enum member, numpy's overhead costs as much as the search.
         return np.flatnonzero(self.kinds == int(kind))
 
     def payload(self, index: int) -> bytes:
@@ -179,11 +183,11 @@ class FrameRun:
         return decode(self.payload(index), self.lsn(index))
 
     def starts(self, index: Ints) -> Ints:
-        """The LSN in the frames' headers."""
+        """The LSNs in the frames' headers."""
         return self._numbers(index, XLOG_DATA.at("start"), XLOG_DATA.dtype["start"])
 
     def relation_ids(self, index: Ints) -> Ints:
-        """The relations that messages begin with."""
+        """The relation ids at the beginning of these messages."""
         return self.field(index, CHANGE, "relation_id")
 
     def field(self, index: Ints, layout: WireLayout, name: str) -> Ints:
@@ -198,14 +202,14 @@ class FrameRun:
 
 
 def anywhere(raw: Raw, kind: DTypeLike) -> Records:
-    """``raw`` as an array of values that begin at each of its bytes: picking from it is one gather, whatever the number
-    of values. So is writing, where ``raw`` can be written."""
+    """``raw`` as an array of values, in which value i begins at byte i. Any number of values is then picked by one
+    gather, or written at once if ``raw`` is writable."""
     dtype = np.dtype(kind)
     return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw, strides=(1,))
 
 
 def joined(runs: Sequence[FrameRun]) -> FrameRun:
-    """Several runs as one, with its own bytes that hold only their frames."""
+    """Several runs as one run, with a copy of only their frames' bytes."""
     pieces: list[memoryview] = []
     offsets: list[Ints] = []
     base = 0
@@ -230,7 +234,7 @@ def joined(runs: Sequence[FrameRun]) -> FrameRun:
 
 
 def check_lengths(run: FrameRun, index: Ints, layout: WireLayout) -> None:
-    """ProtocolError where one of these messages is not as long as its fields."""
+    """Raises ProtocolError if one of these messages is not as long as its fields."""
     wrong = np.flatnonzero(run.lengths[index] != HEADER + layout.size)
     if len(wrong):
         first = int(index[wrong[0]])

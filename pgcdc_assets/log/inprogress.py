@@ -1,12 +1,12 @@
-"""Transactions that are still in progress while they are received: which there are, and what of each counts.
+"""Transactions that are still in progress while they are received: a list of them, and which of their rows count.
 
-A transaction's content comes in blocks under the xid of the top transaction; each row in them names its
-subtransaction. PostgreSQL tells of a rollback to a savepoint by a Stream Abort for the savepoint's subtransaction and
-one for each that was released into it, and uses no xid again within a transaction. So a row counts exactly if its xid
-is not among the aborted ones, and what was received need not be touched.
+A transaction's content comes in blocks under the xid of the top transaction. Each row in a block names its
+subtransaction. For a rollback to a savepoint, PostgreSQL sends a Stream Abort for the savepoint's subtransaction, and
+for each subtransaction that was released into it. It never uses an xid twice within a transaction. So a row counts
+exactly if its xid is not aborted, and received rows can stay unchanged.
 
-After each connect the server sends an open transaction again from its start, in blocks that are cut otherwise, or whole
-at its commit: nothing here outlives a connection.
+After each connect the server sends an open transaction again from its start, in other blocks, or whole at its commit.
+So nothing here outlives a connection.
 """
 
 from __future__ import annotations
@@ -20,42 +20,46 @@ from pgcdc_assets.protocol.messages import Prepare, StreamAbort, StreamCommit, S
 
 @dataclass
 class StreamedTransaction:
-    """What has come of one transaction."""
+    """The received part of one transaction."""
 
     xid: int
     lsn: Lsn
-    """Of its first block."""
+    """LSN of its first block."""
     since: float
-    """When that came, by the caller's clock."""
+    """When the first block came, by the caller's clock."""
     aborted: set[int] = field(default_factory=set)
-    """The subtransactions that do not count."""
+    """The aborted subtransactions, whose rows do not count."""
     changes: int = 0
-    """Of aborted ones too: the ``tx_ordinal`` of the next change."""
+    """Number of changes received, changes of aborted subtransactions included. It is the ``tx_ordinal`` of the next
+    change."""
     bytes: int = 0
     origin: str | None = None
     first: Lsn | None = None
-    """Of the first change that came; ZERO where that is a logical message, with which PostgreSQL notes no origin."""
+    """LSN of the first change. ZERO if the first change is a logical message, for which PostgreSQL records no
+    origin."""
     messages: int = 0
     """Logical messages among the changes."""
     ambiguous: bool = False
-    """A logical message names the top transaction, whichever subtransaction emitted it. So once a subtransaction that
-    may have is rolled back, it cannot be told whether the message counts."""
+    """Whether a logical message may have been rolled back. A logical message carries the xid of the top transaction,
+    even if a subtransaction emitted it. So after a subtransaction is rolled back, it is not known whether an earlier
+    logical message still counts."""
 
     @property
     def origin_told(self) -> bool:
-        """Whether a transaction that names no origin has none. PostgreSQL takes it from the first thing that it decodes
-        for a block, at the block's LSN: where that is the trace of a change of the catalog, or a logical message, it
-        has no origin. Of a transaction that changed nothing that is followed, no origin is needed."""
+        """Whether the origin is certain: either the transaction names its origin, or it certainly has no origin.
+        PostgreSQL takes the origin from the first item that it decodes for a block, at the block's LSN. If that item is
+        the trace of a catalog change, or a logical message, no origin is sent. A transaction without any followed
+        change needs no origin."""
         return self.origin is not None or self.first == self.lsn or not self.changes
 
 
 class TransactionsInProgress:
-    """Of one connection, by the xid of the top transaction."""
+    """The transactions in progress of one connection, by the xid of the top transaction."""
 
     def __init__(self) -> None:
         self._open: dict[int, StreamedTransaction] = {}
         self.unknown_aborts = 0
-        """Stream Aborts of transactions of which nothing came: PostgreSQL 18 sends them."""
+        """Number of Stream Aborts for transactions that were never sent. PostgreSQL 18 sends such Stream Aborts."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -72,18 +76,19 @@ class TransactionsInProgress:
 
     @property
     def bytes(self) -> int:
-        """Of all that is held."""
+        """Bytes received of all these transactions."""
         return sum(transaction.bytes for transaction in self._open.values())
 
     @property
     def oldest(self) -> StreamedTransaction | None:
-        """The one whose first block came first."""
+        """The transaction whose first block came first."""
         return min(self._open.values(), key=lambda transaction: transaction.since, default=None)
 
     def start(self, message: StreamStart, lsn: Lsn, now: float) -> StreamedTransaction | None:
-        """A block begins. Returns what is void from now on: what came of this xid before a block that is the first.
+        """A block begins. If it is a first block, returns the transaction of this xid that came before it, which is now
+        void.
 
-        Raises ProtocolError for a later block of a transaction whose first did not come.
+        Raises ProtocolError for a later block of a transaction whose first block did not come.
         """
         void = self._open.get(message.xid)
         if not message.first:
@@ -97,7 +102,7 @@ class TransactionsInProgress:
         self, xid: int, *, changes: int, size: int, messages: int = 0, origin: str | None = None,
         first: Lsn | None = None,
     ) -> None:  # fmt: skip
-        """This came in a block of the transaction; ``first``: where its first change stands."""
+        """Add the content of a block to the transaction; ``first`` is the LSN of its first change."""
         transaction = self._open[xid]
         transaction.changes += changes
         transaction.bytes += size
@@ -106,7 +111,7 @@ class TransactionsInProgress:
         transaction.first = first if transaction.first is None else transaction.first
 
     def abort(self, message: StreamAbort) -> StreamedTransaction | None:
-        """A rollback. Returns the transaction where nothing is left of it."""
+        """A rollback. Returns the transaction if it is rolled back as a whole."""
         transaction = self._open.get(message.xid)
         if transaction is None:
             self.unknown_aborts += 1
@@ -118,12 +123,12 @@ class TransactionsInProgress:
         return None
 
     def end(self, message: StreamCommit | StreamPrepare | Prepare, lsn: Lsn) -> StreamedTransaction:
-        """The transaction is complete, and no longer in progress. ProtocolError where no block of it came."""
+        """The transaction is complete, and no longer in progress. Raises ProtocolError if no block of it came."""
         transaction = self._open.pop(message.xid, None)
         if transaction is None:
             raise ProtocolError(f"no block of transaction {message.xid} came, which is complete now", lsn=lsn)
         return transaction
 
     def clear(self) -> None:
-        """The connection is gone, and the server will send all of them again."""
+        """The connection is lost, and the server will send all these transactions again."""
         self._open.clear()

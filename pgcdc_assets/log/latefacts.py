@@ -1,9 +1,9 @@
-"""Facts of a transaction that are known only at its commit, and hold for whole files of its rows.
+"""Facts of a transaction that are known only at its commit, and are stored once per file of its rows.
 
 Rows of a transaction in progress are written before its commit. In such a file ``commit_lsn`` and ``commit_ts`` are
 NULL, ``subxid`` names the subtransaction of each row, and ``schema_id`` holds provisional ids. At the commit the file
-goes into the log as it is, and tags of its add action say what is true of its rows. Whoever reads rows of the log reads
-them filled.
+goes into the log unchanged, and the tags of its add action hold the missing facts. Every reader of the log gets the
+rows with these facts filled in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMA_IDS: Final = "pgcdc.schema_ids"
 
 @dataclass(frozen=True)
 class LateFacts:
-    """What the rows of a file do not say themselves."""
+    """Facts that are missing in the rows of a file."""
 
     commit_lsn: int
     commit_ts: int
@@ -35,11 +35,12 @@ class LateFacts:
     aborted: tuple[int, ...] = ()
     """The subtransactions whose rows do not count, in ascending order."""
     schema_ids: Mapping[int, int] = field(default_factory=dict, hash=False)
-    """Provisional to final; an id that is not among them is final already."""
+    """Maps provisional to final ids. An id that is not in the map is already final."""
 
     @classmethod
     def of_tags(cls, tags: Mapping[str, str]) -> Self | None:
-        """The facts in a file's tags; None where its rows say all themselves. ValueError where they cannot be read."""
+        """The facts in a file's tags; None if the file's rows are complete. Raises ValueError if the tags cannot be
+        read."""
         if _COMMIT_LSN not in tags:
             return None
         if _COMMIT_TS not in tags:
@@ -67,8 +68,9 @@ class LateFacts:
         return replace(self, aborted=self.aborted[bisect_left(self.aborted, low) : bisect_right(self.aborted, high)])
 
     def fill(self, table: pa.Table) -> pa.Table:
-        """Rows of the file as they count: without those of aborted subtransactions, with the facts in the columns that
-        the table has, and without ``subxid``, which the table must have where ``aborted`` is not empty."""
+        """The rows of the file that count, with the facts filled into the table's columns. Rows of aborted
+        subtransactions and the column ``subxid`` are removed. The table must have ``subxid`` if ``aborted`` is not
+        empty."""
         if self.aborted:
             gone = pc.is_in(table[SUBXID], value_set=pa.array(self.aborted, pa.int64()))
             table = table.filter(pc.invert(gone))
@@ -94,7 +96,7 @@ def _with_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as text, neighbours together: ``700-900,1000``."""
+    """Ascending numbers as text, with consecutive numbers as ranges: ``700-900,1000``."""
     values = np.asarray(numbers, dtype=np.int64)
     starts = np.flatnonzero(np.diff(values, prepend=values[0] - 2) > 1)
     lows, highs = values[starts].tolist(), values[np.append(starts[1:], len(values)) - 1].tolist()

@@ -1,8 +1,8 @@
-"""Prepared transactions whose content came at their PREPARE, as it does where the slot has two_phase on.
+"""Prepared transactions whose content came at their PREPARE, because the slot has two_phase on.
 
-Once the slot is confirmed past a PREPARE its content never comes again: only Commit Prepared or Rollback Prepared does,
-perhaps days later and to another process. So, other than transactions in progress, these outlive the connection
-(:mod:`pgcdc_assets.log.preparedfolder`).
+Once the slot is confirmed past a PREPARE, the content never comes again. Only Commit Prepared or Rollback Prepared
+comes, perhaps days later and to another process. So, unlike transactions in progress, prepared transactions outlive the
+connection (:mod:`pgcdc_assets.log.preparedfolder`).
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from pgcdc_assets.protocol.messages import CommitPrepared, RollbackPrepared
 
 
 class PreparedKey(NamedTuple):
-    """What tells apart the prepared transactions of all times: gids are used again, and so are xids."""
+    """Identifies a prepared transaction. gid and xid are not enough, because both are used again."""
 
     xid: int
     gid: str
     end_lsn: Lsn
-    """Behind the PREPARE's record."""
+    """The first byte after the PREPARE record."""
 
 
 @dataclass(frozen=True)
 class PreparedTransaction:
-    """One whose end has not come."""
+    """A prepared transaction that has not ended yet."""
 
     key: PreparedKey
     prepare_ts: int
     """Microseconds since 1970."""
     aborted: frozenset[int] = frozenset()
-    """Subtransactions of its content that do not count, where it came in blocks."""
+    """Aborted subtransactions, whose rows do not count, if the content came in blocks."""
     overlay: Overlay = field(default_factory=Overlay, compare=False)
-    """Its relations, which nobody else sees before its commit."""
+    """Its relations, which other transactions do not see before its commit."""
     changes: int = 0
-    """Of aborted subtransactions too: the ``tx_ordinal`` of the next change."""
+    """Number of changes, changes of aborted subtransactions included. It is the ``tx_ordinal`` of the next change."""
     bytes: int = 0
     origin: str | None = None
     counted: int = field(default=0, compare=False)
-    """Changes that its commit will put into the log. Known where it is kept; for people."""
+    """Number of changes that its commit will put into the log. Known only for a kept transaction, and only shown to
+    people."""
 
 
 class PreparedTransactions:
-    """Those of one log."""
+    """The prepared transactions of one log."""
 
     def __init__(self, known: Iterable[PreparedTransaction] = ()) -> None:
         self._pending = {transaction.key: transaction for transaction in known}
@@ -57,11 +58,12 @@ class PreparedTransactions:
         return iter(self._pending.values())
 
     def prepare(self, transaction: PreparedTransaction) -> bool:
-        """A PREPARE came. False where it is known: until it is confirmed the server sends it after each connect."""
+        """A PREPARE came. Returns False if it is already known: until the PREPARE is confirmed, the server sends it
+        again after each connect."""
         return self._pending.setdefault(transaction.key, transaction) is transaction
 
     def named(self, message: CommitPrepared | RollbackPrepared) -> PreparedTransaction | None:
-        """The one that ends with this message. None where its content never came, or came with its end long ago."""
+        """The transaction that ends with this message. None if its content never came, or if it already ended."""
         if isinstance(message, RollbackPrepared):
             return self._pending.get(PreparedKey(message.xid, message.gid, message.prepare_end_lsn))
         found = [key for key in self._pending if key[:2] == (message.xid, message.gid)]

@@ -1,9 +1,11 @@
 """Keeps the content of prepared transactions from PREPARE to COMMIT PREPARED: ``_prepared/`` in the log's folder.
 
-For each one there is a manifest, and the segments that it names, written as those of any transaction in progress are.
-At the commit they are copied into the log (by a link, where there are any): a commit that is lost comes again, and
-needs them again. One that is not lost never comes again, for the stream begins where the log ends. So a mark beside the
-manifest says before where the transaction is about to commit: if the log stands above, it holds the content.
+Each prepared transaction has a manifest and the segments that the manifest names. The segments are written like those
+of any transaction in progress. At the COMMIT PREPARED they are copied into the log (as hard links, if the store has
+links). They are copied, not moved, because the log's commit may be lost: then the COMMIT PREPARED comes again, and
+needs the segments again. If the log's commit is not lost, the COMMIT PREPARED never comes again, because the stream
+begins where the log ends. So, before the commit, a mark next to the manifest records the ``commit_lsn``. If the log is
+above this LSN, it holds the content.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ from pgcdc_assets.store.scratch import DraftFile, Scratch
 PREPARED: Final = "_prepared"
 _MANIFEST: Final = ".json"
 _COMMITTING: Final = ".committing"
-"""What a transaction's key is followed by, in the names of its manifest and of the mark."""
+"""``_MANIFEST`` and ``_COMMITTING`` end the file names of the manifest and of the mark."""
 
 
 class PreparedFolder:
-    """The folder of one log. The receiver writes; others may read :meth:`pending`."""
+    """The folder of one log. Only the receiver writes; other processes may read :meth:`pending`."""
 
     def __init__(self, log: Location) -> None:
         self._folder = log / PREPARED
 
     def keep(self, transaction: PreparedTransaction, segments: Sequence[SpooledSegment]) -> None:
-        """Keep a transaction whose content these segments hold; durable when this returns."""
+        """Keep a transaction whose content is in these segments. Durable when this returns."""
         for spooled in segments:
             storage.put(spooled.segment.draft, self._folder / spooled.segment.report.path)
         if segments:
@@ -51,9 +53,10 @@ class PreparedFolder:
         storage.settle([self._folder.parent])
 
     def recover(self, position: Lsn) -> list[PreparedTransaction]:
-        """The transactions that wait for their end, where the log stands at ``position``; all else is deleted.
+        """Returns the transactions that still wait for their end, for a log at ``position``. Deletes everything else in
+        the folder.
 
-        What was prepared above it comes again, and what commits below it is in the log.
+        A transaction prepared above ``position`` comes again, and a transaction that commits below it is in the log.
         """
         found: list[PreparedTransaction] = []
         names = {entry.name for entry in storage.list_after(self._folder)}
@@ -71,11 +74,12 @@ class PreparedFolder:
         return found
 
     def clear(self) -> None:
-        """The slot's two_phase was turned off: whatever was prepared comes whole at its COMMIT PREPARED."""
+        """Deletes everything, because the slot's two_phase was turned off: all prepared transactions come whole at
+        their COMMIT PREPARED."""
         storage.delete(self._folder / entry.name for entry in storage.list_after(self._folder))
 
     def pending(self) -> list[PreparedTransaction]:
-        """Those that are kept; one that has just committed may be among them."""
+        """The transactions that are kept. A transaction that has just committed may be among them."""
         names = [entry.name for entry in storage.list_after(self._folder) if entry.name.endswith(_MANIFEST)]
         found: list[PreparedTransaction] = []
         for name in names:
@@ -84,7 +88,8 @@ class PreparedFolder:
         return found
 
     def taken(self, key: PreparedKey, into: Scratch) -> list[SpooledSegment]:
-        """The segments of a transaction that commits, as drafts. LogCorrupt where one is damaged."""
+        """The segments of a transaction that commits, as drafts. Raises LogCorrupt if the manifest or a segment is
+        missing or damaged."""
         segments: list[SpooledSegment] = []
         manifest = self._place(key, _MANIFEST)
         if not storage.exists(manifest):
@@ -97,14 +102,14 @@ class PreparedFolder:
         return segments
 
     def committing(self, commits: Mapping[PreparedKey, int]) -> None:
-        """The log is about to take these transactions in, each at its ``commit_lsn``."""
+        """Write the marks of transactions that are about to be committed to the log, each with its ``commit_lsn``."""
         for key, commit_lsn in commits.items():
             storage.replace(self._place(key, _COMMITTING), str(int(commit_lsn)).encode())
             passed(FaultPoint.PREPARED_COMMITTING)
 
     def drop(self, keys: Iterable[PreparedKey]) -> None:
-        """The log holds these, or they were rolled back: deleted, the manifests first, and durably: after a rollback
-        nobody would ask for them."""
+        """Delete transactions that the log holds, or that were rolled back. Each manifest goes first, durably, because
+        after a rollback no later message would lead to its deletion."""
         for key in keys:
             manifest = self._place(key, _MANIFEST)
             segments = _read(manifest)["segments"] if storage.exists(manifest) else ()
@@ -114,12 +119,13 @@ class PreparedFolder:
             storage.delete([*(self._folder / given["file"] for given in segments), self._place(key, _COMMITTING)])
 
     def _place(self, key: PreparedKey, kind: str) -> Location:
-        # Two of one xid do not end at one place; a gid may hold any character.
+        # Two transactions with the same xid end at different LSNs. The gid is left out, because it may hold any
+        # character.
         return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{kind}"
 
 
 def _read(place: Location) -> dict[str, Any]:
-    """A manifest that is as it was written."""
+    """Reads a manifest. Raises LogCorrupt if it is not as it was written."""
     content = storage.read(place)
     try:
         found: dict[str, Any] = json.loads(content)

@@ -1,6 +1,6 @@
-"""The change log for those who read it: position, batches, segments, shapes, and whether it is sound.
+"""Reads the change log: its position, batches, segments and shapes, and whether it is sound.
 
-Reading needs neither the source nor a JVM, and goes on beside a running receiver.
+Reading needs neither the source nor a JVM, and works while a receiver is running.
 """
 
 from __future__ import annotations
@@ -35,34 +35,35 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of the log with the bounds by which it is read or skipped; None where it has no such rows."""
+    """A file of the log, with the bounds that decide whether it is read or skipped. A bound is None if the file has no
+    rows with such a value."""
 
     path: Location
     size: int
     rows: int
-    """As they stand in the file: with those of aborted subtransactions."""
+    """Rows in the file, rows of aborted subtransactions included."""
     batch_end: Lsn
-    """The highest end, if the file holds several batches."""
+    """The end of the batch; the highest end if the file holds several batches."""
     first_batch_end: Lsn
     commit_min: Lsn | None
     commit_max: Lsn | None
     relation_min: int | None
     relation_max: int | None
     notes: bool
-    """Holds the notes of a batch: summary, relations, facts."""
+    """Whether the file holds the notes of a batch: summary, relations, facts."""
     written: datetime
-    """When it was added to the table; a compacted file is as old as its compaction."""
+    """When the file was added to the table. A compacted file is as old as its compaction."""
     unrelated: bool = True
-    """Has rows of no relation, for all that is known."""
+    """Whether the file may have rows that belong to no relation."""
     late: LateFacts | None = None
 
     @property
     def file(self) -> SegmentFile:
-        """What its rows are read from."""
+        """The file with its late facts, from which rows are read."""
         return SegmentFile(self.path, self.late)
 
     def reaches_into(self, span: LsnRange) -> bool:
-        """Whether its transactions' commits may lie in the span."""
+        """Whether transactions of the file may commit in the span."""
         low, high = self.commit_min, self.commit_max
         return low is not None and high is not None and high >= span.start and low < span.end
 
@@ -72,7 +73,7 @@ class Segment:
 
 
 class ChangeLog:
-    """The log of one lake. Cheap to make; the table is opened with the first question and kept up to date."""
+    """The log of one lake. Cheap to create. The table is opened at the first access and kept up to date."""
 
     def __init__(self, layout: Layout) -> None:
         self.path = layout.change_log
@@ -91,22 +92,24 @@ class ChangeLog:
         return True
 
     def create(self, identity: Identity, start: Lsn, timeline: int) -> None:
-        """Make the empty log of a slot, standing at ``start`` (the slot's consistent point)."""
+        """Make the empty log of a slot, at LSN ``start`` (the slot's consistent point)."""
         storage.make_private(self.layout.root)
         create_log(self.path, identity, start, timeline)
 
     def open(self) -> Self:
-        """Open it, or raise SetupNeeded; UnknownFormat for a format that this version does not read."""
+        """Open the log. Raises SetupNeeded if there is no log, UnknownFormat for a format that this version does not
+        read."""
         self.version()
         return self
 
     def version(self) -> DeltaVersion:
-        """The table's newest version; as for :meth:`open`."""
+        """The table's newest version. Raises the errors of :meth:`open`."""
         return newest_of(self._table)
 
     @property
     def id(self) -> str:
-        """The id of the table: no two logs have the same, and a copy of the log has it too."""
+        """The id of the Delta table. Two logs never have the same id, but a copy of a log has the id of the
+        original."""
         return str(self.version().metadata["id"])
 
     @property
@@ -119,23 +122,24 @@ class ChangeLog:
 
     @property
     def began(self) -> Lsn:
-        """Where the log of this slot began."""
+        """The LSN at which the log of this slot began."""
         properties = self.version().configuration
         with reading(f"change log {self.path}", LogCorrupt):
             return Lsn.parse(properties["pgcdc.start_lsn"])
 
     @property
     def start(self) -> Lsn:
-        """From here on every transaction is held: where the log began, or where retention has cut it off."""
+        """The log holds every transaction above this LSN: the log began here, or retention has cut it off here."""
         return max(self.began, Lsn(self.version().positions.get(start_app_id(self.identity), 0)))
 
     def position(self) -> Lsn:
-        """``transform_lsn``: every transaction that ends at or below it is durable here."""
+        """``transform_lsn``: every transaction that ends at or below it is durable in the log."""
         return Lsn(self.version().positions.get(self.identity.app_id(), 0))
 
     @property
     def leader(self) -> int | None:
-        """The last leader that took the lake from one who had fallen silent; None if there was none, or no log."""
+        """The last leader that took the lake over from a silent leader. None if that never happened, or if there is no
+        log."""
         return self.version().positions.get(LEADER) if self.exists else None
 
     @property
@@ -152,18 +156,19 @@ class ChangeLog:
     def segments(self, span: LsnRange, relation_ids: Collection[int] | None = None) -> list[Segment]:
         """The files that may hold changes of these relations (None: all) committed in the span.
 
-        They may hold others too: filter by ``commit_lsn`` (start <= it < end) and ``relation_id``.
+        The files may hold other changes too: filter by ``commit_lsn`` (start <= commit_lsn < end) and ``relation_id``.
         """
         found = (segment for segment in self.all_segments() if segment.reaches_into(span))
         return [segment for segment in found if relation_ids is None or segment.may_hold(relation_ids)]
 
     def segments_of(self, batches: Sequence[BatchSummary]) -> list[Segment]:
-        """The files that may hold rows of no relation, such as messages, of these batches (any, in order)."""
+        """The files that may hold rows that belong to no relation, such as logical messages, of these batches. The
+        batches must be in order, but need not be contiguous."""
         if not batches:
             return []
         ends = np.array([batch.end for batch in batches], np.int64)
         found = (segment for segment in self._between(batches[0].start, batches[-1].end) if segment.unrelated)
-        # A compacted file holds several batches; it is asked for once.
+        # A compacted file holds several batches. It is returned once.
         return [s for s in found if ((ends >= s.first_batch_end) & (ends <= s.batch_end)).any()]
 
     def all_segments(self) -> list[Segment]:
@@ -178,7 +183,7 @@ class ChangeLog:
         return list(known.values())
 
     def shapes(self, span: LsnRange) -> dict[int, Shape]:
-        """The shapes of all rows in the span, by ``schema_id``; from the log alone."""
+        """The shapes of all rows in the span, by ``schema_id``, read from the log alone."""
         wanted: set[int] = set()
         holders: list[tuple[Segment, set[int]]] = []
         for segment in self._noted(span.start, None):
@@ -195,9 +200,10 @@ class ChangeLog:
         return {schema_id: self._shapes[schema_id] for schema_id in wanted}
 
     def verify(self, span: LsnRange) -> list[BatchSummary]:
-        """Check the span's batches: files whole, byte for byte, rows as the summaries count them. Raises LogCorrupt.
+        """Check the span's batches: every byte of their files, and the row counts of their summaries. Raises
+        LogCorrupt.
 
-        Returns the batches. Every byte of their files is read.
+        Returns the batches.
         """
         batches = self.batches(span.start, span.end)
         segments = self._between(span.start, span.end)
@@ -214,7 +220,7 @@ class ChangeLog:
         return [segment for segment in above if upto is None or segment.first_batch_end <= upto]
 
     def _noted(self, after: Lsn, upto: Lsn | None) -> list[Segment]:
-        """The files among them that hold notes."""
+        """The files of :meth:`_between` that hold notes."""
         return [segment for segment in self._between(after, upto) if segment.notes]
 
     def _summaries_in(self, segment: Segment) -> tuple[BatchSummary, ...]:
@@ -261,7 +267,7 @@ def _late(path: Location, tags: Mapping[str, str], *, needed: bool) -> LateFacts
 
 
 def _notes_in(file: SegmentFile, kinds: Iterable[str]) -> pa.Table:
-    """The notes of a file. They have a row group of their own, which the filter finds by its statistics."""
+    """The notes of a file. They have their own row group, which the filter finds by its statistics."""
     return read_rows(file, ["kind", "relation_id", "schema_id", "payload"], pc.field("kind").isin(list(kinds)))
 
 
@@ -273,7 +279,7 @@ def _shapes_in(file: SegmentFile) -> dict[int, Shape]:
         for (kind, schema_id), payload in payloads.items()
         if kind == "R"
     }
-    # The ids are those that the rows carry, whatever the facts would give now.
+    # Use the ids in the rows, even if the fingerprint of these facts would be different today.
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 

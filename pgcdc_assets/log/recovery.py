@@ -1,7 +1,7 @@
 """Repairs what a power cut left of the change log, before the log is opened.
 
-A position is confirmed to the source only after its commit is durable, and no commit begins before the previous one is
-durable. So nobody was told of a torn commit: it is put aside, and the server sends its transactions again.
+A position is confirmed to the source only after its commit is durable, and no commit begins before the previous commit
+is durable. So a torn commit was never confirmed: it is put aside, and the server sends its transactions again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pgcdc_assets.delta.logfiles import above, checkpoint_files, commit_numbers,
 
 
 def recover(path: Location) -> tuple[str, ...]:
-    """Put aside the files at the end of the log that are not whole; returns their names."""
+    """Put aside the incomplete files at the end of the log. Returns their names."""
     log = path / DELTA_LOG
     checkpoints = checkpoint_files(log)
     torn = [part for parts in checkpoints.values() for part in parts if not _readable(part)]
     base = max((number for number, parts in checkpoints.items() if not set(parts) & set(torn)), default=-1)
     numbers = commit_numbers(log)
     if base < 0 and (numbers or torn) and 0 not in numbers:
-        # Its beginning is gone, or is a checkpoint that nobody can read now: opening it says so.
+        # The beginning of the log is missing, or is an unreadable checkpoint. Opening the log reports this.
         return ()
     last = max(whole_commits(log, base), default=base)
     return put_aside(log, [*above(log, last), *torn])

@@ -1,4 +1,4 @@
-"""The relations of a stream: which Relation message and catalog facts are in force for which row."""
+"""The relations of a stream: the Relation message and the catalog facts that are in force for each row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pgcdc_assets.protocol.shape import RelationFacts, fingerprint
 
 @dataclass(frozen=True)
 class RelationRecord:
-    """One version of a relation, as every batch that uses it carries it."""
+    """One version of a relation. Every batch with rows of this version stores it."""
 
     schema_id: int
     relation_id: int
@@ -29,11 +29,11 @@ class RelationRecord:
     """The Relation message, byte for byte."""
     facts: RelationFacts
     types: tuple[bytes, ...]
-    """The Type messages of its columns' types, as far as PostgreSQL sent any."""
+    """The Type messages of its columns' types. PostgreSQL sends none for built-in types."""
 
 
 class _Versions:
-    """The versions of each relation, and from which frame on each is in force."""
+    """The versions of each relation, each with the first frame for which it is in force."""
 
     def __init__(self) -> None:
         self._versions: dict[int, tuple[list[int], list[int]]] = {}
@@ -42,18 +42,20 @@ class _Versions:
         """``sequence`` grows from call to call."""
         since, schema_ids = self._versions.setdefault(relation_id, ([], []))
         if not schema_ids or schema_ids[-1] != schema_id:
-            # The list that is searched grows last, so that the reading thread never finds a hole.
+            # ``since`` grows last, because the reading thread searches it: every place that it finds then has a schema
+            # id.
             schema_ids.append(schema_id)
             since.append(sequence)
 
     def newest(self) -> dict[int, int]:
-        """The version of each relation that is in force at the end."""
+        """The newest version of each relation."""
         return {relation_id: schema_ids[-1] for relation_id, (_, schema_ids) in self._versions.items()}
 
     def schema_ids(self, relation_ids: NDArray[np.int64], sequence: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The version in force for each row; a row whose relation was never described is a ProtocolError."""
+        """The version in force for each row. Raises ProtocolError for a row whose relation was never described."""
         if len(relation_ids) and (relation_ids == relation_ids[0]).all():
-            # A large transaction writes to one table for long; finding which there are costs as much as all else here.
+            # A large transaction often writes to one table only. Finding the distinct relations costs as much as
+            # everything else here.
             return self._in_force(int(relation_ids[0]), sequence)
         result = np.zeros(len(relation_ids), dtype=np.int64)
         for relation_id in np.unique(relation_ids).tolist():
@@ -73,22 +75,22 @@ class _Versions:
 
 
 class Relations(_Versions):
-    """Filled by the receiving thread, read by the writing one; a version once seen never changes."""
+    """Filled by the receiving thread, read by the writing thread. A version never changes once it was seen."""
 
     def __init__(self) -> None:
         super().__init__()
         self._types: dict[int, bytes] = {}
         self._records: dict[int, RelationRecord] = {}
         self._came: dict[int, int] = {}
-        """By relation: the frame of the Relation message that is in force."""
+        """By relation: the frame number of the Relation message that is in force."""
         self._undescribed: dict[int, OverlaidRelation] = {}
-        """By relation: what is in force, though the catalog has not been asked about it."""
+        """By relation: the Relation message that is in force, if the catalog has not been read for it yet."""
 
     def see_type(self, oid: int, payload: bytes) -> None:
         self._types[oid] = payload
 
     def see(self, relation: Relation, payload: bytes, facts: RelationFacts, sequence: int) -> RelationRecord:
-        """A Relation message is in force for its table from frame ``sequence`` on."""
+        """A Relation message is in force for its table, starting with frame ``sequence``."""
         record = self.know(relation, payload, facts)
         self.add(relation.relation_id, record.schema_id, sequence)
         self._came[relation.relation_id] = sequence
@@ -96,10 +98,11 @@ class Relations(_Versions):
         return record
 
     def told(self, seen: OverlaidRelation) -> None:
-        """A Relation message of a transaction that is prepared, which the server takes for told to all that follow.
+        """A Relation message of a transaction that is now prepared. The server does not send it again in later
+        transactions.
 
-        The transaction may hold a lock on the table until somebody ends it. So the catalog is asked once rows of
-        another one come, which a lock would keep away.
+        The prepared transaction may hold a lock on the table until somebody ends it. So the catalog is read only when
+        another transaction sends rows of this table, which it could not have written under such a lock.
         """
         self._undescribed[seen.relation.relation_id] = seen
 
@@ -108,18 +111,18 @@ class Relations(_Versions):
         return bool(self._undescribed)
 
     def undescribed(self, relation_ids: Iterable[int]) -> list[OverlaidRelation]:
-        """Those of these relations about which the catalog has to be asked."""
+        """The given relations for which the catalog must still be read."""
         return [self._undescribed[one] for one in relation_ids if one in self._undescribed]
 
     def in_force(self, relation_id: int) -> bytes | None:
-        """The newest Relation message that has been told; None where none was."""
+        """The newest Relation message that the server sent; None if it sent none."""
         if relation_id in self._undescribed:
             return self._undescribed[relation_id].payload
         _, schema_ids = self._versions.get(relation_id, ((), ()))
         return self._records[schema_ids[-1]].payload if schema_ids else None
 
     def know(self, relation: Relation, payload: bytes, facts: RelationFacts) -> RelationRecord:
-        """A version that rows refer to, without its being in force for those to come."""
+        """Record a version that rows refer to, without putting it in force for later rows."""
         schema_id = fingerprint(payload, facts)
         oids = {column.type_oid for column in relation.columns}
         encoding = Encoding.of(facts.encoding)
@@ -138,40 +141,41 @@ class Relations(_Versions):
         return self._records[schema_id]
 
     def came(self, relation_id: int) -> int:
-        """The frame of the Relation message that is in force; -1 where none came."""
+        """The frame number of the Relation message that is in force; -1 if none came."""
         return self._came.get(relation_id, -1)
 
 
 @dataclass(frozen=True)
 class OverlaidRelation:
-    """A Relation message within a transaction that is in progress."""
+    """A Relation message that came within a transaction in progress."""
 
     relation: Relation
     payload: bytes
     sequence: int
-    """The frame that it came with."""
+    """The number of its frame."""
 
 
 class Overlay(_Versions):
-    """The relations of one transaction in progress, as it sees them itself: it may have changed its tables.
+    """The relations of one transaction in progress, as the transaction itself sees them: it may have altered its
+    tables.
 
-    What they are counts for others, and is known to the catalog, only once the transaction has committed. Until then
-    their versions have provisional ids.
+    Other transactions, and the catalog, see these versions of the relations only after the transaction commits. Before
+    the commit the versions have provisional ids.
     """
 
     def __init__(self, base: Relations | None = None) -> None:
-        """``base``: for a transaction that comes whole at its PREPARE. It is not told again what was told before, and
-        what it is told counts for all that follow."""
+        """``base`` is given for a transaction that comes whole at its PREPARE. In such a transaction the server does
+        not repeat earlier Relation messages, and its Relation messages are in force for later transactions."""
         super().__init__()
         self._seen: dict[bytes, OverlaidRelation] = {}
-        """By Relation message; the place in it is the provisional id."""
+        """By Relation message. The place in this dict is the provisional id."""
         self._places: dict[bytes, int] = {}
         self._types: dict[int, bytes] = {}
         self.base = base
 
     @classmethod
     def of(cls, payloads: Iterable[bytes], types: Iterable[bytes]) -> Self:
-        """From its :attr:`payloads` and :attr:`types`, for rows that have their provisional ids."""
+        """An overlay from stored :attr:`payloads` and :attr:`types`, for rows with their provisional ids."""
         overlay = cls()
         for payload in types:
             described = decode(payload)
@@ -187,13 +191,13 @@ class Overlay(_Versions):
         self._types[oid] = payload
 
     def see(self, relation: Relation, payload: bytes, sequence: int) -> None:
-        """A Relation message is in force for the transaction's own rows from frame ``sequence`` on."""
+        """A Relation message is in force for the transaction's own rows, starting with frame ``sequence``."""
         place = self._places.setdefault(payload, len(self._places))
         self._seen[payload] = OverlaidRelation(relation, payload, sequence)
         self.add(relation.relation_id, place, sequence)
 
     def inherit(self, relation_ids: Iterable[int]) -> None:
-        """Rows of these relations come; what is in force for them may have been told before the transaction."""
+        """Rows of these relations come. Their Relation messages may have been sent before the transaction."""
         assert self.base is not None
         for relation_id in set(relation_ids) - self.newest().keys():
             if (payload := self.base.in_force(relation_id)) is not None:
@@ -202,7 +206,7 @@ class Overlay(_Versions):
                 self.see(relation, payload, -1)
 
     def tell(self) -> None:
-        """The transaction is prepared."""
+        """The transaction is prepared: pass its Relation and Type messages on to ``base``."""
         if self.base is not None:
             for oid, payload in self._types.items():
                 self.base.see_type(oid, payload)
@@ -218,18 +222,18 @@ class Overlay(_Versions):
 
     @property
     def relations(self) -> list[Relation]:
-        """One for each provisional id."""
+        """The Relation message of each provisional id."""
         return [seen.relation for seen in self._seen.values()]
 
     @property
     def payloads(self) -> list[bytes]:
-        """Their messages."""
+        """The undecoded Relation message of each provisional id."""
         return list(self._seen)
 
     def known_to(self, relations: Relations, facts: Sequence[RelationFacts]) -> dict[int, int]:
-        """The transaction has committed. Returns the final id of each provisional one.
+        """The transaction has committed. Returns the final id of each provisional id.
 
-        ``facts`` is what the catalog says now of :attr:`relations`.
+        ``facts`` is what the catalog shows now for each of :attr:`relations`.
         """
         for oid, payload in self._types.items():
             relations.see_type(oid, payload)
@@ -239,10 +243,10 @@ class Overlay(_Versions):
         }
 
     def promote(self, into: Relations, facts: Sequence[RelationFacts], sequence: int) -> dict[int, int]:
-        """As :meth:`known_to`; the transaction came in blocks, and has committed by frame ``sequence``.
+        """Like :meth:`known_to`, for a transaction that came in blocks and commits with frame ``sequence``.
 
-        From here on the server takes these relations for told. Where it told others of one after it told this
-        transaction, that stays in force.
+        After the commit the server does not send these Relation messages again. If it sent other transactions a newer
+        Relation message for a relation than this transaction, the newer message stays in force.
         """
         final, newest = self.known_to(into, facts), self.newest()
         for place, (seen, known) in enumerate(zip(self._seen.values(), facts, strict=True)):

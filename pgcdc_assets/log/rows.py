@@ -1,4 +1,4 @@
-"""Frames into rows of the log: numpy over a whole segment, no step per row."""
+"""Turns frames into rows of the log, with numpy over a whole segment and no Python step per row."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
 
 ABSENT = -1
-"""NULL in the integer columns below: no position, number or time of ours is negative."""
+"""Stands for NULL in the integer columns below, because our positions, numbers and times are never negative."""
 
 _INLINE = 12
-"""Arrow's view layout: values up to this length stand in the view itself."""
+"""In Arrow's view layout, values up to this length are stored in the view itself."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rows:
     raw: Raw
     offset: Ints
     length: Ints
-    """Where each payload lies in ``raw``."""
+    """``offset`` and ``length``: the place of each payload in ``raw``."""
     kind: NDArray[np.uint8]
     commit_lsn: Ints
     ordinal: Ints
@@ -43,11 +43,11 @@ class Rows:
     lsn: Ints
     relation_id: Ints
     schema_id: Ints
-    """Meaningless where ``relation_id`` is ABSENT."""
+    """Has no meaning where ``relation_id`` is ABSENT."""
     origin: NDArray[np.object_] | None
-    """Names or None; absent as a whole in a stream without origins."""
+    """The name of the origin, or None, per row. The whole column is None if no transaction has an origin."""
     partitions: frozenset[tuple[int, int]] = frozenset()
-    """Root and leaf of rows that came under the root's OID."""
+    """Root and leaf of rows that were sent under the root's OID."""
     subxid: Ints | None = None
     """The subtransaction of each row, while its transaction is in progress."""
 
@@ -63,7 +63,7 @@ class Rows:
         return Rows(**picked)
 
     def payload(self) -> pa.Array:
-        """The messages as an Arrow view over ``raw``: nothing is copied."""
+        """The messages as an Arrow view over ``raw``, without a copy."""
         octets = np.frombuffer(self.raw, np.uint8)
         views = np.zeros((len(self), 4), dtype=np.int32)
         views[:, 0] = self.length
@@ -81,7 +81,7 @@ class Rows:
 
 
 class TransactionEnd(NamedTuple):
-    """A whole transaction, in the order of commits."""
+    """A whole transaction. Sorts in commit order."""
 
     commit_lsn: int
     xid: int
@@ -91,7 +91,7 @@ class TransactionEnd(NamedTuple):
 
 @dataclass
 class Tally:
-    """What a batch says of itself. Tallies of its segments add up."""
+    """The counts for a batch's summary. The tallies of its segments add up to the batch's tally."""
 
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     """Rows by relation_id (ABSENT for none) and kind."""
@@ -100,7 +100,7 @@ class Tally:
     transactions: int = 0
     first: TransactionEnd | None = None
     last: TransactionEnd | None = None
-    """The transactions that committed first and last."""
+    """``first`` and ``last``: the transactions that committed first and last."""
     bytes: int = 0
 
     @property
@@ -108,7 +108,7 @@ class Tally:
         return self.counts.total()
 
     def add(self, other: Tally) -> None:
-        """Take in those of other rows."""
+        """Add the tally of other rows."""
         self.counts.update(other.counts)
         self.schema_ids |= other.schema_ids
         self.partitions |= other.partitions
@@ -119,11 +119,11 @@ class Tally:
 
 
 def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations) -> Rows:
-    """The rows that a run of frames puts into the log, in stream order.
+    """The rows that a run of frames puts into the log, in the order of the stream.
 
-    ``opening`` is the transaction that is open where the run begins. Begin and Origin become
-    columns; Relation and Type stand once per batch, beside these rows; a TRUNCATE stands once per
-    table; a transaction without changes leaves nothing.
+    ``opening`` is the transaction that is open at the beginning of the run. Begin and Origin become columns. Relation
+    and Type messages are not among these rows: the batch stores them once. A TRUNCATE becomes one row per table. A
+    transaction without changes leaves no row.
     """
     transactions = _Transactions.of(run, opening)
     stored = IS_CHANGE[run.kinds]
@@ -147,10 +147,10 @@ def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations
 
 
 def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: Overlay) -> Rows:
-    """The rows of a transaction in progress, whose frames these are: without ``commit_lsn`` and ``commit_ts``, and with
-    provisional schema ids. ``subxid`` has an entry per frame.
+    """The rows of a transaction in progress, without ``commit_lsn`` and ``commit_ts``, and with provisional schema ids.
+    ``subxid`` has an entry per frame.
 
-    A frame of a Commit, which the end of the transaction was made to, becomes a row as well.
+    The end of the transaction was converted to a Commit frame, which also becomes a row.
     """
     stored = IS_CHANGE[run.kinds] | (run.kinds == MessageKind.COMMIT)
     frames, relation_id = _frames(run, stored)
@@ -176,13 +176,13 @@ def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: O
 
 
 def changed_relations(run: FrameRun) -> set[int]:
-    """The relations that a run has rows of, or empties."""
+    """The relations that a run has rows of, or truncates."""
     _, relation_id = _frames(run, IS_CHANGE[run.kinds])
     return set(np.unique(relation_id[relation_id != ABSENT]).tolist())
 
 
 def _frames(run: FrameRun, stored: Bools) -> tuple[Ints, Ints]:
-    """The frames that rows are made of, in order, and the relation of each row."""
+    """The frames that become rows, in order, and the relation of each row."""
     relation_of_frame = np.full(len(run), ABSENT, dtype=np.int64)
     row_frames = np.flatnonzero(IS_ROW[run.kinds])
     relation_of_frame[row_frames] = run.relation_ids(row_frames)
@@ -213,7 +213,8 @@ def tally_of(rows: Rows) -> Tally:
 
 
 def tally_of_table(rows: pa.Table, partitions: set[tuple[int, int]]) -> Tally:
-    """Of rows that are read back and hold no Commit: ``relation_id``, ``kind``, ``schema_id``, ``payload``."""
+    """The tally of rows that were read back and hold no Commit. Needs the columns ``relation_id``, ``kind``,
+    ``schema_id`` and ``payload``."""
     counts = rows.group_by(["relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist()
     return Tally(
         counts=Counter({
@@ -236,7 +237,7 @@ def _numbers(values: Ints) -> pa.Array:
 
 @dataclass(frozen=True)
 class _Transactions:
-    """The transactions of a run; number 0 is the one open at its start (or none)."""
+    """The transactions of a run. Number 0 is the transaction that is open at its start, if there is one."""
 
     number: Ints
     """For each frame, the number of its transaction."""
@@ -283,7 +284,7 @@ class _Transactions:
 def _origins(
     run: FrameRun, number: Ints, transactions: int, opening: OpenTransaction | None
 ) -> tuple[str | None, ...] | None:
-    """The origin of each transaction, from its Origin message; None if no transaction has one."""
+    """The origin of each transaction, from its Origin message; None if no transaction has an origin."""
     found = run.at(MessageKind.ORIGIN).tolist()
     carried = opening.origin if opening else None
     if not found and carried is None:
@@ -318,8 +319,8 @@ def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Int
 def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
     """Root and leaf of rows that are published via the root.
 
-    Once in a connection, before the first such row of a leaf, the server sends the Relation messages of both, and then
-    the row under the root's OID.
+    Once per connection, before the first such row of a leaf, the server sends the Relation messages of root and leaf.
+    Then it sends the row under the root's OID.
     """
     described, changes = run.at(MessageKind.RELATION), np.flatnonzero(IS_CHANGE[run.kinds])
     leaves = run.relation_ids(described)
@@ -328,7 +329,7 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
     for place in np.unique(following).tolist():
         group = leaves[following == place].tolist()
         if place == len(changes):
-            # The row is in the frames to come; the leaf's message stands right behind its root's.
+            # The row is in a later run. The leaf's Relation message comes right after its root's.
             found |= {(group[0], leaf) for leaf in group[1:]}
         elif IS_ROW[run.kinds[changes[place]]]:
             root = int(run.relation_ids(changes[place : place + 1])[0])
@@ -337,7 +338,8 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
 
 
 def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
-    """Take a non-transactional message out of the transaction around it: its place is the LSN that it names."""
+    """Take a non-transactional message out of the transaction around it. The LSN in the message is its place in the
+    log."""
     message = run.message(frame)
     if not isinstance(message, LogicalMessage):
         raise ProtocolError("message M does not decode to one", lsn=run.lsn(frame))

@@ -1,10 +1,11 @@
 """Segments: the Parquet files of the log.
 
-A segment is written before the end of its batch is known (an open transaction spills; the batch goes on), and never
-rewritten: what is known only at the end stands once for each file, as tags of its add action. So does what is known
-only at the commit of a transaction that was in progress when its rows were written (:mod:`pgcdc_assets.log.latefacts`).
+A segment may be written before the end of its batch is known, for example if an open transaction spills. It is never
+rewritten. Facts that are known only later are stored once per file, as tags of the file's add action: the end of the
+batch, and what the commit says about a transaction that was in progress when its rows were written
+(:mod:`pgcdc_assets.log.latefacts`).
 
-A segment's name ends in the CRC-32 of its bytes: without a checksum a flipped bit in a value reads as another value.
+A segment's name ends in the CRC-32 of its bytes. Without a checksum, a flipped bit would be read as another value.
 """
 
 from __future__ import annotations
@@ -46,24 +47,26 @@ LOG_SCHEMA = pa.schema(
         (SUBXID, pa.int64()),
     ]
 )
-"""The table's columns, one row per stored message; docs/concepts.md says what each means. All are nullable."""
+"""The table's columns, one row per stored message. docs/concepts.md explains each column. All are nullable."""
 OPTIONAL: Final = frozenset({SUBXID})
-"""Columns that only some files have: those with late facts."""
+"""Columns that only files with late facts have."""
 FILLED_SCHEMA = pa.schema([entry for entry in LOG_SCHEMA if entry.name not in OPTIONAL])
-"""The columns of all other files, and of rows as they are read."""
+"""The columns of all other files, and of rows when they are read."""
 
 SUMMARY = "#"
-"""Kind of our own: the summary of a batch, JSON."""
+"""Our own kind of row: the summary of a batch, as JSON."""
 FACTS = "="
-"""Kind of our own: the catalog facts of a relation in force, JSON."""
+"""Our own kind of row: the catalog facts of a relation in force, as JSON."""
 
 OWN_FILE_BYTES = 4 << 20
-"""A relation with this much of a segment gets a file of its own; the others share one. With 16 MiB
-segments that is at most four files, and a reader of one table skips at least what a row group costs."""
+"""A relation with at least this many bytes of a segment gets its own file. The other relations share a file. With
+segments of 16 MiB, at most four relations get their own file, and a reader of one table skips enough bytes to be worth
+a separate file."""
 
 FIRST_BATCH_END: Final = "pgcdc.first_batch_end"
 LAST_BATCH_END: Final = "pgcdc.batch_end"
-"""Tags of a file's add action: where the first and the last batch end that have rows in it."""
+"""``FIRST_BATCH_END`` and ``LAST_BATCH_END``: tags of a file's add action, with the ends of the first and the last
+batch that have rows in the file."""
 _CRC = re.compile(r"-([0-9a-f]{8})\.parquet$")
 _CRC_BYTES = 1 << 20
 _ROW_SCHEMA = FILLED_SCHEMA.set(FILLED_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view()))
@@ -74,21 +77,23 @@ _WRITING: dict[str, Any] = {
     "compression": "ZSTD",
     "compression_level": 1,
     "use_dictionary": _REPEATED,
-    # Where transactions are small a dictionary of these is larger than they are, and costs a third of all writing.
+    # With small transactions, a dictionary of these columns is larger than the values, and takes a third of all writing
+    # time.
     "column_encoding": dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
     "write_statistics": ["commit_lsn", "kind", "relation_id", SUBXID],
-    # Without the Arrow schema the payload's view type stays ours, and readers see plain binary.
+    # Without the Arrow schema in the file, readers see plain binary instead of our view type of the payload.
     "store_schema": False,
 }
 
 
 def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
-    """Rows split by relation: those with a large share each alone, and the others, sorted by relation."""
+    """Splits rows by relation. Returns the rows of each relation with a large share, and all other rows sorted by
+    relation."""
     if len(rows) == 0:
         return [], rows
     first = rows.relation_id[0]
     if first != ABSENT and (rows.relation_id == first).all() and rows.length.sum() >= OWN_FILE_BYTES:
-        # The rows of one table, as in a large transaction: they stay as they are.
+        # All rows are of one table, as in a large transaction: no need to sort them.
         return [rows], rows.take(np.zeros(0, dtype=np.int64))
     order = np.argsort(rows.relation_id, kind="stable")
     relation_id = rows.relation_id[order]
@@ -103,15 +108,15 @@ def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
 
 @dataclass(frozen=True)
 class StagedSegment:
-    """A segment whose content is durable, and which is not in the log's folder yet."""
+    """A segment whose content is durable, but not in the log's folder yet."""
 
     draft: DraftFile
     report: FileReport
 
     def put(self, folder: Location, first_end: int, last_end: int, late: LateFacts | None = None) -> FileReport:
-        """Put it into the log's folder; it has rows of the batches from the one that ends at ``first_end`` on.
+        """Put it into the log's folder. It has rows of the batches that end at ``first_end`` to ``last_end``.
 
-        ``late`` is for rows with ``subxid``: what their transaction's commit says of them.
+        ``late`` is given for rows with ``subxid``: the facts of their transaction's commit.
         """
         storage.put(self.draft, folder / self.report.path)
         tags = {FIRST_BATCH_END: str(int(first_end)), LAST_BATCH_END: str(int(last_end))}
@@ -120,14 +125,15 @@ class StagedSegment:
         stats = json.loads(self.report.stats)
         low, high = stats["minValues"], stats["maxValues"]
         told = late.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(late, aborted=())
-        # Readers find the file by its commit. None of its rows has one by itself, which is no count for anybody.
+        # Readers find the file by its ``commit_lsn``. The column is NULL in all of the file's rows, so remove the null
+        # count, which would mislead readers.
         low["commit_lsn"] = high["commit_lsn"] = int(late.commit_lsn)
         stats["nullCount"].pop("commit_lsn", None)
         return replace(self.report, stats=json.dumps(stats), tags=tags | told.to_tags())
 
 
 def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> StagedSegment:
-    """Write one file, a row group per table of LOG_SCHEMA's columns (empty ones left out)."""
+    """Write one file with a row group per table of LOG_SCHEMA's columns. Empty tables are left out."""
     held = [table for table in groups if table.num_rows]
     schema = held[0].schema if held else _ROW_SCHEMA
     with pq.ParquetWriter(draft.path, schema, **_WRITING) as writer:
@@ -140,14 +146,14 @@ def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> StagedSegment
 
 
 def draft_name() -> str:
-    """A name for a segment under way: its own has the checksum of its content."""
+    """A name for a segment while it is written. Its final name contains the checksum of its content."""
     return f"{uuid4().hex}.draft"
 
 
 def check_content(path: Location) -> None:
     """Read a whole segment, and check that it holds the bytes that were written. LogCorrupt otherwise.
 
-    The name of a draft has no checksum: the check is then that the draft can be read.
+    The name of a draft has no checksum. The check is then only that the draft can be read.
     """
     told = _CRC.search(path.name)
     try:
@@ -160,7 +166,7 @@ def check_content(path: Location) -> None:
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment as it is read: the file, and what its rows do not say themselves."""
+    """A segment to read: the file, and the facts that are missing in its rows."""
 
     path: Location
     late: LateFacts | None = None
@@ -169,10 +175,11 @@ class SegmentFile:
 def read_rows(
     file: SegmentFile, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
 ) -> pa.Table:
-    """Rows of a segment as they count, after :func:`check_content`: a reader of damaged Parquet may wait for ever.
+    """The rows of a segment that count, with late facts filled in. Calls :func:`check_content` first, because a reader
+    of damaged Parquet may hang.
 
-    Without ``columns`` those of FILLED_SCHEMA, in its order. A filter on the statistics of row groups leaves the others
-    unread; it may name any column but the payload. Raises LogCorrupt.
+    Without ``columns``, returns the columns of FILLED_SCHEMA in its order. Row groups whose statistics do not match the
+    filter are not read. The filter may name any column except the payload. Raises LogCorrupt.
     """
     check_content(file.path)
     columns = list(columns or FILLED_SCHEMA.names)
@@ -185,7 +192,8 @@ def read_rows(
 
 
 def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterator[pa.Table]:
-    """Rows of a segment as they count, in pieces of about ``size`` bytes, after :func:`check_content`."""
+    """The rows of a segment that count, with late facts filled in, in pieces of about ``size`` bytes. Calls
+    :func:`check_content` first."""
     check_content(file.path)
     asked = [*columns, *(OPTIONAL if file.late is not None else ())]
     with opened_parquet(file.path) as parquet:
@@ -198,7 +206,8 @@ def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterato
 
 
 def _filled(path: Location, late: LateFacts, columns: list[str], filters: pc.Expression | None) -> pa.Table:
-    """The filter is for rows as they count, so none is pushed down to the file, whose rows say other things."""
+    """Fills in the late facts first, then filters. The filter is not pushed down to the file, whose rows lack these
+    facts."""
     import pyarrow.dataset as ds
 
     wanted = {*columns, *(OPTIONAL if filters is None else set(LOG_SCHEMA.names) - {"payload"})}
@@ -221,7 +230,7 @@ def _pieces(path: Location) -> Iterator[bytes]:
 
 
 def table_of(rows: Rows) -> pa.Table:
-    """Rows as a table of the log's columns; ``subxid`` is among them where the rows have it."""
+    """Rows as a table of the log's columns, with ``subxid`` if the rows have it."""
     number = len(rows)
     committed = rows.commit_lsn != ABSENT
     in_transaction = committed if rows.subxid is None else rows.xid != ABSENT
@@ -247,8 +256,8 @@ def table_of(rows: Rows) -> pa.Table:
 
 
 def _column(name: str, values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Numbers as they lie in memory. ``pa.array`` of anything would import pandas, to ask whether it is one of its
-    own: a third of a second of every receiver's first batch, and memory."""
+    """Numbers as an Arrow array, without a copy. ``pa.array`` would import pandas, to check whether the value is a
+    pandas object. That costs a third of a second in every receiver's first batch, and memory."""
     bits = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     held = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(LOG_SCHEMA.field(name).type, len(values), [bits, held])

@@ -1,4 +1,4 @@
-"""Whether the log holds what its batches say: its rows, counted as they stand, beside the batches' summaries."""
+"""Checks the log by counting its rows and comparing the counts with the batches' summaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS: Final = ("commit_lsn", "commit_ts", "lsn", "relation_id", "schema_id",
 
 
 def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], span: LsnRange, log: Location) -> None:
-    """Check that the files' rows of the span are those that the summaries count. Raises LogCorrupt."""
+    """Check that the files' rows of the span match the counts in the summaries. Raises LogCorrupt."""
     held = _Held(batches, span, log, _commit_times(files))
     for file in files:
         held.add(file)
@@ -35,7 +35,7 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
 
 
 class _Held:
-    """Rows of the span, by the number of their batch; _NO_BATCH for those of none."""
+    """Rows of the span, by the number of their batch; _NO_BATCH for rows that belong to no batch."""
 
     def __init__(
         self, batches: Sequence[BatchSummary], span: LsnRange, log: Location, commit_times: Mapping[int, int]
@@ -46,14 +46,14 @@ class _Held:
         self._log = log
         self._commit_times = commit_times
         self._seen: dict[int, int] = {}
-        """The same as the transactions' own Commits say it."""
+        """Commit time by ``commit_lsn``, from the transactions' own Commit rows."""
         self.counts: dict[int, Counter[tuple[int | None, str]]] = {}
-        """By relation and kind."""
+        """By batch: the number of rows per relation and kind."""
         self._schema_ids: dict[int, set[int]] = {}
 
     def add(self, file: SegmentFile) -> None:
-        """A row is of the batch that its commit begins in. The place of a message outside of transactions is its
-        record's end."""
+        """Count the rows of a file. A row belongs to the batch that contains the start of its commit record. The LSN of
+        a message outside of transactions is the end of its record."""
         rows = read_rows(file, _COLUMNS)
         rows = rows.filter(pc.invert(pc.is_in(rows["kind"], value_set=pa.array(_NOTES))))
         at = pc.coalesce(rows["commit_lsn"], pc.subtract(rows["lsn"], 1)).to_numpy()
@@ -86,7 +86,7 @@ class _Held:
             )
 
     def check_commits(self) -> None:
-        """Each file with late facts is of a transaction whose Commit says the same."""
+        """Check that the late facts of each file match the Commit of its transaction."""
         for commit_lsn, commit_ts in self._commit_times.items():
             if self._span.holds_commit(Lsn(commit_lsn)) and self._seen.get(commit_lsn) != commit_ts:
                 raise _unlike_its_commit(self._log, commit_lsn)
@@ -99,7 +99,7 @@ class _Held:
 
 
 def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
-    """When the transactions with late facts committed, by ``commit_lsn``."""
+    """The commit times of the transactions with late facts, by ``commit_lsn``."""
     found: dict[int, int] = {}
     for file in files:
         late = file.late

@@ -1,8 +1,8 @@
-"""Segments on their way: written under ``_spill/``, moved into the table when their batch is cut.
+"""Segments that are not in the table yet: written under ``_spill/``, and moved into the table when their batch is cut.
 
-VACUUM leaves names that begin with ``_`` alone, so a transaction may stay open for longer than its
-retention. What lies here is in no commit; all of it is dropped at each connect, because the server
-sends it again from the start.
+VACUUM ignores names that begin with ``_``, so a transaction may stay open for longer than the retention of VACUUM. No
+commit names the files in this folder. They are all deleted at each connect, because the server sends the transactions
+again from the start.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from pgcdc_assets.store import storage
 
 SPILL = "_spill"
 _PUT_AT_A_TIME: Final = 4
-"""Segments that are sent side by side, each of them held in memory for it."""
+"""Segments that are sent in parallel. Each is held in memory during this."""
 
 
 class SpillFolder:
-    """``_spill/`` in the log's folder, or on this machine if that is elsewhere. Used by the writing thread alone."""
+    """``_spill/`` in the log's folder, or a local folder if the log is not on this machine. Used by the writing thread
+    only."""
 
     def __init__(self, table: Location, prepared: PreparedFolder) -> None:
         self._table = table
@@ -41,7 +42,7 @@ class SpillFolder:
         self._drafts.clear()
 
     def write(self, groups: Sequence[pa.Table]) -> StagedSegment:
-        """A segment with a row group for each table."""
+        """Write a segment with a row group for each table."""
         with self._drafts.named():
             return write_segment(self._drafts.draft(draft_name()), groups)
 
@@ -53,7 +54,7 @@ class SpillFolder:
         return staged
 
     def stage_large(self, rows: Rows) -> tuple[Staged, Rows]:
-        """Write the relations that get a file of their own; the rest is handed back. The tally is of all."""
+        """Write the relations that get their own file, and return the rest. The tally counts all rows."""
         alone, rest = clustered(rows)
         return Staged([(self.write([table_of(part)]), None) for part in alone], tally_of(rows)), rest
 
@@ -68,7 +69,8 @@ class SpillFolder:
         return SpooledSegment(segment, tally_of(rows), int(rows.subxid.min()), int(rows.subxid.max()))
 
     def settled(self, ended: EndedStream) -> tuple[Staged, Rows]:
-        """What counts of a transaction that has committed: the segments that hold some of it, and its other rows."""
+        """The part of a committed transaction that counts: the segments with such rows, and the rows that are still in
+        memory."""
         staged, stream = Staged(), ended.stream
         spools = stream.spooled
         if ended.kept is not None:
@@ -85,7 +87,7 @@ class SpillFolder:
         return staged, rows
 
     def move(self, staged: Staged, batch_end: Lsn) -> list[FileReport]:
-        """Move segments into the table, as they are; they are those of the batch that ends there."""
+        """Move the segments of the batch that ends at ``batch_end`` into the table, unchanged."""
         calls = [partial(file.put, self._table, batch_end, batch_end, late) for file, late in staged.files]
         begins = range(0, len(calls), _PUT_AT_A_TIME)
         return [put for begin in begins for put in storage.together(self._table, calls[begin : begin + _PUT_AT_A_TIME])]

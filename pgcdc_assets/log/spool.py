@@ -1,8 +1,9 @@
-"""The content of transactions in progress: frames in memory, and segments under ``_spill/`` until they commit.
+"""The content of transactions in progress: frames in memory, and segments under ``_spill/`` until the commit.
 
-Two threads share it as they share a batch: the receiving one fills frames, the writing one alone fills and reads
-``spooled``. What a segment holds is written once. At the commit it moves into the log as it is, and what was not known
-before stands beside it (:class:`LateFacts`); what is still in memory then becomes ordinary rows.
+Two threads share this content, as they share a batch. The receiving thread fills the frames. Only the writing thread
+fills and reads ``spooled``. A segment is written once. At the commit it moves into the log unchanged, and the facts
+that were not known before are stored next to it (:class:`LateFacts`). Frames that are still in memory at the commit
+become ordinary rows.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _COUNTED = ["relation_id", "kind", "schema_id", "payload", SUBXID]
 
 @dataclass
 class Staged:
-    """Written segments that no commit names yet, and what they hold."""
+    """Written segments that no commit names yet, and the tally of their rows."""
 
     files: list[tuple[StagedSegment, LateFacts | None]] = field(default_factory=list)
-    """With what their rows do not say, where they were written in the midst of their transaction."""
+    """Each segment, with its late facts if it was written while its transaction was in progress."""
     tally: Tally = field(default_factory=Tally)
     kept: dict[PreparedKey, int] = field(default_factory=dict)
-    """Transactions whose content was kept since their PREPARE, and their ``commit_lsn``."""
+    """Prepared transactions whose kept content is in these segments, each with its ``commit_lsn``."""
 
     def add(self, other: Staged) -> None:
         self.files += other.files
@@ -48,17 +49,17 @@ class Staged:
 
 @dataclass(frozen=True)
 class SpooledSegment:
-    """A segment of a transaction in progress, and what it holds, rolled back rows included."""
+    """A segment of a transaction in progress, and the tally of its rows, rows that were rolled back included."""
 
     segment: StagedSegment
     tally: Tally
-    """With provisional schema ids."""
+    """The schema ids in it are provisional."""
     lowest: int
     highest: int
-    """Of the subtransactions that its rows are of."""
+    """``lowest`` and ``highest``: the bounds of the subtransactions in its rows."""
 
     def to_json(self) -> dict[str, Any]:
-        """For :meth:`of_json`, of another process."""
+        """A form that another process reads with :meth:`of_json`."""
         report, tally = self.segment.report, self.tally
         return {
             "file": report.path, "size": report.size, "rows": report.rows, "stats": report.stats,
@@ -69,7 +70,7 @@ class SpooledSegment:
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any], draft: DraftFile) -> Self:
-        """``draft``: where its file is."""
+        """Reads the form of :meth:`to_json`. ``draft`` is the segment's file."""
         tally = Tally(
             counts=Counter({(relation, kind): number for relation, kind, number in given["counts"]}),
             schema_ids=set(given["schema_ids"]),
@@ -80,7 +81,7 @@ class SpooledSegment:
         return cls(StagedSegment(draft, report), tally, given["lowest"], given["highest"])
 
     def counted(self, aborted: Ints) -> int:
-        """How many of its rows count where these subtransactions, sorted, were rolled back."""
+        """How many of its rows count if the subtransactions ``aborted`` (sorted) were rolled back."""
         gone = _within(aborted, self.lowest, self.highest)
         if not len(gone):
             return self.segment.report.rows
@@ -88,7 +89,7 @@ class SpooledSegment:
         return int((~np.isin(subxid, gone)).sum())
 
     def at(self, end: StreamEnd) -> Staged | None:
-        """What counts of it once the transaction has committed; None where nothing does."""
+        """The segment as part of the log, after the transaction committed. None if no row of it counts."""
         schema_ids = {provisional: end.schema_ids[provisional] for provisional in sorted(self.tally.schema_ids)}
         aborted = _within(end.aborted, self.lowest, self.highest)
         if not len(aborted):
@@ -108,7 +109,7 @@ def _within(aborted: Ints, lowest: int, highest: int) -> Ints:
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """What is known of a transaction at its commit."""
+    """The facts of a transaction that are known at its commit."""
 
     commit_lsn: int
     commit_ts: int
@@ -116,10 +117,11 @@ class StreamEnd:
     aborted: Ints
     """The subtransactions that were rolled back, sorted."""
     schema_ids: Mapping[int, int]
-    """From provisional ids to those of the log."""
+    """Maps provisional ids to the ids of the log."""
 
     def rows(self, rows: Rows) -> Rows:
-        """Rows in progress as rows of the log: those that count, with all that was not known before."""
+        """Turns rows in progress into rows of the log: keeps the rows that count, and fills in the facts of the
+        commit."""
         assert rows.subxid is not None
         kept = rows.take(np.flatnonzero(~np.isin(rows.subxid, self.aborted)))
         number = len(kept)
@@ -139,7 +141,7 @@ class StreamEnd:
 
 @dataclass(frozen=True)
 class BlockFrames:
-    """Frames of one transaction's blocks, as protocol version 1 would send them, and the subtransaction of each."""
+    """Frames of one transaction's blocks, in the form of protocol version 1, and the subtransaction of each frame."""
 
     run: FrameRun
     subxid: Ints
@@ -147,15 +149,15 @@ class BlockFrames:
 
 @dataclass
 class PendingBlocks:
-    """Frames of a transaction in progress that are in memory."""
+    """The frames of a transaction in progress that are in memory."""
 
     opening: OpenBlock
     blocks: list[BlockFrames] = field(default_factory=list)
     size: int = 0
-    """Bytes that they take or will take."""
+    """Bytes that the frames take, or will take as rows."""
 
     def rows(self, overlay: Overlay) -> Rows:
-        """The rows that these frames put into the log. The frames are released, so that their bytes exist only once."""
+        """The rows that these frames put into the log. Releases the frames, so that their bytes exist only once."""
         run = joined([block.run for block in self.blocks])
         subxid = np.concatenate([block.subxid for block in self.blocks if len(block.run)] or [_NONE])
         self.blocks.clear()
@@ -167,24 +169,25 @@ _NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 @dataclass
 class PendingStream:
-    """What has been received of one transaction in progress."""
+    """The received part of one transaction in progress."""
 
     pending: PendingBlocks
     overlay: Overlay
     changes: int = 0
-    """All that came, those that were rolled back included."""
+    """Number of changes received, changes that were rolled back included."""
     spooled: list[SpooledSegment] = field(default_factory=list)
     spooled_size: int = 0
-    """Bytes of the frames that went into those segments."""
+    """Bytes of the frames that went into these segments."""
 
     @classmethod
     def of(cls, transaction: PreparedTransaction) -> Self:
-        """Without its content, which was kept at its PREPARE."""
+        """A prepared transaction without its content, which was kept at its PREPARE."""
         opening = OpenBlock(transaction.key.xid, transaction.changes, transaction.origin)
         return cls(PendingBlocks(opening), transaction.overlay, transaction.changes, spooled_size=transaction.bytes)
 
     def add(self, frames: BlockFrames, origin: str | None) -> None:
-        """Take in what came next. ``origin`` is the transaction's, which is told before its first change."""
+        """Add the next frames. ``origin`` is the transaction's origin, which the server sends before the first
+        change."""
         pending = self.pending
         if not self.changes:
             pending.opening = replace(pending.opening, origin=origin)
@@ -202,12 +205,12 @@ class PendingStream:
 
 @dataclass(frozen=True)
 class EndedStream:
-    """A transaction that has committed, and of which something may still be in memory."""
+    """A transaction that has committed, and may still have frames in memory."""
 
     stream: PendingStream
     end: StreamEnd
     kept: PreparedKey | None = None
-    """Where the lake has kept its segments since its PREPARE."""
+    """Set if the lake has kept its segments since its PREPARE."""
 
     @property
     def size(self) -> int:
@@ -216,7 +219,7 @@ class EndedStream:
 
 
 class PendingStreams:
-    """The transactions in progress, by xid; and those that were prepared a moment ago."""
+    """The transactions in progress, by xid, and the transactions that are prepared but not kept yet."""
 
     def __init__(self) -> None:
         self._open: dict[int, PendingStream] = {}
@@ -234,27 +237,27 @@ class PendingStreams:
         stream.add(frames, origin)
 
     def pop(self, xid: int) -> PendingStream | None:
-        """It is no longer in progress. None where nothing of it was kept."""
+        """Remove a transaction that is no longer in progress. None if it has no frames here."""
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:
-        """It is prepared, and has a place of its own: its xid may come again."""
+        """The transaction is prepared. It is now stored by its key, because its xid may come again."""
         stream = self._open.pop(transaction.key.xid, None) or PendingStream.of(transaction)
         self._prepared[transaction.key] = transaction, stream
 
     def take_prepared(self) -> list[tuple[PreparedTransaction, PendingStream]]:
-        """Hand over those that are prepared, to be kept."""
+        """Hand over the prepared transactions, to be kept."""
         taken, self._prepared = list(self._prepared.values()), {}
         return taken
 
     def pop_prepared(self, key: PreparedKey) -> PendingStream | None:
-        """It has ended. None where it was handed over."""
+        """Remove a prepared transaction that has ended. None if it was already handed over."""
         _, stream = self._prepared.pop(key, (None, None))
         return stream
 
     @property
     def largest(self) -> PendingStream:
-        """The one with the most frames in memory."""
+        """The transaction with the most bytes in memory."""
         return max(self._all(), key=lambda stream: stream.pending.size)
 
     def _all(self) -> Iterator[PendingStream]:

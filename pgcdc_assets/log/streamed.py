@@ -1,7 +1,7 @@
-"""Runs of frames that carry transactions in progress: which frame belongs to which, with numpy.
+"""Finds, with numpy, which frame of a run belongs to which transaction in progress.
 
-The rules are those that :mod:`pgcdc_assets.protocol.streamed` tells. What stands in a block comes out as protocol
-version 1 would have sent it: all that follows knows but one form of a message, and the log holds that one.
+:mod:`pgcdc_assets.protocol.streamed` describes the rules. The messages of a block are converted to the form of protocol
+version 1. This is the only form that the later steps know, and the form that the log holds.
 """
 
 from __future__ import annotations
@@ -21,48 +21,51 @@ from pgcdc_assets.protocol import layouts
 from pgcdc_assets.protocol.layouts import BETWEEN, BRACKETS, CARRY_XID, CONTENT, XLOG_DATA, MessageKind, WireLayout
 
 _NOTHING: Final = 0
-"""In the place of a letter, where neither a transaction nor a block is open."""
+"""Replaces the letter if neither a transaction nor a block is open."""
 _XID_BYTES: Final = layouts.XID.size - 1
 
 
 @dataclass(frozen=True)
 class StreamPlace:
-    """Where a stream stands between two frames."""
+    """The state of a stream between two frames."""
 
     opened: int = _NOTHING
-    """The letter that began the transaction or the block which is open."""
+    """The letter that began the open transaction or block."""
     top: int = ABSENT
-    """The xid of that block, or of the transaction that is to be prepared."""
+    """The xid of the open block's top transaction, or of the open transaction that will be prepared."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring frames that belong to the blocks of one transaction, or to none.
+    """Neighbouring frames that belong to blocks of one transaction, or to no block.
 
-    What comes from Begin Prepare to Prepare is one block: it, too, counts only once its transaction has committed.
+    The frames from Begin Prepare to Prepare are one block, because they also count only after their transaction
+    commits.
     """
 
     start: int
     end: int
     top: int
-    """ABSENT for those of no block."""
+    """The xid of the top transaction; ABSENT for frames that belong to no block."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """A run of frames, and one entry per frame of where it belongs."""
+    """A run of frames, and for each frame the transaction that it belongs to."""
 
     run: FrameRun
-    """In the form of protocol version 1, but for the beginnings and ends of blocks, and what stands between them."""
+    """The frames in the form of protocol version 1, except for the beginnings and ends of blocks, and messages between
+    blocks."""
     top: Ints
-    """The xid of the top transaction in whose block it stands, as a block's beginning and end do; ABSENT elsewhere."""
+    """For frames of a block, its beginning and end included: the xid of the top transaction. ABSENT for other
+    frames."""
     subxid: Ints
-    """The xid that the message carried, which its payload no longer has; ABSENT where it carried none. That of the
-    transaction, where it comes whole at its PREPARE."""
+    """The xid that the message carried, which was cut out of its payload; ABSENT if it carried none. For a transaction
+    that comes whole at its PREPARE, the xid of the transaction."""
     after: StreamPlace
 
     def stretches(self) -> Iterator[Stretch]:
-        """All frames, in order. Blocks of one transaction that follow each other are one stretch."""
+        """All frames, in order. Consecutive blocks of one transaction are one stretch."""
         edges = np.flatnonzero(np.diff(self.top)) + 1
         starts, ends = [0, *edges.tolist()], [*edges.tolist(), len(self.run)]
         for start, end in zip(starts, ends, strict=True):
@@ -71,15 +74,15 @@ class Located:
 
 
 def located(run: FrameRun, before: StreamPlace, *, parallel: bool) -> Located:
-    """Where the frames of a run belong, given where the stream stood in front of it.
+    """Finds where the frames of a run belong. ``before`` is the state of the stream at the start of the run.
 
-    ``parallel`` is whether streaming is: it decides the length of a Stream Abort. Raises ProtocolError for the first
-    frame that stands where none of its kind can, or has a wrong length.
+    ``parallel``: whether streaming is parallel, which decides the length of a Stream Abort. Raises ProtocolError for
+    the first frame that is not allowed at its place, or has a wrong length.
     """
     opened, wrong = _opened(run, before)
     starts, prepares = run.at(MessageKind.STREAM_START), run.at(MessageKind.BEGIN_PREPARE)
     if before.top == ABSENT and not len(starts) and not len(prepares):
-        # Nothing of a block: by far the most runs of a stream of small transactions.
+        # No block in this run. With small transactions, nearly all runs are like this.
         _check(run, wrong | _misplaced(run, opened) | _wrong_lengths(run, parallel))
         nowhere: Ints = np.full(len(run), ABSENT, dtype=np.int64)
         return Located(run, nowhere, nowhere, _after(run, before, opened, ABSENT))
@@ -100,11 +103,11 @@ def located(run: FrameRun, before: StreamPlace, *, parallel: bool) -> Located:
 
 
 def commit_frame(run: FrameRun, index: int) -> FrameRun:
-    """A Stream Commit, or a Commit Prepared, as the Commit that protocol version 1 would have sent."""
+    """Converts a Stream Commit, or a Commit Prepared, to the Commit of protocol version 1."""
     found = replace(run.part(index, index + 1), kinds=np.array([MessageKind.COMMIT], dtype=np.uint8))
     if run.kinds[index] == MessageKind.STREAM_COMMIT:
         return _without_xids(found, np.zeros(1, np.int64))
-    # Its fields are the first ones of a Commit Prepared, in the same order.
+    # A Commit Prepared begins with the fields of a Commit, in the same order.
     first, size = int(found.offsets[0]), HEADER + layouts.COMMIT.size
     raw = bytearray(memoryview(found.raw)[first : first + size])
     raw[HEADER] = MessageKind.COMMIT
@@ -112,12 +115,13 @@ def commit_frame(run: FrameRun, index: int) -> FrameRun:
 
 
 def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bools]:
-    """For each frame, the letter of what is open around it (its own, where it begins or ends that); and which are
-    beginnings within something open, or ends of something else.
+    """For each frame, the letter that began the transaction or block around it. A beginning and an end belong to what
+    they begin or end. Also returns which frames are wrong: beginnings inside an open transaction or block, and ends
+    that do not match their beginning.
     """
     places = np.flatnonzero(_IS_BRACKET[run.kinds])
     carried = before.opened != _NOTHING
-    # What is open in front of the run is a beginning, too: then beginnings and ends take turns from the first on.
+    # Put the beginning that is open at the start of the run in front. Then beginnings and ends must alternate.
     front = np.array([before.opened] if carried else [], dtype=np.uint8)
     letters = np.concatenate((front, run.kinds[places]))
     wrong = np.zeros(len(run), dtype=bool)
@@ -125,8 +129,8 @@ def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bool
     odd[0::2] = ~_BEGINS[letters[0::2]]
     odd[1::2] = _END_OF[letters[: len(letters) - 1 : 2]] != letters[1::2]
     wrong[places] = odd[int(carried) :]
-    # How many of them there are up to each frame. Behind an odd one something is open, behind an even one nothing; what
-    # ends still belongs to what it ends.
+    # Number of beginnings and ends up to each frame. After an odd number something is open, after an even number
+    # nothing is. An end still belongs to what it ends.
     number = np.cumsum(_IS_BRACKET[run.kinds]) + int(carried)
     number[places] -= number[places] % 2 == 0
     state = np.zeros(len(letters) + 1, dtype=np.uint8)
@@ -135,12 +139,12 @@ def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bool
 
 
 def _misplaced(run: FrameRun, opened: NDArray[np.uint8]) -> Bools:
-    """Frames that cannot stand within what is open around them."""
+    """Frames that are not allowed inside the transaction or block that is open around them."""
     wrong: Bools = ~_ALLOWED[_ROW_OF[opened], run.kinds]
     messages = run.at(MessageKind.MESSAGE)
     if len(messages):
         around = opened[messages]
-        # Behind the xid, which only those of a block carry.
+        # The flags come after the xid, which only messages of a block carry.
         at = HEADER + layouts.MESSAGE.at("flags") + _XID_BYTES * (around == MessageKind.STREAM_START)
         known = run.lengths[messages] > at
         flags = anywhere(run.raw, np.uint8)[run.offsets[messages] + np.where(known, at, 0)]
@@ -158,7 +162,7 @@ def _wrong_lengths(run: FrameRun, parallel: bool) -> Bools:
     if len(starts):
         flag = np.where(wrong[starts], 0, HEADER + layouts.STREAM_START.at("first"))
         wrong[starts] |= (flag > 0) & (anywhere(run.raw, np.uint8)[run.offsets[starts] + flag] > 1)
-    # The gid stands behind its fields.
+    # The gid follows the fixed fields.
     wrong |= (run.kinds == MessageKind.BEGIN_PREPARE) & (run.lengths <= HEADER + layouts.BEGIN_PREPARE.size)
     return wrong
 
@@ -182,10 +186,10 @@ def _after(run: FrameRun, before: StreamPlace, opened: NDArray[np.uint8], top: i
 
 
 def _without_xids(run: FrameRun, carrying: Ints) -> FrameRun:
-    """The run with its own bytes, in which the xids are cut out of these frames.
+    """A copy of the run in which the xids are cut out of the frames ``carrying``.
 
-    A frame begins four bytes later: its letter and what we read of its header (kind and LSN) move over the xid, and
-    all that follows stays where it is. Of the header nothing else counts any more.
+    Such a frame then begins four bytes later. Its letter, and the parts of its header that we read (kind and LSN), move
+    over the xid, and everything after the xid stays in place. The rest of the header is not used any more.
     """
     if not len(carrying):
         return run
@@ -211,7 +215,7 @@ def _table(kinds: Iterable[int]) -> Bools:
 
 
 def _lengths(*layouts_of: tuple[MessageKind, WireLayout]) -> Ints:
-    """Bytes of each kind of message; 0 where they vary."""
+    """The number of bytes of each kind of message; 0 if it varies."""
     table: Ints = np.zeros(256, dtype=np.int64)
     for kind, layout in layouts_of:
         table[kind] = layout.size
@@ -225,7 +229,7 @@ _END_OF: Final = np.zeros(256, dtype=np.uint8)
 _END_OF[list(BRACKETS)] = list(BRACKETS.values())
 _OPEN: Final = (_NOTHING, *BRACKETS)
 _ROW_OF: Final = np.zeros(256, dtype=np.int64)
-"""By what is open: the row of _ALLOWED."""
+"""By the letter of what is open: the row of _ALLOWED."""
 _ROW_OF[list(_OPEN)] = range(len(_OPEN))
 _ALLOWED: Final = np.array([_table(BETWEEN), *(_table([*CONTENT, begin, end]) for begin, end in BRACKETS.items())])
 _LENGTHS: Final = _lengths(

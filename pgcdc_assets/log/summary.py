@@ -1,4 +1,4 @@
-"""What a batch says of itself, as it is read. :func:`pgcdc_assets.log.batch.summary_of` writes it."""
+"""The summary row of a batch, for readers. :func:`pgcdc_assets.log.batch.summary_of` writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgcdc_assets.core.names import TableName
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """What a batch says of itself: ``(start, end]`` of the WAL, whole transactions."""
+    """The summary of a batch: whole transactions of the WAL in ``(start, end]``."""
 
     start: Lsn
     end: Lsn
@@ -24,15 +24,15 @@ class BatchSummary:
     counts: dict[int, dict[str, int]]
     """Rows by relation_id and kind (I, U, D, T)."""
     others: dict[str, int]
-    """Rows of no relation, by kind (C, M)."""
+    """Rows that belong to no relation, by kind (C, M)."""
     bytes: int
     """Size of the messages, uncompressed."""
     relations: dict[int, TableName]
     schemas: tuple[int, ...]
-    """The schema_ids that its rows refer to."""
+    """The schema_ids of its rows."""
     partitions: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """For relations that are published via their root: the leaves that their rows came from, as far as the stream named
-    them within the batch (once in a connection, before the first row of each)."""
+    """For relations that are published via their root: the leaves that the stream named within the batch. The stream
+    names a leaf once per connection, before the first row of the leaf."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -1,6 +1,7 @@
-"""Transactions whose frames continue in the next run: a whole one, and those in progress.
+"""Transactions whose frames continue in the next run: an open whole transaction, and transactions in progress.
 
-Whole transactions come one after the other, so at most one of them is open. Blocks of those in progress stand between.
+Whole transactions come one after another, so at most one of them is open. Blocks of transactions in progress come
+between whole transactions.
 """
 
 from __future__ import annotations
@@ -14,32 +15,32 @@ from pgcdc_assets.protocol.messages import Origin
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction whose Commit has not come: Begin's fields, and how far its changes were counted."""
+    """A transaction whose Commit has not come: the fields of its Begin, and the number of its changes."""
 
     final_lsn: int
     commit_ts: int
     """Microseconds since 1970."""
     xid: int
     ordinal: int = 0
-    """Changes seen so far: the ``tx_ordinal`` of the next one."""
+    """Number of changes received. It is the ``tx_ordinal`` of the next change."""
     origin: str | None = None
 
 
 @dataclass(frozen=True)
 class OpenBlock:
-    """A transaction in progress, where some frames of its blocks begin."""
+    """The state of a transaction in progress before some frames of its blocks."""
 
     xid: int
-    """Of the top transaction."""
+    """The xid of the top transaction."""
     ordinal: int = 0
-    """Changes that came before, also those that were rolled back since."""
+    """Number of changes received before, changes that were rolled back since included."""
     origin: str | None = None
 
 
 def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTransaction | None:
     """The transaction that is open after a run, given the one that was open before it.
 
-    That Begin and Commit take turns has been seen before (:func:`pgcdc_assets.log.streamed.located`).
+    :func:`pgcdc_assets.log.streamed.located` has already checked that Begin and Commit alternate.
     """
     brackets = run.brackets
     last = int(brackets.begins[-1]) if len(brackets.begins) else -1

@@ -1,7 +1,8 @@
-"""Upkeep of the log: compaction of closed ranges, and retention. Both go on beside a running receiver.
+"""Upkeep of the log: compaction of closed ranges, and retention. Both work while a receiver is running.
 
-Delta's own OPTIMIZE would lose the clustering by relation, and cannot be limited to a range of a plain column; so small
-files of a range are merged here, in bounded memory, by one commit that removes and adds without data change.
+Delta's own OPTIMIZE would lose the clustering by relation, and cannot be limited to a range of a column that is not a
+partition column. So this module merges the small files of a range, in bounded memory, with one commit that removes and
+adds files without data change.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from pgcdc_assets.log.segment import (
 from pgcdc_assets.store import storage
 
 MERGE_BYTES = 32 << 20
-"""Uncompressed bytes that are merged at a time: the largest segment, and the bound of memory."""
+"""Uncompressed bytes that are merged at a time. This bounds the size of a segment, and memory."""
 _SMALL_BYTES = 4 << 20
-"""Files of fewer uncompressed bytes are merged. A busy stream is written in larger ones: to write all of it once more
-costs as much as to receive it, and saves few openings of files."""
+"""Files with fewer uncompressed bytes are merged. A busy stream is written in larger files. Merging those would cost as
+much as receiving the stream, and would save few file openings."""
 _NOTES = pa.array([SUMMARY, FACTS, "R", "Y"])
 
 
 def compact(log: ChangeLog, span: LsnRange) -> int:
-    """Merge the small files of whole batches within a closed range; returns how many files that saves.
+    """Merge the small files of whole batches within a closed range. Returns how many files this saves.
 
-    Raises LogConflict if another compaction took the same files; nothing is changed then.
+    Raises LogConflict, and changes nothing, if another compaction took the same files.
     """
     inside = [s for s in log.all_segments() if s.first_batch_end > span.start and s.batch_end <= span.end]
     removed: list[Segment] = []
@@ -60,10 +61,10 @@ def compact(log: ChangeLog, span: LsnRange) -> int:
 
 
 def forget(log: ChangeLog, upto: Lsn) -> int:
-    """Cut the log off at ``upto``, a boundary that no file reaches over; returns how many files that removes.
+    """Cut the log off at ``upto``, a boundary that is inside no file's range. Returns how many files this removes.
 
-    The caller knows that no consumer needs what lies before. The log's start moves in the same commit. The
-    files' bytes go with the next :func:`sweep_log`.
+    The caller ensures that no consumer needs anything below ``upto``. The log's start moves in the same commit. The
+    next :func:`sweep_log` deletes the files themselves.
     """
     segments = log.all_segments()
     if any(segment.first_batch_end <= upto < segment.batch_end for segment in segments):
@@ -75,15 +76,16 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
 
 
 def sweep_log(log: ChangeLog, grace: timedelta) -> int:
-    """Delete the files that no version needs that was the newest within ``grace``; returns how many.
+    """Delete the files that are not in any version that was the newest within ``grace``. Returns how many.
 
-    A segment of a long transaction is written early, and only moved into the folder right before its commit.
+    Segments of long transactions are safe: they are written early, but moved into the folder only right before their
+    commit.
     """
     return sweep(log.path, grace)
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Neighbouring files that are worth merging, each group of bounded size in memory."""
+    """Groups of neighbouring files that are worth merging. Each group has a bounded size in memory."""
     ordered = sorted(segments, key=lambda segment: segment.batch_end)
     return neighbours(ordered, lambda segment: _uncompressed(segment.path), largest=_SMALL_BYTES, full=MERGE_BYTES)
 
@@ -94,12 +96,12 @@ def _uncompressed(path: Location) -> int:
 
 
 def _merged(folder: Location, group: Sequence[Segment]) -> list[FileReport]:
-    # Checked as they are read: damage must not become the content of a sound file. Filled, too: a file of several
-    # transactions has no tags that are true of all its rows.
+    # Files are checked when read, so that damage does not become the content of a sound file. Late facts are filled in,
+    # because the merged file has rows of several transactions, and tags hold for all rows of a file.
     table = pa.concat_tables(read_rows(segment.file) for segment in group).combine_chunks()
     is_note = pc.is_in(table["kind"], value_set=_NOTES)
     notes, rows = table.filter(is_note), table.filter(pc.invert(is_note))
-    # Stable: within a relation rows keep the order of their batches, which is that of commits.
+    # A stable sort: within a relation, rows keep the order of their batches, which is commit order.
     order = np.argsort(pc.fill_null(rows["relation_id"], -1).to_numpy(), kind="stable")
     rows = rows.take(pa.array(order)).combine_chunks()
     alone, shared = _split(rows)
@@ -112,7 +114,8 @@ def _merged(folder: Location, group: Sequence[Segment]) -> list[FileReport]:
 
 
 def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
-    """Relations with a large share alone, the others together; ``rows`` is sorted by relation."""
+    """Splits rows like :func:`pgcdc_assets.log.segment.clustered`: each relation with a large share, and all other rows
+    together. ``rows`` is sorted by relation."""
     relation_id = pc.fill_null(rows["relation_id"], -1).to_numpy()
     starts = np.flatnonzero(np.diff(relation_id, prepend=relation_id[:1] - 1))
     ends = np.append(starts[1:], len(relation_id))
@@ -128,7 +131,8 @@ def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
 def _replace(
     log: ChangeLog, removed: Sequence[Segment], added: Sequence[FileReport], positions: Mapping[str, int]
 ) -> None:
-    """Make one commit, on a version that has all files that go: another process may have removed some of them."""
+    """Make one commit, on a version that still has all files to remove, because another process may have removed
+    some."""
     storage.settle([log.path])
     passed(FaultPoint.LOG_FILES_REPLACING)
     for _ in range(ATTEMPTS):
@@ -140,7 +144,7 @@ def _replace(
             gone = [live[segment.path.name] for segment in removed]
             replace_files(version, gone, added, positions, changes=False, optional=OPTIONAL)
         except CommitLost:
-            # The receiver commits as well: try again.
+            # The receiver also commits: try again.
             continue
         passed(FaultPoint.LOG_FILES_REPLACED)
         settle([log.path])

@@ -1,8 +1,8 @@
-"""Decodes row messages by column: whole Arrow arrays of I, U or D at once, without a Python loop over rows.
+"""Decodes row messages by column: a whole Arrow array of I, U or D messages at once, without a Python loop over rows.
 
-Each row has its own cursor into the payload buffer. A step reads the same thing of all rows (a letter, a count, one
-column) and moves every cursor, so tuples of different shapes are decoded together. Layouts and refusals are those of
-:mod:`pgcdc_assets.protocol.decode`; a property test ensures that both are equal.
+Each row has its own cursor into the payload buffer. A step reads the same item of all rows (a letter, a count, one
+column) and moves every cursor, so tuples of different shapes are decoded together. This module accepts and rejects the
+same messages as :mod:`pgcdc_assets.protocol.decode`; a property test ensures this.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from pgcdc_assets.protocol.text.encoded import NotText, decoded
 from pgcdc_assets.protocol.text.slices import gathered
 
 PIECE_BYTES: Final = 1 << 30
-"""Bytes of payload decoded at once, because Arrow's string offsets have 31 bits. A message of PostgreSQL's is below 1
+"""Bytes of payload decoded at once, because Arrow's string offsets have 31 bits. A PostgreSQL message is smaller than 1
 GiB."""
 
 
 class UndecodedValue(ProtocolError):
-    """A value that is no text in the source's encoding: in this row of the payload, in this place of its tuple."""
+    """A value is not text in the source's encoding. ``row`` is its row in the payload, ``column`` its place in the
+    tuple."""
 
     def __init__(self, what: str, *, lsn: Lsn | None = None, row: int = 0, column: int = 0) -> None:
         super().__init__(what, lsn=lsn)
@@ -38,16 +39,16 @@ class UndecodedValue(ProtocolError):
 
 @dataclass(frozen=True)
 class Images:
-    """Row images of one sort, as columns."""
+    """Row images of one kind, as columns."""
 
     image: Image
-    """New tuple, whole old tuple, or the key columns of the old tuple (in which the others are absent)."""
+    """New tuple, whole old tuple, or the key columns of the old tuple (the other columns are then absent)."""
     rows: Ints
     """The row of the payload that each image comes from, ascending."""
     text: list[pa.StringArray]
     """By column: the text form; NULL for NULL, unchanged or absent."""
     unchanged: list[Bools | None]
-    """By column: which values were not sent because they are unchanged TOAST; None where all were sent."""
+    """By column: which values were not sent because they are unchanged TOAST; None if all values were sent."""
 
 
 def images(
@@ -62,11 +63,13 @@ def images(
 ) -> list[Images]:
     """Decode ``payload`` (binary or large_binary, all of one kind and relation with this many columns).
 
-    ``encoding``: of the texts. With ``shown``, bytes that are no text are written as :meth:`Encoding.shown` does.
+    ``encoding`` is the encoding of the texts. With ``shown``, bytes that are not text are written as by
+    :meth:`Encoding.shown`.
 
-    An update with an old tuple gives an image of each. Images of one sort come as one item per ``piece_bytes`` of
-    payload and chunk, items of one chunk together. Raises ProtocolError for the first row that the scalar decoder
-    would refuse or that has another number of columns; ``lsns`` (one per row) lets it name the LSN.
+    An update with an old tuple gives two images. Each chunk of the payload is decoded in pieces of ``piece_bytes``, and
+    each piece gives one :class:`Images` per kind of image. Raises ProtocolError for the first row that the scalar
+    decoder would reject, or that has another number of columns; the error names the LSN if ``lsns`` (one per row) is
+    given.
     """
     found: list[Images] = []
     first = 0
@@ -85,7 +88,7 @@ def _pieces(payload: pa.Array | pa.ChunkedArray, most: int) -> Iterator[pa.Array
         ends = _offsets(chunk)
         at = 0
         while at < len(chunk):
-            # At least one row, whatever its size.
+            # At least one row, of any size.
             stop = max(int(np.searchsorted(ends, ends[at] + most, side="right")) - 1, at + 1)
             yield chunk.slice(at, stop - at)
             at = stop
@@ -99,7 +102,7 @@ def _offsets(array: pa.Array) -> Ints:
 
 
 class _Walk:
-    """The cursors over one piece of payload, of fewer bytes than 31 bits can count."""
+    """The cursors over one piece of payload, which is smaller than 2 GiB."""
 
     def __init__(
         self, payload: pa.Array, kind: RowKind, columns: int, first: int, lsns: pa.Array | pa.ChunkedArray | None,
@@ -111,7 +114,7 @@ class _Walk:
             raise ProtocolError("a message of 2 GiB or more, which no server sends")
         self.kind, self.columns, self.first, self.lsns = kind, columns, first, lsns
         self.encoding, self.shown = encoding, shown
-        # Eight bytes follow the end, so that a word can be read at any cursor.
+        # Eight bytes of padding follow the end, so that a word can be read at any cursor.
         self.data = np.zeros(stop - start + 8, np.uint8)
         if stop > start:
             self.data[:-8] = np.frombuffer(payload.buffers()[2], np.uint8)[start:stop]
@@ -134,13 +137,13 @@ class _Walk:
             found += self._tuples("K", np.flatnonzero(letters == ord("K")))
             found += self._tuples("O", np.flatnonzero(letters == ord("O")))
         if self.kind != "D":
-            # After the old tuple, if there was one: the cursor decides, not the first letter.
+            # Read at the cursor, because an old tuple may come before the new tuple.
             found += self._tuples("N", None)
         self._require(self.at == self.ends, None, "with bytes behind its end")
         return found
 
     def _tuples(self, image: Image, rows: Ints | None) -> list[Images]:
-        """Walk the tuples that start at the cursors of these rows (None: of all)."""
+        """Decode the tuples that start at the cursors of these rows (None: of all rows)."""
         if rows is not None and len(rows) == 0:
             return []
         head = self._read(rows)
@@ -196,7 +199,7 @@ class _Walk:
         return self.words[self._cursor(rows)].astype(np.int64)
 
     def _move(self, rows: Ints | None, to: Ints, what: str) -> None:
-        """Move the cursors. Each is then inside its row or at its end, so reads need no check of their own."""
+        """Move the cursors. Each cursor is then inside its row or at the row's end, so reads need no further check."""
         self._require(to <= (self.ends if rows is None else self.ends[rows]), rows, what)
         if rows is None:
             self.at = to

@@ -1,9 +1,10 @@
-"""Finds the data messages of a connection in bytes as they arrived.
+"""Finds the data messages of a connection in the received bytes.
 
-"Message Formats": a message is a byte of kind and a big-endian length that counts itself, so each tells where the next
-one begins. Following them one by one costs a step of the interpreter for each. Here all places that look like the
-beginning of a message are found at once, and those are kept that follow one another from the first byte on: the bytes
-of a value can look like a beginning, but no message ends right before them.
+"Message Formats": a message begins with a byte of kind and a big-endian length that counts itself, so each message says
+where the next message begins. Following the messages one by one costs one step of the interpreter per message. This
+module instead finds all places that look like the beginning of a message at once. It keeps the places that form a chain
+from the first byte: each message ends where the next message begins. The bytes of a value can look like a beginning,
+but no message ends right in front of them.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ HEADER: Final = 5
 """Bytes of kind and length."""
 _DATA: Final = ord("d")
 _ALONE: Final = 1 << 20
-"""A message of this many bytes is handed on by itself."""
+"""A message of at least this many bytes is returned alone."""
 _PAIR: Final = _DATA
 """The kind and the zero byte after it, as a little-endian number."""
 
 
 def data_messages(octets: Octets) -> tuple[Ints, Ints]:
-    """Starts and ends of whole data messages at the front: up to one of another kind, or a very large one alone."""
+    """Starts and ends of the whole data messages at the front, up to a message of another kind. A very large message is
+    returned alone."""
     end = _end(octets, 0)
     if end is None:
-        # Nothing after it is looked at: the message may be large, and come in thousands of pieces.
+        # Do not search the bytes: the message may be large, and arrive in thousands of pieces.
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     if end >= _ALONE:
         return np.array([0]), np.array([end])
@@ -55,11 +57,10 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
 
 
 def _look_alikes(octets: Octets) -> Ints:
-    """Places where the kind is followed by two zero bytes, because few messages are larger than 64 KiB and little else
-    looks like that."""
+    """Places where two zero bytes follow the kind. Few messages are larger than 64 KiB, and few other bytes look like
+    this."""
     last = len(octets) - HEADER
-    # Searched in pairs of bytes, from the first and from the second byte on, because one byte alone occurs in every
-    # text.
+    # Search for pairs of bytes, at even and at odd places, because the kind's byte alone occurs in every text.
     even, odd = octets[: 2 * (last // 2 + 1)].view("<u2"), octets[1 : 1 + 2 * ((last + 1) // 2)].view("<u2")
     places = np.concatenate((2 * np.flatnonzero(even == _PAIR), 2 * np.flatnonzero(odd == _PAIR) + 1))
     places.sort(kind="stable")
@@ -68,7 +69,7 @@ def _look_alikes(octets: Octets) -> Ints:
 
 
 def _end(octets: Octets, at: int) -> int | None:
-    """The end of the data message that begins at ``at``; None if there is no whole one."""
+    """The end of the data message that begins at ``at``; None if no whole data message begins there."""
     if at + HEADER > len(octets) or octets[at] != _DATA:
         return None
     end = int(_ends(octets, np.array([at]))[0])

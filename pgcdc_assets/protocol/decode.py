@@ -1,7 +1,7 @@
 """Decodes one message of protocol version 1 at a time: the reference decoder, and the one for control messages.
 
-Their layouts stand in :mod:`pgcdc_assets.protocol.layouts`. What later versions add is read in
-:mod:`pgcdc_assets.protocol.streamed`.
+:mod:`pgcdc_assets.protocol.layouts` defines the layouts. :mod:`pgcdc_assets.protocol.streamed` decodes what later
+versions add.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _TYPE_OF_COLUMN = Struct("!Ii")
 
 
 def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
-    """The message in ``payload``; ``lsn`` is its position in the WAL, and only used in errors.
+    """The message in ``payload``. ``lsn`` is its position in the WAL, used only in errors.
 
-    Raises ProtocolError, with kind and LSN, for whatever is truncated, malformed, unknown or followed
-    by bytes that do not belong to it.
+    Raises ProtocolError, with kind and LSN, for a message that is truncated, malformed, of unknown kind, or followed by
+    bytes that do not belong to it.
     """
     return MessageReader(payload, lsn).whole(READERS, "its kind is unknown to protocol version 1")
 
@@ -59,7 +59,7 @@ class MessageReader:
     __slots__ = ("at", "lsn", "payload")
 
     def __init__(self, payload: bytes, lsn: Lsn) -> None:
-        """The cursor stands behind the letter. ProtocolError where there is none."""
+        """Starts with the cursor right after the letter. Raises ProtocolError for an empty message."""
         if not payload:
             raise ProtocolError("empty message", lsn=lsn)
         self.payload = payload
@@ -67,7 +67,7 @@ class MessageReader:
         self.at = 1
 
     def whole(self, readers: Mapping[int, Callable[[MessageReader], MessageT]], otherwise: str) -> MessageT:
-        """Read to the end of the message; ``otherwise`` says what is wrong where no reader is for its kind."""
+        """Read the whole message; ``otherwise`` is the error's text if there is no reader for its kind."""
         read = readers.get(self.payload[0])
         if read is None:
             self.fail(otherwise)
@@ -122,7 +122,7 @@ class MessageReader:
         return self.known(self.number(_U8), known)
 
     def known(self, flags: int, known: int) -> int:
-        """The flags, if all of them are known."""
+        """The flags. Raises ProtocolError if any flag is unknown."""
         if flags & ~known:
             self.fail(f"unknown flags {flags:#x}")
         return flags

@@ -1,6 +1,6 @@
 """Frames of the streaming replication protocol, inside CopyData.
 
-Their layouts stand in :mod:`pgcdc_assets.protocol.layouts`. Times here are the protocol's own clock: microseconds since
+:mod:`pgcdc_assets.protocol.layouts` defines the layouts. Times here are in the protocol's own clock: microseconds since
 2000-01-01 UTC.
 """
 
@@ -20,7 +20,7 @@ from pgcdc_assets.protocol.layouts import KEEPALIVE, STATUS, FrameKind
 
 @dataclass(frozen=True)
 class FrameBlock:
-    """Consecutive frames in one piece of memory, with the place of each."""
+    """Consecutive frames in one piece of memory, with the place of each frame."""
 
     raw: bytes
     offsets: NDArray[np.int64]
@@ -45,13 +45,13 @@ class FrameBlock:
 
 class Keepalive(NamedTuple):
     wal_end: Lsn
-    """All that lies before it has been sent."""
+    """Everything below this LSN has been sent."""
     sent_at: int
     reply_requested: bool
 
 
 def keepalive(frame: bytes) -> Keepalive:
-    """Read a ``k`` frame; ProtocolError if it is not one, or of another length."""
+    """Read a ``k`` frame. Raises ProtocolError for a frame of another kind or length."""
     if _kind(frame) != FrameKind.KEEPALIVE or len(frame) != KEEPALIVE.size:
         raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is no keepalive")
     wal_end, sent_at, reply = KEEPALIVE.struct.unpack_from(frame, 1)
@@ -64,7 +64,7 @@ def keepalive_frame(wal_end: int) -> bytes:
 
 
 def status_update(write: int, flush: int, apply: int, now: int, reply: bool) -> bytes:
-    """An ``r`` frame. ``now`` is the protocol's clock (since 2000); ``reply`` asks for a keepalive at once."""
+    """An ``r`` frame. ``now`` is in the protocol's clock (since 2000); ``reply`` asks for an immediate keepalive."""
     return bytes([FrameKind.STATUS]) + STATUS.struct.pack(write, flush, apply, now, reply)
 
 

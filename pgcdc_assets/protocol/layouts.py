@@ -1,6 +1,6 @@
 """Defines the wire format once: letters, fixed-width fields and the clock of the replication protocol and of pgoutput.
 
-After "Streaming Replication Protocol" and "Logical Replication Message Formats" of PostgreSQL's documentation.
+Source: "Streaming Replication Protocol" and "Logical Replication Message Formats" in PostgreSQL's documentation.
 Integers are big-endian, strings end in NUL, times are microseconds since 2000-01-01 UTC. Frames, inside CopyData:
 
     w  XLogData                 lsn start, lsn wal_end, time sent_at, then a message
@@ -23,8 +23,8 @@ Messages of protocol version 1:
 
     tuple                u16 n, n x ('n' | 'u' | 't' u32 length, text | 'b' u32 length, binary)
 
-Version 2 adds streamed transactions, in whose blocks R, Y, I, U, D, T and M carry ``u32 xid`` after their letter.
-Version 3 adds two-phase commit, version 4 two fields to the stream abort where streaming is parallel:
+Version 2 adds streamed transactions; in their blocks R, Y, I, U, D, T and M carry ``u32 xid`` after their letter.
+Version 3 adds two-phase commit. Version 4 adds two fields to the stream abort, if streaming is parallel:
 
     S  stream start      u32 xid, u8 first segment
     E  stream stop
@@ -57,8 +57,8 @@ class FrameKind(IntEnum):
     KEEPALIVE = ord("k")
     STATUS = ord("r")
     ROW = 8
-    """Not part of the protocol: a row of the SQL functions that is read as XLogData. This byte is the length of its
-    LSN."""
+    """Not part of the protocol: a row that the SQL functions returned, read as XLogData. This byte is the length of the
+    row's LSN."""
 
 
 class MessageKind(IntEnum):
@@ -95,15 +95,15 @@ TABLE_CHANGES: Final = (*ROWS, MessageKind.TRUNCATE)
 CHANGES: Final = (*TABLE_CHANGES, MessageKind.MESSAGE)
 """The messages that ``tx_ordinal`` counts."""
 CONTENT: Final = (*CHANGES, MessageKind.RELATION, MessageKind.TYPE, MessageKind.ORIGIN)
-"""What stands between the beginning and the end of a transaction or of a stream's block."""
+"""The messages that can come between the beginning and the end of a transaction or of a stream's block."""
 CARRY_XID: Final = (*CHANGES, MessageKind.RELATION, MessageKind.TYPE)
-"""What carries an xid after its letter within a stream's block: all of CONTENT but Origin."""
+"""The messages that carry an xid after their letter within a stream's block: all of CONTENT except Origin."""
 BRACKETS: Final = {
     MessageKind.BEGIN: MessageKind.COMMIT,
     MessageKind.BEGIN_PREPARE: MessageKind.PREPARE,
     MessageKind.STREAM_START: MessageKind.STREAM_STOP,
 }
-"""What begins a transaction or a block, and what ends it. None of them stands within another."""
+"""The messages that begin a transaction or a block, each with the message that ends it. They are never nested."""
 BETWEEN: Final = (
     MessageKind.STREAM_COMMIT,
     MessageKind.STREAM_ABORT,
@@ -112,11 +112,11 @@ BETWEEN: Final = (
     MessageKind.ROLLBACK_PREPARED,
     MessageKind.MESSAGE,
 )
-"""What stands outside of all brackets. A logical message does where it is not transactional."""
+"""The messages that can come outside of all brackets. A logical message only does if it is not transactional."""
 
 RowKind = Literal["I", "U", "D"]
 Image = Literal["N", "O", "K"]
-"""New tuple, whole old tuple, or old tuple with the columns of the replica identity alone."""
+"""New tuple, whole old tuple, or old tuple with only the columns of the replica identity."""
 IDENTITIES: Final = "dnfi"
 """Replica identity of a relation: default, nothing, full, index."""
 NULL, UNCHANGED, TEXT, BINARY = (ord(letter) for letter in "nutb")
@@ -127,9 +127,9 @@ class Field(NamedTuple):
     """A fixed-width integer, for one message at a time and for many at once."""
 
     code: str
-    """The code of :mod:`struct`."""
+    """The format code for :mod:`struct`."""
     dtype: str
-    """The dtype of numpy. LSNs are signed there, so that sums with other arrays stay integers; no real LSN needs 64
+    """The numpy dtype. LSNs are signed in numpy, so that sums with other arrays stay integers; no real LSN needs 64
     bits."""
 
 
@@ -149,17 +149,17 @@ class WireLayout:
 
     @property
     def size(self) -> int:
-        """Number of bytes, including the kind's."""
+        """Number of bytes, including the byte of the kind."""
         return self.dtype.itemsize
 
     def at(self, name: str) -> int:
-        """Offset of a field from the kind."""
+        """Offset of a field from the byte of the kind."""
         assert self.dtype.fields is not None
         return int(self.dtype.fields[name][1])
 
 
 XLOG_DATA: Final = WireLayout(start=LSN, wal_end=LSN, sent_at=TIME)
-"""25 bytes before the message. ``start`` is never progress: 0/0 for R and Y, first_lsn for B."""
+"""The 25 bytes before the message. Never use ``start`` as progress: it is 0/0 for R and Y, and first_lsn for B."""
 KEEPALIVE: Final = WireLayout(wal_end=LSN, sent_at=TIME, reply_requested=U8)
 STATUS: Final = WireLayout(write=LSN, flush=LSN, apply=LSN, now=TIME, reply_requested=U8)
 
@@ -172,14 +172,14 @@ TRUNCATE: Final = WireLayout(count=U32, flags=U8)
 MESSAGE: Final = WireLayout(flags=U8, lsn=LSN)
 STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32)
 PARALLEL_STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32, abort_lsn=LSN, abort_ts=TIME)
-"""Where streaming is parallel: on every Stream Abort of that connection."""
+"""The layout of every Stream Abort of a connection whose streaming is parallel."""
 STREAM_START: Final = WireLayout(xid=U32, first=U8)
 STREAM_COMMIT: Final = WireLayout(xid=U32, flags=U8, commit_lsn=LSN, end_lsn=LSN, commit_ts=TIME)
 XID: Final = WireLayout(xid=U32)
-"""Of the messages that carry an xid in a stream's block."""
+"""The first field of messages that carry an xid in a stream's block."""
 BEGIN_PREPARE: Final = WireLayout(prepare_lsn=LSN, end_lsn=LSN, prepare_ts=TIME, xid=U32)
 PREPARE: Final = WireLayout(flags=U8, prepare_lsn=LSN, end_lsn=LSN, prepare_ts=TIME, xid=U32)
-"""Of a stream prepare, too."""
+"""Also the layout of a stream prepare."""
 COMMIT_PREPARED: Final = WireLayout(flags=U8, commit_lsn=LSN, end_lsn=LSN, commit_ts=TIME, xid=U32)
 ROLLBACK_PREPARED: Final = WireLayout(
     flags=U8, prepare_end_lsn=LSN, rollback_end_lsn=LSN, prepare_ts=TIME, rollback_ts=TIME, xid=U32

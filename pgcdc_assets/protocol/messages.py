@@ -1,8 +1,8 @@
-"""The messages of pgoutput: those of protocol version 1, then what versions 2 to 4 add.
+"""The messages of pgoutput: first the messages of protocol version 1, then the messages that versions 2 to 4 add.
 
-Names and fields are those of PostgreSQL's "Logical Replication Message Formats"; LSNs are
-:class:`Lsn`, times are microseconds since 1970-01-01 UTC, texts are decoded from UTF-8. In a name, bytes that are
-none stand as :meth:`Encoding.shown` has them: the server's encoding may be another.
+Names and fields are as in PostgreSQL's "Logical Replication Message Formats". LSNs are :class:`Lsn`, times are
+microseconds since 1970-01-01 UTC, and texts are decoded from UTF-8. The server's encoding may not be UTF-8, so bytes of
+a name that are not UTF-8 are written as by :meth:`Encoding.shown`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pgcdc_assets.core.lsn import Lsn
 
 
 class Unchanged(Enum):
-    """The one mark of a TOAST value that the server did not send because it did not change (``u``)."""
+    """Marks a TOAST value that the server did not send because it did not change (``u``)."""
 
     UNCHANGED = "u"
 
@@ -31,7 +31,8 @@ Value = str | Unchanged | None
 """One column of a row image: its text form, NULL, or not sent."""
 TupleData = tuple[Value, ...]
 OldKind = Literal["K", "O"]
-"""What an old tuple holds: the columns of the replica identity (others NULL, that is absent), or all."""
+"""What an old tuple holds: ``K`` only the columns of the replica identity (the other columns are NULL, which means
+absent), ``O`` all columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
     key: bool
-    """Part of the replica identity; under FULL every column is."""
+    """Whether the column is part of the replica identity. Under FULL every column is."""
     name: str
     type_oid: int
     typmod: int
@@ -77,7 +78,7 @@ class Relation:
     columns: tuple[RelationColumn, ...]
 
     def reread(self, encoding: Encoding) -> Relation:
-        """With the names as they are in the server's encoding."""
+        """The same message, with its names decoded in the server's encoding."""
         columns = tuple(replace(column, name=encoding.reread(column.name)) for column in self.columns)
         schema, name = encoding.reread(self.schema), encoding.reread(self.name)
         return replace(self, schema=schema, name=name, columns=columns)
@@ -85,7 +86,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type that is not built in. For a domain: its own OID under the name of its base type."""
+    """A type that is not built in. For a domain: the domain's OID, with the name of its base type."""
 
     type_oid: int
     schema: str
@@ -122,7 +123,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """A message of ``pg_logical_emit_message``: kind ``M``. If it is not transactional, it may come between
+    """A message of ``pg_logical_emit_message``: kind ``M``. A message that is not transactional may come between
     transactions."""
 
     transactional: bool
@@ -135,45 +136,48 @@ class LogicalMessage:
 class StreamAbort:
     """The rollback of a streamed transaction (``subxid`` is ``xid``), or of one of its subtransactions.
 
-    A released subtransaction of one that is rolled back gets its own. One for a transaction of which no block came
-    means nothing: PostgreSQL 18 sends it, to protocol version 1 too, once per subtransaction of a transaction that
-    outgrew ``logical_decoding_work_mem`` and was already rolled back when it was decoded.
+    If a subtransaction is rolled back, each subtransaction that was released into it gets its own Stream Abort. A
+    Stream Abort of a transaction of which no block came has no meaning. PostgreSQL 18 sends it, to protocol version 1
+    too, once per subtransaction of a transaction that outgrew ``logical_decoding_work_mem`` and was already rolled back
+    when it was decoded.
     """
 
     xid: int
     subxid: int
     abort_lsn: Lsn | None = None
     abort_ts: int | None = None
-    """Both only where streaming is parallel. Where the transaction has an origin, the time is the origin's."""
+    """``abort_lsn`` and ``abort_ts`` are sent only if streaming is parallel. If the transaction has an origin, the time
+    is from the origin's clock."""
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is left of the transaction."""
+        """Whether the whole transaction is rolled back."""
         return self.subxid == self.xid
 
 
 Message = Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | LogicalMessage | StreamAbort
-"""What protocol version 1 sends."""
+"""All messages of protocol version 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """A block of a transaction that is still in progress begins."""
+    """The beginning of a block of a transaction that is still in progress."""
 
     xid: int
-    """Of the top transaction."""
+    """The xid of the top transaction."""
     first: bool
-    """What came of this xid before is void: a new decoder sends the transaction again from its start."""
+    """The first block of this xid. Any earlier blocks of the xid are void: a new decoder sends the transaction again
+    from its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStop:
-    """The block ends."""
+    """The end of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """The blocks of a transaction, less its aborted subtransactions, are one that commits here."""
+    """The commit of a streamed transaction: its blocks, without the aborted subtransactions."""
 
     xid: int
     flags: int
@@ -185,10 +189,10 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class BeginPrepare:
-    """In place of Begin, where a transaction is sent as it is prepared."""
+    """Replaces Begin if a transaction is sent at its PREPARE."""
 
     prepare_lsn: Lsn
-    """Start of the PREPARE's record."""
+    """Start of the PREPARE record."""
     end_lsn: Lsn
     prepare_ts: int
     xid: int
@@ -197,7 +201,8 @@ class BeginPrepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """In place of Commit. Its content is never sent again once ``end_lsn`` is confirmed."""
+    """Replaces Commit if a transaction is sent at its PREPARE. The content is never sent again once ``end_lsn`` is
+    confirmed."""
 
     flags: int
     prepare_lsn: Lsn
@@ -209,7 +214,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class StreamPrepare:
-    """As Prepare, of a transaction whose content came in blocks."""
+    """Like Prepare, for a transaction whose content came in blocks."""
 
     flags: int
     prepare_lsn: Lsn
@@ -221,7 +226,7 @@ class StreamPrepare:
 
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """COMMIT PREPARED: the transaction belongs where this commits."""
+    """COMMIT PREPARED. The transaction's place in commit order is this commit, not its PREPARE."""
 
     flags: int
     commit_lsn: Lsn
@@ -233,11 +238,11 @@ class CommitPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """ROLLBACK PREPARED. It may come for a prepare that was never sent."""
+    """ROLLBACK PREPARED. It may come for a transaction whose PREPARE was never sent."""
 
     flags: int
     prepare_end_lsn: Lsn
-    """Tells apart the prepares of one gid, which may be used again."""
+    """Identifies the PREPARE, because a gid may be used again."""
     rollback_end_lsn: Lsn
     prepare_ts: int
     rollback_ts: int
@@ -248,4 +253,4 @@ class RollbackPrepared:
 StreamMessage = StreamStart | StreamStop | StreamCommit
 TwoPhaseMessage = BeginPrepare | Prepare | StreamPrepare | CommitPrepared | RollbackPrepared
 AnyMessage = Message | StreamMessage | TwoPhaseMessage
-"""What any version sends."""
+"""All messages of all versions."""

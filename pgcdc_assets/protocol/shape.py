@@ -1,5 +1,5 @@
-"""The shape of a relation, by which its rows are decoded: what its Relation message says, and what only the catalog
-knows.
+"""The shape of a relation, which decides how its rows are decoded: its Relation message, and facts that only the
+catalog has.
 
 The stream lacks attribute numbers, keys, the base types of domains and the element types of arrays. The log carries
 these facts with the Relation messages, so a shape can be made from the log alone.
@@ -21,22 +21,21 @@ from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Relation, RelationColumn
 
 TEXT = PgType(oid=25, name="text")
-"""The type as which a column of an unknown type is read: the text that PostgreSQL wrote."""
+"""The type used to read a column of an unknown type: the text that PostgreSQL wrote."""
 
 
 @dataclass(frozen=True)
 class RelationFacts:
-    """What the catalog said when the Relation message came. ``table`` is None if the catalog no longer had the
-    relation."""
+    """What the catalog showed when the Relation message came. ``table`` is None if the relation was already dropped."""
 
     table: Table | None
     types: dict[int, PgType] = field(default_factory=dict)
     """The types of the message's columns by OID, resolved (domains, arrays), with typmod -1."""
     encoding: str = UTF8.name
-    """The encoding of all texts of the stream: the server's own, where we can read it."""
+    """The encoding of all texts of the stream. This is the server's own encoding, if we can read it."""
 
     def to_json(self) -> dict[str, Any]:
-        """The form stored in the log; the OIDs are texts there."""
+        """The form stored in the log, in which the OIDs are texts."""
         return {
             "table": self.table.to_json() if self.table else None,
             "types": {str(oid): asdict(self.types[oid]) for oid in sorted(self.types)},
@@ -50,7 +49,7 @@ class RelationFacts:
         return cls(table, types, data.get("encoding", UTF8.name))
 
     def without_volatile(self) -> Self:
-        """The facts without storage numbers and estimates, which change while the decoding does not."""
+        """The facts without storage numbers and estimates, because these change without a change in decoding."""
         return replace(self, table=self.table.without_volatile()) if self.table else self
 
 
@@ -58,38 +57,38 @@ class RelationFacts:
 class ShapeColumn:
     name: str
     attnum: int | None
-    """None if the catalog no longer had a column of this name and type."""
+    """None if the catalog had no column of this name and type any more."""
     type: PgType
     key: bool
-    """The Relation message's flag: part of the replica identity; under FULL every column is."""
+    """The Relation message's flag: the column is part of the replica identity. Under FULL every column is."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A relation as it is valid for some rows: columns in the order of its tuples."""
+    """A relation as it was for some of its rows. The columns are in the order of the tuples."""
 
     schema_id: int
     relation_id: int
     table: TableName
-    """The relation's name in the Relation message: its name at that place of the stream."""
+    """The relation's name in the Relation message, which is its name at that point of the stream."""
     columns: tuple[ShapeColumn, ...]
     replica_identity: ReplicaIdentity
     key: tuple[str, ...]
     """Names of the mirror's key columns."""
     catalog_name: TableName | None = None
-    """The relation's name in the catalog when that was asked, after the message; None if the catalog no longer had
-    it."""
+    """The relation's name when the catalog was read, after the message. None if the relation was already dropped."""
     root: TableName | None = None
-    """For a leaf partition: its root then. Like all facts of the catalog, it may be newer than the message."""
+    """For a leaf partition: its root when the catalog was read. Like all facts of the catalog, this may be newer than
+    the message."""
     root_oid: int | None = None
     attnums: frozenset[int] = frozenset()
-    """attnums of the columns that the relation had then, whatever their names were."""
+    """attnums of the published columns that the relation had when the catalog was read, under any name."""
     live: frozenset[int] = frozenset()
-    """The same, also of columns that are not published; empty if nothing tells."""
+    """Like ``attnums``, with unpublished columns included. Empty if they are not known."""
     key_attnums: tuple[int, ...] = ()
     """attnums of the mirror's key columns."""
     encoding: str = UTF8.name
-    """As of :attr:`RelationFacts.encoding`."""
+    """See :attr:`RelationFacts.encoding`."""
 
     @classmethod
     def resolve(cls, relation_payload: bytes, facts: RelationFacts, lsn: Lsn = ZERO) -> Self:
@@ -118,20 +117,21 @@ class Shape:
 
     @property
     def told_key(self) -> tuple[ShapeColumn, ...]:
-        """The columns of the primary key, if the message itself tells them: under the default identity it flags these.
-        The catalog, which was asked later, may have had another key by then. Empty if it does not."""
+        """The columns of the primary key, if the message itself flags them, as it does under the default identity. The
+        catalog was read later, and may already show another key. Empty for any other identity."""
         return tuple(column for column in self.columns if column.key) if self.replica_identity == "d" else ()
 
     @property
     def forgotten(self) -> bool:
-        """Whether the relation was dropped before the catalog could be asked."""
+        """Whether the relation was dropped before the catalog could be read."""
         return self.catalog_name is None
 
 
 def fingerprint(relation_payload: bytes, facts: RelationFacts) -> int:
-    """The ``schema_id`` of the log: equal exactly if the decoding is equal. A signed 64-bit integer from SHA-256."""
+    """The ``schema_id`` of the log: equal for two relation versions exactly if their rows are decoded in the same way.
+    A signed 64-bit integer from SHA-256."""
     known = json.dumps(facts.without_volatile().to_json(), sort_keys=True, separators=(",", ":"))
-    # The length keeps message and facts apart, whatever bytes the message ends with.
+    # The length separates message and facts: the hash stays unambiguous for any bytes at the end of the message.
     digest = sha256(len(relation_payload).to_bytes(8, "big") + relation_payload + known.encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -142,7 +142,7 @@ def _columns(relation: Relation, facts: RelationFacts) -> tuple[ShapeColumn, ...
 
 
 def _column(column: RelationColumn, known: Column | None, types: dict[int, PgType]) -> ShapeColumn:
-    """A catalog column of this name but another type is not the same column: the catalog is newer."""
+    """A catalog column with this name but another type is a different column: the catalog is newer than the message."""
     if known is not None and known.type.oid == column.type_oid:
         return ShapeColumn(column.name, known.attnum, replace(known.type, typmod=column.typmod), column.key)
     type_ = types.get(column.type_oid)
@@ -152,6 +152,6 @@ def _column(column: RelationColumn, known: Column | None, types: dict[int, PgTyp
 def _key(relation: Relation, table: Table | None) -> tuple[str, ...]:
     if table is not None:
         return tuple(column.name for column in table.key_columns)
-    # The catalog no longer has the table: only its identity is known, and under FULL that is not a key.
+    # The table is already dropped, so only its identity is known. Under FULL the identity is not a key.
     keyed = relation.replica_identity in ("d", "i")
     return tuple(column.name for column in relation.columns if column.key) if keyed else ()

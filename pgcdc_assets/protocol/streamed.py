@@ -1,9 +1,10 @@
-"""Messages of all versions, one at a time.
+"""Decodes messages of all protocol versions, one at a time.
 
 A transaction that is still in progress comes in blocks, from Stream Start to Stream Stop. Blocks of several
-transactions take turns; whole transactions (Begin to Commit, Begin Prepare to Prepare) and messages that are of no
-block stand between them. Within a block a message carries one xid more: that of the subtransaction which made the
-change. A transactional logical message carries the top transaction's, whichever subtransaction emitted it.
+transactions alternate. Whole transactions (Begin to Commit, Begin Prepare to Prepare), and messages outside of blocks,
+come between the blocks. Within a block each message carries an additional xid: the xid of the subtransaction that made
+the change. A transactional logical message carries the xid of the top transaction instead, even if a subtransaction
+emitted it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from pgcdc_assets.protocol.messages import (
 
 
 def decode_any(payload: bytes, lsn: Lsn = ZERO, *, parallel: bool) -> AnyMessage:
-    """A message of any version that stands outside of all blocks; as :func:`pgcdc_assets.protocol.decode.decode`.
+    """Like :func:`pgcdc_assets.protocol.decode.decode`, for a message of any version that is outside of all blocks.
 
-    ``parallel`` is whether streaming is: each Stream Abort then has two fields more.
+    ``parallel``: whether streaming is parallel. Each Stream Abort then has two more fields.
     """
     readers = _PARALLEL_READERS if parallel else _READERS
     return MessageReader(payload, lsn).whole(readers, "its kind is unknown to the protocol")

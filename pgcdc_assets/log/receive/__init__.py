@@ -1,19 +1,19 @@
-"""The receiver, a process of its own: frames from the slot into durable batches.
+"""The receiver, a separate process: turns frames from the slot into durable batches.
 
 client (parent) <-- messages --> process -> receiver -> intake
 
 messages    settings and orders in, events out
 
-client      the parent's side              process     the process: orders in, events out
-orders      as they are taken                  connections one after the other
-fallback    whether the next one may stream
+client      the parent's side              process     the process: reads orders, writes events
+orders      reads orders from the pipe         connections receives over one connection after another
+fallback    whether the next connection may stream
 
-describe    what the catalog says of relations
-receiver    the loop                       batches     what is pending, when it is cut
-                                           writing     the other thread
-intake      what frames mean for the positions         parts     what it makes of them
-streampositions  where it stands, and its goal    whole       transactions that come as a whole
-blocks      of transactions in progress    announce    which there are, for `status`
+describe    reads the catalog's facts about relations
+receiver    the loop                       batches     what is pending, and when a batch is cut
+                                           writing     the writing thread
+intake      what frames mean for the positions    parts       the results of the intake
+streampositions  the stream's positions and goal  whole       transactions that come as a whole
+blocks      blocks of transactions in progress    announce    reports transactions in progress to `status`
 choice      which frames the settings ask for
-overlap     what the server sends again is what the lake holds
+overlap     checks that what the server sends again matches the lake
 """

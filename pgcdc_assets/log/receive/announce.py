@@ -1,7 +1,7 @@
-"""Announces transactions in progress to other processes, by a file of the lake that the receiver keeps locked.
+"""Announces transactions in progress to other processes, in a file of the lake that the receiver keeps locked.
 
-The receiver alone knows them. The kernel lets the lock go when its process ends, in whatever way, so nobody reads what
-a dead receiver said. The file is held only while there are such transactions.
+Only the receiver knows these transactions. The kernel releases the lock when the receiver's process ends in any way, so
+the announcement of a dead receiver is never read. The file is locked only while there are such transactions.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from pgcdc_assets.store import lease
 from pgcdc_assets.store.base import Lease
 
 ANNOUNCE_SECONDS: Final = 1.0
-"""Between two announcements: what is received grows all the time, and a person reads it."""
+"""Seconds between two announcements. The received bytes grow all the time, and only people read them."""
 _READS: Final = 20
 _PAUSE_SECONDS: Final = 0.01
-"""The writer replaces a text within microseconds, unless the machine takes its core away in between."""
+"""The pause between two reads. The writer replaces a text within microseconds, unless the machine suspends the process
+in between."""
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """The transactions of which a receiver holds a part, and the one whose first block came first."""
+    """The transactions in progress of a receiver: totals, and the oldest transaction (its first block came first)."""
 
     number: int
     bytes: int
-    """Received of all of them, as PostgreSQL sent it, what was rolled back to a savepoint included."""
+    """Bytes received for all of them, as PostgreSQL sent them, including what was rolled back to a savepoint."""
     xid: int
     lsn: Lsn
-    """Where the oldest one's first block began."""
+    """LSN at which the oldest transaction's first block began."""
     since: datetime
     """When that block came."""
 
     @classmethod
     def of(cls, open_: TransactionsInProgress) -> Self | None:
-        """What there is to announce; None if nothing is in progress."""
+        """The announcement to make; None if nothing is in progress."""
         oldest = open_.oldest
         if oldest is None:
             return None
@@ -52,16 +53,16 @@ class Announcement:
 
     @property
     def age(self) -> timedelta:
-        """How long ago the oldest one's first block came."""
+        """How long ago the oldest transaction's first block came."""
         return max(timedelta(0), datetime.now(UTC) - self.since)
 
     def to_line(self) -> str:
-        """A text without its newline is still being written."""
+        """The announcement as one line. A text without its newline is still being written."""
         return json.dumps({**vars(self), "since": self.since.isoformat()}) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> Self | None:
-        """None for a text that is not whole, or that another version wrote."""
+        """The announcement in a line; None if the line is not whole, or was written by another version."""
         if not line.endswith("\n"):
             return None
         try:
@@ -73,7 +74,7 @@ class Announcement:
 
 
 class Announcer:
-    """The receiver's side, for one connection. A disk or store that takes no announcement stops nothing."""
+    """The receiver's side, for one connection. Errors of the disk or store do not stop the receiver."""
 
     def __init__(self, layout: Layout) -> None:
         self._place = layout.in_progress
@@ -82,7 +83,7 @@ class Announcer:
         self._due = 0.0
 
     def announce(self, open_: TransactionsInProgress) -> None:
-        """Announce them, at most once a second; take the last announcement back as soon as nothing is in progress."""
+        """Announce them, at most once a second. Withdraw the last announcement as soon as nothing is in progress."""
         if not len(open_):
             self.close()
         elif time.monotonic() >= self._due:
@@ -91,7 +92,7 @@ class Announcer:
             self._due = time.monotonic() + max(ANNOUNCE_SECONDS, pause)
 
     def close(self) -> None:
-        """Take it back."""
+        """Withdraw the announcement."""
         self._held = None
         with suppress(OSError, StoreFailed):
             self._files.close()
@@ -104,12 +105,13 @@ class Announcer:
             if self._held is not None and what is not None:
                 self._held.say(what.to_line())
                 return
-        # The receiver of a run that was killed may live, and announce, for another second.
+        # Another receiver may hold the lock: after its run was killed, a receiver may live for another second.
         self.close()
 
 
 def announced(layout: Layout) -> Announcement | None:
-    """What the living receiver of a lake announces; None if it holds no part of a transaction, or there is none."""
+    """What the running receiver of a lake announces. None if no receiver runs, or if it has no transaction in
+    progress."""
     for _ in range(_READS):
         text = lease.text_of_holder(layout.in_progress)
         if text is None:

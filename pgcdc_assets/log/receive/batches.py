@@ -1,4 +1,5 @@
-"""What is received becomes batches: what is pending, when it is cut, and what the parent is told of it."""
+"""Turns what is received into batches: holds what is pending, decides when to cut a batch, and reports to the
+parent."""
 
 from __future__ import annotations
 
@@ -20,26 +21,26 @@ from pgcdc_assets.log.spool import PendingStream
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is held or passed over before it is written, and for how long. Sizes are bytes."""
+    """Limits of size and time for what is held in memory or skipped before the log moves. Sizes are in bytes."""
 
     batch_bytes: int
     batch_seconds: float
     segment_bytes: int = SEGMENT_BYTES
     foreign_wal_bytes: int = 16 << 20
-    """WAL that holds nothing for us is released each time this much has passed: one WAL segment file."""
+    """The position moves past WAL that holds nothing for us each time this much has passed: one WAL segment file."""
     run_seconds: float = 0.05
-    """A run that is not full waits this long for more, counted from its first look."""
+    """A run that is not full waits this long for more frames, counted from its start."""
     linger_seconds: float = 0.002
     """A run that is not full waits this long for its next frame."""
     status_seconds: float = 5.0
-    """Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
+    """Seconds between status updates: a twelfth of the walsender's timeout, so that the walsender never has to ask."""
     relations_at_once: int = 500
-    """How many relations the catalog is asked about in one query: a second or two of work for a busy server, and some
+    """How many relations one catalog query asks for. This many take a busy server a second or two, and some
     megabytes."""
 
 
 class Batches:
-    """Of one connection. ``confirm`` sends a status."""
+    """The batches of one connection. ``confirm`` sends a status update."""
 
     def __init__(
         self, writer: BatchWriter, intake: Intake, reported: ReportedPositions, limits: Limits,
@@ -56,12 +57,12 @@ class Batches:
         self.writing = WritingThread(self._land, confirm)
         self._flush_now = False
         self._cut_at = time.monotonic()
-        """When transactions were last cut; at first, when the connection began."""
+        """When transactions were last cut. Initially the time when the connection began."""
         self.planned = writer.position
-        """Where the log stands once all that is cut is durable."""
+        """The log's position once everything that was cut is durable."""
 
     def flush(self) -> None:
-        """Cut as soon as the writing thread is free."""
+        """Cut a batch as soon as the writing thread is free."""
         self._flush_now = True
 
     def add(self, part: Part) -> None:
@@ -94,10 +95,10 @@ class Batches:
         return self._pending.in_memory >= self._limits.segment_bytes
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the pending transactions are cut; None if there are none.
+        """Seconds until the pending transactions are cut; None if no transaction is pending.
 
-        They are counted from the last cut, so a commit after a quiet time is cut at once, and there are never more
-        batches than one each ``batch_seconds``, unless these are full.
+        The seconds count from the last cut. So a commit after a quiet time is cut at once, and there is at most one
+        batch per ``batch_seconds``, unless batches are full.
         """
         return None if self._pending.since is None else max(0.0, self._cut_at + self._limits.batch_seconds - now)
 
@@ -110,7 +111,7 @@ class Batches:
         self._flush_now = False
 
     def cut(self) -> None:
-        """Commit everything up to the last boundary; what is prepared below it is kept before."""
+        """Commit everything up to the last boundary. Prepared transactions below the boundary are kept first."""
         end = self._positions.boundary
         for transaction, stream in self._pending.streams.take_prepared():
             self.writing.submit(partial(self._writer.keep, transaction, stream))
@@ -123,7 +124,8 @@ class Batches:
         self.planned = max(self.planned, end)
 
     def write_ahead(self) -> None:
-        """Memory is full: write segments of the batch, and spill the open transaction if it is the large one."""
+        """Memory is full: write segments of the batch, and spill the open transaction if it takes half of the
+        memory."""
         pending, state = self._pending, self._intake.transaction
         if pending.closed_in_memory:
             if pending.closed_size >= self._limits.batch_bytes:

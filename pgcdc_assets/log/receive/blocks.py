@@ -1,4 +1,4 @@
-"""Takes in the blocks of transactions in progress: which there are, and what their frames mean. No I/O."""
+"""Takes in the blocks of transactions in progress, and keeps the list of these transactions. No I/O."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Dropped:
-    """What came of this transaction counts for nothing."""
+    """Everything received of this transaction is void."""
 
     xid: int
 
 
 class Blocks:
-    """The transactions in progress of one connection. One that comes whole at its PREPARE is one until then."""
+    """The transactions in progress of one connection. A transaction that comes whole at its PREPARE is in progress from
+    Begin Prepare to Prepare."""
 
     def __init__(self, choice: Choice, relations: Relations) -> None:
         self._choice = choice
@@ -59,7 +60,7 @@ class Blocks:
         self.transactions = TransactionsInProgress()
 
     def take(self, xid: int, run: FrameRun, subxid: Ints) -> Iterator[Block | Dropped]:
-        """Frames of one transaction's blocks."""
+        """Take in frames of one transaction's blocks."""
         starts = run.at(MessageKind.STREAM_START)
         firsts = starts[run.field(starts, STREAM_START, "first") != 0].tolist()
         firsts += run.at(MessageKind.BEGIN_PREPARE).tolist()
@@ -71,7 +72,7 @@ class Blocks:
             yield self._content(xid, run.part(begin, end), subxid[begin:end])
 
     def _start(self, xid: int, run: FrameRun, index: int) -> StreamedTransaction | None:
-        """A block begins; returns what is void from here on."""
+        """A block begins. Returns an earlier transaction of this xid, which is now void."""
         message = decode_any(run.payload(index), run.lsn(index), parallel=False)
         if isinstance(message, BeginPrepare):
             self._overlays[xid] = Overlay(self._relations)
@@ -104,7 +105,8 @@ class Blocks:
         return Block(xid, overlay, BlockFrames(run, subxid), origin)
 
     def aborts(self, run: FrameRun) -> Ints:
-        """The frames of Stream Aborts of transactions that are in progress. PostgreSQL 18 sends others, too."""
+        """The frames of Stream Aborts of transactions that are in progress. PostgreSQL 18 also sends Stream Aborts of
+        transactions that it never sent."""
         found = run.at(MessageKind.STREAM_ABORT)
         if not len(found):
             return found
@@ -113,7 +115,7 @@ class Blocks:
         return found[known]
 
     def abort(self, message: StreamAbort) -> Dropped | None:
-        """A rollback, of all or of a part."""
+        """A rollback of a transaction, or of a part of it."""
         gone = self.transactions.abort(message)
         if gone is None:
             return None
@@ -123,6 +125,6 @@ class Blocks:
     def end(
         self, message: StreamCommit | StreamPrepare | Prepare, run: FrameRun, index: int
     ) -> tuple[StreamedTransaction, Overlay]:
-        """A transaction has committed or is prepared, and no longer in progress."""
+        """A transaction has committed or is prepared, so it is no longer in progress."""
         transaction = self.transactions.end(message, run.lsn(index))
         return transaction, self._overlays.pop(message.xid)

@@ -1,7 +1,7 @@
-"""Decides which frames the settings ask for: chosen messages, and transactions by their origin.
+"""Decides which frames the settings ask for: logical messages by their prefix, and transactions by their origin.
 
-What is not asked for is dropped before anything else looks at it. A transaction that holds nothing but such frames is
-then an empty one: it leaves no row, and its end is a position like any other.
+All other frames are dropped first, before any other code sees them. A transaction whose frames were all dropped is then
+empty: it leaves no row, and its end only moves the position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pgcdc_assets.log.transactions import OpenTransaction
 from pgcdc_assets.protocol.layouts import MessageKind
 
 _PREFIX_AT = HEADER + 1 + 1 + 8
-"""Of a logical message: behind its kind, its flags and its LSN; ended by a zero byte."""
+"""Where the prefix of a logical message begins: after its kind, its flags and its LSN. A zero byte ends the prefix."""
 
 
 @dataclass
@@ -30,25 +30,25 @@ class Choice:
 
     messages: Sequence[str] = ()
     origins: bool = True
-    """Whether transactions are taken that the source itself got by replication."""
+    """Whether transactions that the source itself received by replication are taken."""
     encoding: Encoding = UTF8
-    """Of the stream's texts."""
+    """The encoding of the stream's texts."""
     _chosen: dict[bytes, bool] = field(default_factory=dict)
-    """By prefix. Applications have few; a thousand are remembered."""
+    """Whether a prefix is chosen. Applications have few prefixes; a thousand are remembered."""
 
     def __post_init__(self) -> None:
         self._patterns = PrefixPatterns.parse(self.messages)
 
     def kept(self, run: FrameRun, before: OpenTransaction | None) -> FrameRun:
-        """The frames of a run that are asked for; ``before`` is the transaction that is open before it."""
+        """The frames of a run that are asked for. ``before`` is the transaction that is open before the run."""
         gone = self._unwanted_messages(run)
         if not self.origins:
             gone |= IS_CHANGE[run.kinds] & of_origin(run, before)
         return run.without(gone) if gone.any() else run
 
     def of_block(self, run: FrameRun, *, foreign: bool) -> tuple[FrameRun, Bools]:
-        """The same for frames of a transaction in progress: all of them, and which are not asked for. ``foreign``:
-        whether it names an origin."""
+        """For frames of a transaction in progress: returns all frames, and which of them are not asked for.
+        ``foreign``: whether the transaction names an origin."""
         gone = self._unwanted_messages(run)
         if foreign and not self.origins:
             gone |= IS_CHANGE[run.kinds]
@@ -79,16 +79,16 @@ class Choice:
 
 
 def within_transactions(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:
-    """Which frames stand inside a transaction: from its Begin to the frame in front of its Commit."""
+    """Which frames are inside a transaction: from its Begin up to, but not including, its Commit."""
     begun, ended = np.cumsum(run.kinds == MessageKind.BEGIN), np.cumsum(run.kinds == MessageKind.COMMIT)
     inside: NDArray[np.bool_] = begun - ended + (before is not None) == 1
     return inside
 
 
 def of_origin(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:
-    """Which frames belong to transactions that name an origin, as far as it has been told before them.
+    """Which frames belong to transactions that name an origin, and come after the transaction's Origin message.
 
-    An Origin message stands directly behind its Begin, in front of all changes.
+    An Origin message comes directly after Begin, before all changes.
     """
     number: Ints = np.cumsum(run.kinds == MessageKind.BEGIN)
     named: Ints = number[run.at(MessageKind.ORIGIN)]

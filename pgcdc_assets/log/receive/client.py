@@ -19,20 +19,20 @@ from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName
 from pgcdc_assets.store import storage
 
 _ALLOCATION = {
-    # One malloc arena and returned pages, for all of Python, libpq and Arrow: measured on one transaction
-    # of 2,000,000 rows, a peak of 220 MB instead of 285 MB.
+    # One malloc arena, and freed pages returned to the system, for Python, libpq and Arrow. Measured with one
+    # transaction of 2,000,000 rows: a peak of 220 MB instead of 285 MB.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 STOP_SECONDS = 5.0
-"""A stop ends after the batch under way, which takes a second; a process that needs longer is stuck, or its disk is
-slow. It may be killed at any place."""
+"""Time for a stop. A stop ends after the current batch, which takes about a second. A process that needs longer is
+stuck, or its disk is slow. Killing it is safe at any point."""
 
 
 class ReceiverProcess:
-    """Owns the receiver process. It takes orders as lines on its stdin; the end of stdin tells it that this process
-    died."""
+    """Owns the receiver process. The receiver reads orders as lines on its stdin. The end of stdin means that this
+    process has died."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
@@ -45,11 +45,13 @@ class ReceiverProcess:
         self._stopped = False
 
     def start(self) -> None:
-        """Start it; problems come with :meth:`events`. LeaseLost if another may have taken the lake."""
+        """Start it. Problems are reported by :meth:`events`. Raises LeaseLost if another process may have taken the
+        lake."""
         leader = ChangeLog(self._layout).leader
-        # It was read in our time, then, and will refuse the receiver of a parent that sleeps through that of another.
+        # This check proves that ``leader`` was read while we held the lake. If we are suspended, and another process
+        # takes the lake, the log will have a newer leader, and refuse our receiver.
         storage.assure(self._layout.root)
-        # A session of its own: a terminal's interrupt is for us alone, and we stop it at a boundary.
+        # In its own session, so that a terminal's interrupt reaches only us. We then stop the receiver at a boundary.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pgcdc_assets.log.receive.process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **_ALLOCATION},
@@ -69,23 +71,23 @@ class ReceiverProcess:
     # Orders -----------------------------------------------------------------------------------------
 
     def until(self, lsn: Lsn) -> None:
-        """Receive up to here, then end."""
+        """Receive up to ``lsn``, then end."""
         self._order(OrderName.UNTIL, lsn)
 
     def follow(self) -> None:
-        """Take back a goal that is not reached yet."""
+        """Cancel a goal that is not reached yet."""
         self._order(OrderName.FOLLOW)
 
     def mark(self, lsn: Lsn) -> None:
-        """Record the log to here (a known boundary), say ``complete``, and go on."""
+        """Record the log up to ``lsn`` (a known boundary), send ``complete``, and continue."""
         self._order(OrderName.MARK, lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
-        """Every mirror has been brought to here: reported to the source as apply."""
+        """Every mirror has reached ``lsn``: report this to the source as apply."""
         self._order(OrderName.REPORT_APPLY, lsn)
 
     def stop(self) -> None:
-        """End it at a boundary and wait for that. Its last events can still be taken."""
+        """Stop it at a boundary, and wait until it has ended. Its last events can still be read."""
         self._stopped = True
         self._order(OrderName.STOP)
         self.join(STOP_SECONDS)
@@ -95,7 +97,7 @@ class ReceiverProcess:
         self.join(0)
 
     def join(self, seconds: float) -> None:
-        """Wait for its end; kill it when it takes longer."""
+        """Wait for its end. Kill it if it takes longer than ``seconds``."""
         if self._child is None:
             return
         try:
@@ -110,7 +112,7 @@ class ReceiverProcess:
     # Events -----------------------------------------------------------------------------------------
 
     def wait(self, seconds: float) -> None:
-        """Sleep until there is something for :meth:`events`, at most this long."""
+        """Wait until there is something for :meth:`events`, at most ``seconds``."""
         if not self._early and not self._ended:
             try:
                 self._early.append(self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait())
@@ -118,10 +120,10 @@ class ReceiverProcess:
                 return
 
     def events(self, timeout: float) -> list[Event]:
-        """What it said since the last call; waits for a first one up to ``timeout`` seconds.
+        """The events since the last call. Waits for a first event up to ``timeout`` seconds.
 
-        Raises its error, or ReceiverDied if it ended without one and without being asked to, once
-        all events before have been returned.
+        Once all events are returned, raises the receiver's error. Raises ReceiverDied if the receiver ended without an
+        error and without being asked to.
         """
         self.wait(timeout)
         taken: list[Event] = []
@@ -152,7 +154,7 @@ class ReceiverProcess:
             self._child.stdin.write(line)
             self._child.stdin.flush()
         except BrokenPipeError:
-            # It has ended; events() says why.
+            # The receiver has ended; events() raises the reason.
             return
 
     def _read(self, stdout: IO[bytes]) -> None:

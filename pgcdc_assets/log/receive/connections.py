@@ -1,4 +1,4 @@
-"""One receiving, from the settings to the end of the stream, over one connection after the other."""
+"""Receives over one connection after another, from the settings to the end of the stream."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ _OVER_BY: Final = {
     OrderName.UNTIL: (OrderName.UNTIL, OrderName.FOLLOW),
     OrderName.FOLLOW: (OrderName.UNTIL, OrderName.FOLLOW),
 }
-"""By order: those before it that no longer hold. Otherwise one takes the place of another of its name."""
+"""For each order: the names of earlier orders that it cancels. An order that is not listed replaces an earlier order of
+the same name."""
 
 
 class Receiving:
-    """``tell`` passes an event on to the parent."""
+    """One run of the receiver. ``tell`` passes an event to the parent."""
 
     def __init__(self, settings: ReceiverSettings, orders: Orders, tell: Callable[[Event], None]) -> None:
         self._settings = settings
         self._orders = orders
         self._tell_parent = tell
         self._standing: list[Order] = []
-        """Orders that hold for the next connection as well."""
+        """Orders that also apply to the next connection."""
         self._fallback = Fallback(settings.streaming, settings.fallback_seconds)
         self._started = False
         self._terminated = False
@@ -66,7 +67,7 @@ class Receiving:
             passed(FaultPoint.STREAM_RESTARTED)
 
     def _connection(self) -> bool:
-        """Receive over one connection; returns whether another one is to go on."""
+        """Receive over one connection. Returns whether to continue with another connection."""
         settings = self._settings
         layout = Layout.of(settings.lake)
         log = ChangeLog(layout).open()
@@ -81,7 +82,7 @@ class Receiving:
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             overlap = Overlap.of(log, confirmed, origins=choice.origins)
             if overlap is not None:
-                # What comes again is compared with the log, whole transaction by whole transaction, to behind its end.
+                # What comes again is compared with the log as whole transactions, up to just past the log's end.
                 self._fallback.until(Lsn(overlap.end + 1))
             whole = self._fallback.whole
             options = PluginOptions.of(
@@ -95,7 +96,7 @@ class Receiving:
                 relations = Relations()
                 writer = BatchWriter(log.path, identity, source.timeline, relations, settings.leader)
                 if source.timeline != timeline:
-                    # The fork has been checked. What is copied from now on lies beyond it.
+                    # The fork of the timelines has been checked. Everything received from now on is past the fork.
                     writer.advance(position)
                 folder = PreparedFolder(log.path)
                 if not settings.two_phase:

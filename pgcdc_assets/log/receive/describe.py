@@ -19,19 +19,19 @@ from pgcdc_assets.source.slot.creation import TELL_SECONDS, log_waiting
 
 
 class WaitEnded(Exception):
-    """The run ends while the catalog is waited for. What would be described is left to the next one."""
+    """The run ended while it waited for the catalog. The next run describes these relations."""
 
 
 class CatalogFacts:
-    """Asks about ``at_once`` relations in one query. ``between`` is called after each query: a transaction may touch
-    thousands of tables, and the server must hear from us meanwhile."""
+    """Asks for ``at_once`` relations in one query. ``between`` is called after each query: a transaction may touch
+    thousands of tables, and the server must receive status updates during this time."""
 
     def __init__(
         self, conn: psycopg.Connection[Any], publications: Sequence[str], at_once: int, between: Callable[[], None],
         rest: Callable[[], None],
     ) -> None:  # fmt: skip
-        """``rest``: what is done before asking again, while somebody has a table with a row filter locked, or queues
-        for that. It may raise :class:`WaitEnded`."""
+        """``rest`` is called before each new attempt, while another session holds or waits for a lock on a table with a
+        row filter. It may raise :class:`WaitEnded`."""
         self._conn = conn
         self._publications = publications
         self._at_once = at_once
@@ -42,7 +42,8 @@ class CatalogFacts:
         asked = sorted({described(relation) for relation in relations}, key=lambda one: one[0])
         found: Described = {}
         while asked:
-            # A relation that comes twice, with other columns, is asked for in two rounds: a round takes each OID once.
+            # A relation that comes twice, with different columns, needs two rounds, because a round takes each OID
+            # once.
             together = dict(asked[: self._at_once])
             answers = self._answers(together)
             found |= {(oid, types): answers[oid] for oid, types in together.items()}
@@ -51,8 +52,8 @@ class CatalogFacts:
         return found
 
     def _answers(self, together: Mapping[int, Iterable[int]]) -> dict[int, RelationFacts]:
-        """Asked again until no lock is in the way. Between two questions we stand in no line, where all who want the
-        table would stand behind us as soon as the lock before us is gone."""
+        """Asks until no lock is in the way. Between two attempts we do not wait in the lock's queue, because other
+        sessions that want the table would have to wait behind us."""
         told = time.monotonic()
         while True:
             with suppress(CopyBlocked):
@@ -64,6 +65,6 @@ class CatalogFacts:
 
 
 def knows_origins(conn: psycopg.Connection[Any]) -> bool:
-    """Whether any transaction of the source may have an origin: one that is used has been created before."""
+    """Whether any transaction of the source may have an origin: an origin must be created before its first use."""
     row = conn.execute("SELECT EXISTS (SELECT FROM pg_replication_origin)").fetchone()
     return row is not None and bool(row[0])

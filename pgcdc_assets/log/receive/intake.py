@@ -1,7 +1,8 @@
-"""Decides what a run of frames means for the positions: which part of it is taken, and where the boundaries lie. No
-I/O.
+"""Decides what a run of frames means for the positions: which part of it the log takes, and where the boundaries are.
+No I/O.
 
-A transaction in progress belongs where its Stream Commit says, like any other. Its blocks move no position.
+Like any other transaction, a transaction in progress belongs at the place of its commit: the place of its Stream
+Commit. Its blocks move no position.
 """
 
 from __future__ import annotations
@@ -53,19 +54,19 @@ _ENDS = (
     MessageKind.COMMIT_PREPARED,
     MessageKind.ROLLBACK_PREPARED,
 )
-"""Of transactions that came before, in blocks."""
+"""The messages that end a transaction whose content came before, in blocks or at its PREPARE."""
 
 
 class Intake:
-    """Keeps the stream's state: where it stands, what is open, relations in force."""
+    """Keeps the state of the stream: its positions, open transactions, and the relations in force."""
 
     def __init__(
         self, describe: Describe, relations: Relations, transform_lsn: Lsn, overlap: Overlap | None = None,
         choice: Choice | None = None, origins: Callable[[], bool] = lambda: False,
         prepared: PreparedTransactions | None = None,
     ) -> None:  # fmt: skip
-        """``origins``: whether the source knows any origin, as it is now. ``prepared``: those whose content the lake
-        holds; None where the slot sends each transaction at its commit."""
+        """``origins``: whether the source has any origin now. ``prepared``: the prepared transactions whose content the
+        lake holds; None if the slot sends each transaction at its commit."""
         self.positions = StreamPositions(transform_lsn)
         self._describe = describe
         self._origins = origins
@@ -79,12 +80,12 @@ class Intake:
 
     @property
     def transaction(self) -> OpenTransaction | None:
-        """The whole one that is open."""
+        """The open whole transaction."""
         return self._whole.open
 
     @property
     def stream_aborts(self) -> int:
-        """Stream Aborts that were passed over. PostgreSQL 18 sends them for transactions that it never sends."""
+        """Number of ignored Stream Aborts. PostgreSQL 18 sends them for transactions that it never sent."""
         return self._blocks.transactions.unknown_aborts
 
     @property
@@ -92,15 +93,15 @@ class Intake:
         return self._blocks.transactions
 
     def sent(self, wal_end: int) -> None:
-        """All that commits below it has been sent."""
+        """Everything that commits below ``wal_end`` has been sent."""
         if self._whole.overlap is not None and wal_end > self.positions.transform_lsn:
             self._whole.overlap.newest_passed()
         self.positions.passed(wal_end)
 
     def take(self, run: FrameRun, *, parallel: bool = False) -> Iterator[Part]:
-        """Take in the frames between ``transform_lsn`` and the goal, in order; none once the goal is reached.
+        """Take in the frames between ``transform_lsn`` and the goal, in order. Once the goal is reached, takes none.
 
-        ``parallel`` is whether streaming is. Raises ProtocolError, and :class:`StreamUnsure`.
+        ``parallel``: whether streaming is parallel. Raises ProtocolError, and :class:`StreamUnsure`.
         """
         self.sequence += len(run)
         found = located(run, self._place, parallel=parallel)
@@ -117,7 +118,7 @@ class Intake:
                 return
 
     def _between(self, run: FrameRun, parallel: bool) -> Iterator[Part]:
-        """Frames that stand in no block: whole transactions, and the ends of those that came in blocks."""
+        """Frames outside of blocks: whole transactions, and the ends of transactions that came in blocks."""
         first = 0
         ends = np.flatnonzero(np.isin(run.kinds, _ENDS))
         for index in np.union1d(ends, self._blocks.aborts(run)).tolist():
@@ -147,7 +148,7 @@ class Intake:
         return None
 
     def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamEnded | Dropped:
-        """A transaction in progress commits. Its Relation messages take effect whether the log takes it or not."""
+        """A transaction in progress commits. Its Relation messages take effect even if the log does not take it."""
         transaction, overlay = self._blocks.end(message, run, index)
         facts = facts_of(overlay.relations, self._describe)
         schema_ids = overlay.promote(self._relations, facts, int(run.sequence[index]))
@@ -161,14 +162,15 @@ class Intake:
         return StreamEnded(message.xid, end, commit_frame(run, index))
 
     def _be_sure(self, came: StreamedTransaction, end_lsn: Lsn) -> None:
-        """Raises StreamUnsure where what came in blocks does not say all that counts."""
+        """Raises StreamUnsure if the blocks do not show which messages count, or whether there is an origin."""
         if came.ambiguous or (not came.origin_told and self._origins()):
             raise StreamUnsure(end_lsn)
 
     # Two-phase: content comes at PREPARE, and belongs where COMMIT PREPARED says ----------------------
 
     def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
-        """A transaction is prepared. What comes of it once more, until its PREPARE is confirmed, is what is known."""
+        """A transaction is prepared. If it is already known (the server sends it again until its PREPARE is confirmed),
+        what came now is dropped."""
         known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
         overlay.tell()
@@ -187,7 +189,8 @@ class Intake:
     def _commit_prepared(
         self, message: CommitPrepared, run: FrameRun, index: int
     ) -> PreparedEnded | PreparedDropped | None:
-        """A prepared transaction commits. One beyond the goal stays prepared: its end comes again."""
+        """A prepared transaction commits. If the commit is past the goal, the transaction stays prepared, and its end
+        comes again."""
         known = self._known(run.lsn(index))
         transaction, held = known.named(message), self.positions.holds(message.commit_lsn)
         self.positions.passed(message.commit_lsn)
@@ -206,7 +209,7 @@ class Intake:
         if held:
             known.end(transaction)
             return PreparedDropped(transaction.key)
-        # Asked before anything moves: the run may end while it waits for the answer.
+        # Read the catalog before any state changes, because the run may end while it waits for the answer.
         facts = facts_of(transaction.overlay.relations, self._describe)
         known.end(transaction)
         self.positions.reached(message.end_lsn)

@@ -1,7 +1,7 @@
-"""What the receiver process and its parent say to each other: JSON, one object a line.
+"""The messages between the receiver process and its parent: JSON, one object per line.
 
-The parent writes the settings first (secrets never stand in arguments), then orders. The end of these lines means that
-the parent is gone. The receiver writes events, and at last the error that ended it, if one did.
+The parent writes the settings first (never as arguments, because they contain secrets), then orders. The end of these
+lines means that the parent is gone. The receiver writes events. If an error ends it, the error is its last line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEGMENT_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class ReceiverSettings:
-    """What the receiver needs to know before it connects."""
+    """The settings that the receiver needs before it connects."""
 
     conninfo: str
     lake: str
@@ -31,21 +31,21 @@ class ReceiverSettings:
     batch_seconds: float
     drain_bytes: int = LEAST_BYTES
     highest: Lsn = ZERO
-    """The highest position that the lake holds of any table: a source that stands below is another one."""
+    """The highest position of any table in the lake. A source whose position is below this is a different source."""
     messages: tuple[str, ...] = ()
-    """Patterns of the prefixes of logical messages that are asked for."""
+    """Patterns for the prefixes of the logical messages to receive."""
     origin: str = Origins.ANY
     streaming: bool = True
-    """Whether transactions are asked for while they are in progress."""
+    """Whether to ask for transactions while they are in progress."""
     two_phase: bool = False
     """Whether the slot sends transactions at their PREPARE."""
     segment_bytes: int = SEGMENT_BYTES
-    """Frames in memory before they are written. Twice this is held at the worst (one being written, one filling), which
-    with the libraries' own footprint stays well below 300 MB."""
+    """Bytes of frames in memory before they are written. At most twice this is held (one segment being written, one
+    filling), which stays well below 300 MB with the libraries' own memory."""
     fallback_seconds: float = FALLBACK_SECONDS
-    """How long transactions are received whole after the server could not decode one in progress."""
+    """How long transactions are received whole after the server could not decode a transaction in progress."""
     leader: int | None = None
-    """The last leader that the log knew of when this receiver's had the lake."""
+    """The last leader that the log recorded while this receiver's run held the lake."""
 
     def to_line(self) -> bytes:
         return _line(asdict(self))
@@ -61,11 +61,11 @@ class OrderName(StrEnum):
     UNTIL = "until"
     """Receive up to ``lsn``, then end."""
     FOLLOW = "follow"
-    """Take back a goal that is not reached yet: go on until told otherwise."""
+    """Cancel a goal that is not reached yet, and continue until the next order."""
     MARK = "mark"
-    """Record the log to ``lsn``, a known boundary, say COMPLETE, and go on."""
+    """Record the log up to ``lsn``, a known boundary, send COMPLETE, and continue."""
     REPORT_APPLY = "report_apply"
-    """Every mirror has been brought to ``lsn``: report that to the source as apply."""
+    """Every mirror has reached ``lsn``: report this to the source as apply."""
     STOP = "stop"
     """End at a boundary."""
 
@@ -86,20 +86,20 @@ class Order:
 
 class EventName(StrEnum):
     STARTED = "started"
-    """The slot is held; the log stands at ``lsn``."""
+    """The slot is active; the log is at ``lsn``."""
     BATCH = "batch"
     """A batch that ends at ``lsn`` is durable and confirmed."""
     POSITION = "position"
-    """The log moved to ``lsn`` over WAL that holds nothing for us."""
+    """The log moved to ``lsn``, past WAL that holds nothing for us."""
     COMPLETE = "complete"
-    """The log is recorded to the mark ``lsn``, or beyond: every transaction that commits below it is durable."""
+    """The log has reached the mark ``lsn``: every transaction that commits below ``lsn`` is durable."""
     ARRIVED = "arrived"
-    """The goal is reached, the log stands at the boundary ``lsn``, and the process ends."""
+    """The goal is reached, the log is at the boundary ``lsn``, and the process ends."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What the receiver says. The counts are those of a batch."""
+    """An event of the receiver. The counts are the counts of a batch."""
 
     name: EventName
     lsn: Lsn
@@ -108,7 +108,7 @@ class Event:
     rows: int = 0
     bytes: int = 0
     stream_aborts: int = 0
-    """How many the run has passed over so far (PostgreSQL 18); with a batch or position."""
+    """How many Stream Aborts the run has ignored (PostgreSQL 18 sends them). Set for BATCH and POSITION."""
 
 
 def event_line(event: Event) -> bytes:
@@ -121,7 +121,7 @@ def error_line(error: PgcdcError) -> bytes:
 
 
 def heard(line: bytes) -> Event | PgcdcError:
-    """What the receiver said in a line."""
+    """The event or the error in a line from the receiver."""
     given = json.loads(line)
     if "error" in given:
         return of_plain(given["error"], otherwise=ReceiverDied)

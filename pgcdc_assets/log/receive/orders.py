@@ -1,4 +1,4 @@
-"""Orders of the parent, as the receiver takes them: lines on a pipe."""
+"""Reads the parent's orders, which are lines on a pipe."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Orders:
         self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
         self._buffer = b""
         self.ended = False
-        """The other side is gone, or has ordered a stop."""
+        """Whether the pipe has ended, because the other side is gone."""
 
     def first_line(self) -> bytes:
-        """Waits for it."""
+        """The first line; waits for it."""
         while b"\n" not in self._buffer and not self.ended:
             self._read()
         line, _, self._buffer = self._buffer.partition(b"\n")

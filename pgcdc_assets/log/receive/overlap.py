@@ -1,9 +1,9 @@
 """Checks that what the server sends again matches what the lake holds.
 
-A slot behind the log (its confirmation was lost in a crash) can bring the log's newest transaction once
-more. Where another one stands in that place, or none, this WAL is not the one that the log was received
-from: the source was set back to an earlier state, and has gone on from there past the log's end, on the
-same timeline. No position shows that.
+A slot can be behind the log, if its confirmation was lost in a crash. Then the server can send the log's newest
+transaction again. If another transaction is at that LSN, or none, the log was received from other WAL: the source was
+restored to an earlier state, and has continued past the log's end on the same timeline. Positions alone do not show
+this.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _OF_TABLES = {chr(kind) for kind in TABLE_CHANGES}
 
 @dataclass
 class Overlap:
-    """The WAL in which the source can have no transaction but one: the log's newest."""
+    """The range of WAL in which the source can have only one transaction: the log's newest."""
 
     start: Lsn
-    """``commit_lsn`` of that transaction; the slot's position where none is to come."""
+    """``commit_lsn`` of that transaction. The slot's position if no transaction is expected."""
     end: Lsn
     """The position of the log."""
     newest: int | None
-    """The xid of that transaction; None where none is to come."""
+    """The xid of that transaction; None if no transaction is expected."""
     came: bool = False
-    """Whether it has come, or need not."""
+    """Whether the transaction has come, or does not have to come."""
 
     @classmethod
     def of(cls, log: ChangeLog, confirmed: Lsn | None, *, origins: bool = True) -> Self | None:
-        """The overlap of a slot at ``confirmed`` and the log; None if the slot is not below the log. ``origins``:
-        whether transactions of an origin are asked for."""
+        """The overlap of a slot at ``confirmed`` and the log; None if the slot is not behind the log. ``origins``:
+        whether transactions with an origin are asked for."""
         end = log.position()
         if confirmed is None or confirmed >= end:
             return None
@@ -53,27 +53,27 @@ class Overlap:
         newest = max((s.commit_max for s in log.all_segments() if s.commit_max is not None), default=None)
         if not batches or newest is None or newest < confirmed:
             return cls(confirmed, end, None)
-        # Where the settings changed, messages and transactions of an origin need not come again.
+        # If the settings changed, logical messages and transactions with an origin may not come again.
         return cls(newest, end, batches[-1].last_xid, came=not _comes_again(log, newest, origins=origins))
 
     def above(self, floor: Lsn) -> Self | None:
-        """The rest of the overlap once the slot stands at ``floor``: whoever held the slot before us may have
-        confirmed."""
+        """The rest of the overlap for a slot at ``floor``: the process that held the slot before us may have confirmed
+        more."""
         if floor <= self.start:
             return self
         return replace(self, start=floor, newest=None) if floor < self.end else None
 
     def compare(self, run: FrameRun, before: OpenTransaction | None) -> None:
-        """Check frames as they come; ``before`` is the transaction that was open before them. Raises LogAhead where
-        they hold anything else."""
+        """Check frames as they come. ``before`` is the transaction that was open before them. Raises LogAhead if they
+        contain another transaction in the overlap."""
         found = run.brackets
         finals: Ints = np.concatenate(([before.final_lsn if before else -1], found.final_lsn))
         if self.newest is not None and not self.came:
             self.came = self.start in finals
             if self.came and self.newest not in found.xid[found.final_lsn == self.start]:
                 self._fail(self.start)
-        # An empty transaction (14) says nothing: what is published may differ. Nor do messages, and transactions of an
-        # origin: when these were received, the settings may not have asked for them.
+        # Ignore empty transactions (PostgreSQL 14), because the publications may have changed. Ignore logical messages
+        # and transactions with an origin, because the settings may not have asked for them before.
         told = IS_TABLE_CHANGE[run.kinds] & within_transactions(run, before) & ~of_origin(run, before)
         commit_lsn = finals[np.cumsum(run.kinds == MessageKind.BEGIN)]
         known = commit_lsn < self.start if self.newest is None else commit_lsn <= self.start
@@ -82,7 +82,8 @@ class Overlap:
             self._fail(int(commit_lsn[others[0]]))
 
     def committed(self, commit_lsn: Lsn, xid: int, prepared: PreparedTransaction | None) -> None:
-        """Check a prepared transaction that commits here: the log's newest may be one. Raises LogAhead."""
+        """Check a prepared transaction that commits at ``commit_lsn``, because it may be the log's newest transaction.
+        Raises LogAhead."""
         if self.newest is not None and commit_lsn == self.start:
             self.came = True
             if xid != self.newest:
@@ -91,7 +92,8 @@ class Overlap:
             self._fail(commit_lsn)
 
     def newest_passed(self) -> None:
-        """The server has sent all that commits below the log's end. Raises LogAhead where its newest was not there."""
+        """The server has sent everything that commits below the log's end. Raises LogAhead if the log's newest
+        transaction did not come."""
         if self.newest is not None and not self.came:
             self._fail(self.start)
 
@@ -103,7 +105,7 @@ class Overlap:
 
 
 def _comes_again(log: ChangeLog, commit_lsn: Lsn, *, origins: bool) -> bool:
-    """Whether the log's transaction that commits there is one that every subscription to these tables gets."""
+    """Whether every subscription to these tables gets the log's transaction that commits at ``commit_lsn``."""
     asked = pc.field("commit_lsn") == int(commit_lsn)
     for segment in log.all_segments():
         if segment.commit_max == commit_lsn:

@@ -1,4 +1,4 @@
-"""What the intake makes of a run of frames, part by part."""
+"""The parts that the intake makes from a run of frames."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pgcdc_assets.log.transactions import OpenTransaction
 
 @dataclass(frozen=True)
 class Taken:
-    """The part of a run that belongs to the log, of transactions that come as a whole."""
+    """The part of a run that belongs to the log, from transactions that come as a whole."""
 
     run: FrameRun
     whole: int
-    """Number of leading frames that belong to complete transactions, or stand between transactions."""
+    """Number of leading frames that belong to complete transactions, or come between transactions."""
     after: OpenTransaction | None
-    """The transaction that is open after it."""
+    """The transaction that is open after the run."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StreamEnded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A transaction is prepared: what came of it has to be kept until it ends, whatever happens to us meanwhile."""
+    """A transaction is prepared. Its content must be kept, durably, until the transaction ends."""
 
     transaction: PreparedTransaction
 
@@ -61,8 +61,9 @@ Part = Taken | Block | Dropped | StreamEnded | Prepared | PreparedEnded | Prepar
 
 
 class StreamUnsure(Exception):
-    """A transaction in progress has committed, and what came does not say which of its messages count, or whether it
-    has an origin. As a whole it says so: the stream has to begin anew with version 1, until ``end_lsn`` is passed."""
+    """A transaction in progress has committed, and its blocks do not show which of its messages count, or whether it
+    has an origin. If it is sent as a whole, it does. So the stream must restart with version 1, until ``end_lsn`` is
+    passed."""
 
     def __init__(self, end_lsn: Lsn) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The receiver as a process: ``python -m pgcdc_assets.log.receive.process``.
 
-It reads settings and orders from stdin, whose end means that the parent died: the process stops at a boundary. It
-writes events to stdout. All of these are :mod:`pgcdc_assets.log.receive.messages`.
+It reads settings and orders from stdin, and writes events to stdout. :mod:`pgcdc_assets.log.receive.messages` defines
+them. The end of stdin means that the parent died: the process then stops at a boundary.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pgcdc_assets.log.receive.messages import Event, ReceiverSettings, error_lin
 from pgcdc_assets.log.receive.orders import Orders
 
 _ALONE_SECONDS = 1.0
-"""The parent may have taken nine of the ten seconds that a command has to end in."""
+"""How long the process may live without its parent: a command must end within ten seconds, and the parent may have used
+nine of them."""
 _COLLECT_AFTER = 200_000
-"""New objects between two looks for cycles; a run of frames makes 8,192 and lets them go again."""
+"""New objects between two collections of cycles. A run of frames makes 8,192 objects, and frees them again."""
 
 
 def _say(line: bytes) -> None:
@@ -32,7 +33,7 @@ def _say(line: bytes) -> None:
         try:
             line = line[os.write(sys.stdout.fileno(), line) :]
         except BrokenPipeError:
-            # The parent is gone; its end of our stdin says so too, and the loop stops by that.
+            # The parent is gone. The loop sees this by the end of stdin, and stops.
             return
 
 
@@ -41,7 +42,7 @@ def _tell(event: Event) -> None:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """End some seconds after the parent, if no boundary was found by then: it may wait for a dead server."""
+    """Exit shortly after the parent if the process has not ended at a boundary: it may be waiting for a dead server."""
     poll = select.poll()
     poll.register(descriptor, 0)
     while not poll.poll():
@@ -57,27 +58,28 @@ def main() -> int:
     line = orders.first_line()
     if not line:
         return 1
-    # Every frame is a new object that the cycle collector would look at: a fifth of the time, for nothing.
+    # Every frame is a new object that the cycle collector would check. That would take a fifth of the time, for
+    # nothing.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     settings = ReceiverSettings.from_line(line)
     try:
         receiving = Receiving(settings, orders, _tell)
         signal.signal(signal.SIGTERM, lambda number, frame: receiving.terminate())
-        # A terminal's interrupt is the parent's to answer: it stops us at a boundary.
+        # The parent handles a terminal's interrupt: it stops us at a boundary.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         receiving.run()
     except PgcdcError as error:
         _say(error_line(error))
         return 1
     except OSError as error:
-        # A full disk, as a rule. The system's words quote no row.
+        # Usually a full disk. The system's error text never quotes a row.
         thing = error.filename or str(Layout.of(settings.lake).change_log)
         what = os.strerror(error.errno) if error.errno else f"ended by {type(error).__name__}"
         _say(error_line(MachineError(what, thing=str(thing), do=ROOM)))
         return 1
     except Exception as error:  # noqa: BLE001 - the last place that can say what happened
-        # Where it happened, but not the message: it might quote a row.
+        # Print where it happened, but not the message, which might quote a row.
         traceback.print_tb(error.__traceback__)
         _say(error_line(ReceiverDied(f"ended by {type(error).__name__}", thing="receiver")))
         return 1

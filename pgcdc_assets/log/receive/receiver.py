@@ -1,9 +1,9 @@
-"""The receive loop: frames from the slot into durable batches.
+"""The receive loop: turns frames from the slot into durable batches.
 
-One thread receives and decides, another writes (Parquet, fsync and commit leave the interpreter
-lock alone for most of their time). Frames come off the connection many at a time, and all that is done
-with them is done per run of frames with numpy. At most one job of the writing thread is under way while
-the next segment fills, so memory is bounded whatever the size of a transaction.
+One thread receives and decides. Another thread writes: Parquet, fsync and commit release the interpreter lock for most
+of their time. Frames are read from the connection many at a time, and are processed with numpy, a whole run of frames
+at once. The writing thread has at most one job while the next segment fills, so memory is bounded for transactions of
+any size.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ from pgcdc_assets.source.stream.catchup import FrameStream
 from pgcdc_assets.source.stream.clock import SourceClock
 
 _RUN_BYTES = 1 << 20
-"""Bytes of frames that are indexed together: large enough that numpy's calls cost nothing per frame."""
+"""Bytes of frames that are indexed together: enough to make the cost of numpy's calls per frame negligible."""
 _GATHER_SECONDS = 0.0003
-"""The walsender sends message by message: woken by each we would spend more on waking than on reading. Short
-enough that a Unix socket's buffer, some 300 small messages, does not fill meanwhile."""
+"""How long frames are gathered before they are read. The walsender sends message by message, and waking up for each
+message would cost more than reading it. The time is short enough that a Unix socket's buffer, some 300 small messages,
+does not fill up."""
 _IDLE_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
-"""Between status updates while positions move: pg_stat_replication then shows nothing older."""
+"""Seconds between status updates while positions move, so that pg_stat_replication never shows older positions."""
 _REST_SECONDS = 1.0
-"""Between two questions to the catalog, of up to half a second each, while somebody has a table locked."""
+"""Seconds between two catalog queries, of up to half a second each, while another session has a table locked."""
 _ASK_SECONDS = 0.1
-"""Between requests for a keepalive while a goal or mark is ahead and nothing comes."""
+"""Seconds between requests for a keepalive, while a goal or mark is ahead and nothing comes."""
 
 
 class Receiver:
-    """One connection's receiving. ``run`` returns at the goal, or at a boundary after ``stop``, or as soon as ``leave``
-    says so of a boundary."""
+    """Receives over one connection. ``run`` returns at the goal, at a boundary after ``stop``, or as soon as ``leave``
+    is true for a boundary."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Receiver:
         self._stopping = False
         self._arrived = False
         self.left = False
-        """It ended because it was asked to leave, at a boundary, for another connection."""
+        """Whether it ended because ``leave`` asked for another connection."""
         self._status_at = self._asked_at = 0.0
         self._silence = Silence(patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True))
         self._reported.durable(writer.position)
@@ -102,38 +103,38 @@ class Receiver:
     # Orders, given between two rounds ----------------------------------------------------------------
 
     def until(self, lsn: Lsn) -> None:
-        """Receive up to here, then end."""
+        """Receive up to ``lsn``, then end."""
         self._goal = self._positions.goal = Endpos(lsn, wal_writer_delay=self._clock.wal_writer_delay)
         if max(self._positions.boundary, self._positions.seen) >= lsn:
             self._arrived = True
 
     def follow(self) -> None:
-        """Take back a goal that is not reached yet."""
+        """Cancel a goal that is not reached yet."""
         self._goal = self._positions.goal = None
 
     def mark(self, lsn: Lsn) -> None:
-        """Record the log to ``lsn`` once everything that commits below it has come, report that, and go on.
+        """Record the log up to ``lsn`` once everything that commits below it has come, report this, and continue.
 
-        ``lsn`` must be a boundary, as a slot's consistent point is: never inside a commit record. A mark above the
-        goal is not reached by this run.
+        ``lsn`` must be a boundary, like a slot's consistent point, and never inside a commit record. A run does not
+        reach a mark above its goal.
         """
         self._marks.append(lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
-        """Every mirror has been brought to here."""
+        """Every mirror has reached ``lsn``."""
         self._reported.applied(lsn)
 
     def stop(self) -> None:
-        """End at the last boundary; an open transaction is left to the next run."""
+        """End at the last boundary. The next run receives an open transaction again."""
         self._stopping = True
 
     # The loop ---------------------------------------------------------------------------------------
 
     def run(self) -> Lsn:
-        """Receive until the goal or a stop; returns the boundary where the log stands."""
+        """Receive until the goal or a stop. Returns the boundary that the log has reached."""
         try:
             self._send_status(ask=True)
-            # Before the first frame: a goal may lie behind some that have already come.
+            # Before the first frame, because frames past a goal may already have arrived.
             self._orders(self)
             with suppress(WaitEnded):
                 while not self._over:
@@ -144,18 +145,18 @@ class Receiver:
         finally:
             self._writing.close()
             with suppress(OSError):
-                # What is open comes again; and a disk that is full of it stays full otherwise.
+                # Open transactions come again. Without this, a disk that is full of them would stay full.
                 self._writer.drop_spill()
 
     def _receive(self) -> bool:
-        """Take what has arrived, up to one run; returns whether the stream is quiet."""
+        """Take what has arrived, up to one run. Returns whether the stream is quiet."""
         frames, came = self._stream.frames, False
         deadline = time.monotonic() + self._limits.run_seconds
         while time.monotonic() < deadline:
             if frames.pull():
                 came = True
                 if frames.held >= _RUN_BYTES:
-                    # Enough; or the beginning of one frame that is larger, and comes in thousands of pieces.
+                    # The run is full, or this is the beginning of a larger frame that comes in thousands of pieces.
                     break
                 continue
             if not frames.held:
@@ -166,7 +167,7 @@ class Receiver:
             if not self._stream.wait(self._limits.linger_seconds):
                 break
         taken = frames.take()
-        # What is held may be the beginning of a frame whose end never comes.
+        # Held bytes alone do not count: they may be the beginning of a frame whose end never comes.
         if came or len(taken):
             self._silence.heard()
         else:
@@ -175,14 +176,14 @@ class Receiver:
         return False
 
     def _quiet_seconds(self) -> float:
-        """How long to wait for the next frame before other work is done: no longer than until a cut is due."""
+        """How long to wait for the next frame before doing other work: at most until a cut is due."""
         if self._writing.busy:
             return self._limits.linger_seconds
         due_in = self._batches.due_in(time.monotonic())
         return _IDLE_SECONDS if due_in is None else min(due_in, _IDLE_SECONDS)
 
     def _take(self, frames: FrameBlock) -> None:
-        """Runs of messages, and the keepalives between them."""
+        """Take in runs of messages, and the keepalives between them."""
         first = 0
         for place in [*np.flatnonzero(frames.lengths <= HEADER).tolist(), len(frames)]:
             if first < place and not self._arrived:
@@ -192,7 +193,7 @@ class Receiver:
             first = place + 1
 
     def _index(self, frames: FrameBlock) -> None:
-        """Turn the frames at hand into a run and take it in."""
+        """Turn frames into a run and take it in."""
         run = FrameRun.of(frames, self._intake.sequence)
         for part in self._intake.take(run, parallel=self._stream.parallel):
             self._batches.add(part)
@@ -201,7 +202,7 @@ class Receiver:
             self._batches.write_ahead()
 
     def _keepalive(self, frame: bytes) -> None:
-        """``wal_end`` is a boundary: what committed below it has been sent, whatever is open."""
+        """``wal_end`` is a boundary: everything that commits below it has been sent, even if a transaction is open."""
         message = keepalive(frame)
         self._intake.sent(message.wal_end)
         if self._goal is None or self._goal.allows(message.wal_end):
@@ -209,8 +210,8 @@ class Receiver:
         if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
             self._arrived = True
         if message.reply_requested:
-            # Answered at once with what is durable; and the rest made durable, or a source that
-            # shuts down would wait for ever.
+            # Answer at once with what is durable, and make the rest durable, because otherwise a source that shuts down
+            # would wait for ever.
             self._batches.flush()
             self._send_status()
 
@@ -237,22 +238,23 @@ class Receiver:
         return self._stopping or self._arrived
 
     def _rest(self) -> None:
-        """Somebody's lock keeps the catalog from answering. Nothing is read meanwhile; all else goes on."""
+        """A lock of another session blocks the catalog query. Until it can be asked again, no frame is read, but all
+        other work continues."""
         end = time.monotonic() + _REST_SECONDS
         while time.monotonic() < end:
             self._round(idle=False)
             if self._over:
                 raise WaitEnded
-            # A request for it may lie in what is not read.
+            # A request for a status may be in the frames that are not read.
             self._send_status()
             time.sleep(_IDLE_SECONDS)
 
     def _complete(self) -> Lsn:
-        """A boundary up to which everything that commits has come."""
+        """A boundary below which everything that commits has come."""
         return min(self._positions.seen, self._positions.boundary)
 
     def _look_ahead(self, now: float) -> None:
-        """A goal is ahead and the stream is quiet: ask where the server stands instead of waiting for traffic."""
+        """A goal is ahead and the stream is quiet: ask the server for its position instead of waiting for traffic."""
         if self._goal is not None and self._goal.flush_wanted:
             self._goal.saw_source(*self._clock.positions(), now)
         self._send_status(ask=True)
@@ -260,9 +262,10 @@ class Receiver:
     # Ends and marks ---------------------------------------------------------------------------------
 
     def _reach_marks(self) -> None:
-        """The log may stand at a mark as soon as all that commits below it has come: it is recorded at once."""
+        """Move the boundary to each mark below which everything that commits has come, and record the log there at
+        once."""
         for mark in self._marks:
-            # What lies past the goal has been left out, though it has been seen.
+            # Frames past the goal were seen, but not taken.
             if self._positions.seen >= mark and (self._goal is None or self._goal.allows(mark)):
                 self._positions.reached(mark)
             if self._positions.boundary >= mark > self._batches.planned:
@@ -285,7 +288,7 @@ class Receiver:
         self._stream.end_stream()
 
     def _send_due_status(self) -> None:
-        """Between two rounds of something that may take longer than the server's patience."""
+        """Send a status if it is due. For steps of work that may take longer than the server waits for a status."""
         if time.monotonic() - self._status_at > self._limits.status_seconds:
             self._send_status()
 

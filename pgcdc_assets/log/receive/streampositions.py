@@ -1,4 +1,4 @@
-"""Where a stream stands, and how far the run is to receive. No I/O."""
+"""The positions of a stream, and the goal of the run. No I/O."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 
 @dataclass
 class StreamPositions:
-    """Of one connection."""
+    """The positions of one connection."""
 
     transform_lsn: Lsn
-    """Where the log stood as it began."""
+    """The log's position when the connection began."""
     boundary: Lsn = ZERO
-    """The last transaction boundary that has been received: all that ends at or below it is taken."""
+    """The last transaction boundary that was received: everything that ends at or below it is taken."""
     seen: Lsn = ZERO
-    """All transactions that commit below it have been received (it need be no boundary)."""
+    """All transactions that commit below it have been received. It does not have to be a boundary."""
     goal: Endpos | None = None
     arrived: bool = False
-    """The goal was reached; the frames after it are left out."""
+    """Whether the goal was reached. The frames past the goal are not taken."""
 
     def __post_init__(self) -> None:
         self.boundary = self.transform_lsn
 
     def holds(self, commit_lsn: int) -> bool:
-        """Whether the log has the transaction that commits there: no boundary lies inside a commit record."""
+        """Whether the log has the transaction that commits at ``commit_lsn``. This comparison is enough, because no
+        boundary is inside a commit record."""
         return commit_lsn < self.transform_lsn
 
     def reached(self, lsn: int) -> None:
@@ -36,7 +37,8 @@ class StreamPositions:
         self.seen = max(self.seen, Lsn(lsn))
 
     def is_beyond(self, lsn: Lsn, end_lsn: Lsn) -> bool:
-        """Whether a record lies past the goal; then the goal is reached. ``lsn`` is its start, a boundary."""
+        """Whether a record is past the goal. If so, the goal is reached. ``lsn`` is the start of the record, a
+        boundary."""
         if self.goal is None or not (self.goal.arrived_at_begin(lsn) or not self.goal.allows(end_lsn)):
             return False
         self.arrived = True

@@ -1,4 +1,4 @@
-"""Whole transactions: which of them are new to the log, and where the boundaries lie. No I/O."""
+"""Whole transactions: which of them are new to the log, and where their boundaries are. No I/O."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
 from pgcdc_assets.protocol.shape import RelationFacts
 
 RelationKey = tuple[int, frozenset[int]]
-"""OID of a relation and the types of its columns, which a run may change."""
+"""OID of a relation and the types of its columns, which may change within a run."""
 Described = dict[RelationKey, RelationFacts]
 Describe = Callable[[Sequence[Relation]], Described]
-"""What the catalog says of relations, all of a run at once."""
+"""Reads the catalog's facts about all relations of a run at once."""
 
 
 class WholeTransactions:
-    """Of one connection; at most one of them is open."""
+    """The whole transactions of one connection. At most one of them is open."""
 
     def __init__(
         self, positions: StreamPositions, describe: Describe, relations: Relations, choice: Choice,
@@ -38,11 +38,12 @@ class WholeTransactions:
         self._relations = relations
         self._choice = choice
         self.overlap = overlap
-        """Where the log may hold what comes; None once that is passed."""
+        """The WAL in which the log may already hold what comes; None once it is passed."""
         self.open: OpenTransaction | None = None
 
     def take(self, run: FrameRun) -> Taken:
-        """Take in frames that stand in no block, and are no ends of what came in blocks. Raises LogAhead."""
+        """Take in frames that are outside of blocks, and do not end a transaction that came in blocks. Raises
+        LogAhead."""
         before = self.open
         run = self._choice.kept(run, before)
         after = transaction_after(run, before)
@@ -68,8 +69,8 @@ class WholeTransactions:
             self.overlap = None
 
     def _control(self, run: FrameRun) -> dict[int, Lsn]:
-        """Relation and Type messages take effect, in transactions that are skipped too: they come but once
-        in a connection. Returns the non-transactional messages' places."""
+        """Put Relation and Type messages in force, also in skipped transactions, because they come only once per
+        connection. Returns the LSNs of the non-transactional messages, by frame."""
         standalone: dict[int, Lsn] = {}
         messages = {index: run.message(index) for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist()}
         late = self._relations.undescribed(changed_relations(run)) if self._relations.any_undescribed else []
@@ -88,9 +89,10 @@ class WholeTransactions:
         return standalone
 
     def _first_new(self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]) -> int:
-        """Where the log goes on: the first frame of a transaction that it does not hold yet.
+        """The frame with which the log continues: the first frame of a transaction that the log does not hold yet.
 
-        ``commit_lsn < transform_lsn`` says that it does: no boundary lies inside a commit record.
+        The log holds a transaction exactly if ``commit_lsn < transform_lsn``, because no boundary is inside a commit
+        record.
         """
         if before is not None and before.final_lsn >= self._positions.transform_lsn:
             return 0
@@ -101,7 +103,7 @@ class WholeTransactions:
     def _first_beyond(
         self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]
     ) -> tuple[int, bool]:
-        """The first frame that lies past the goal, and whether there is one."""
+        """The first frame past the goal, and whether there is such a frame."""
         if self._positions.goal is None:
             return len(run), False
         if before is not None and self._positions.goal.arrived_at_begin(before.final_lsn):
@@ -109,8 +111,8 @@ class WholeTransactions:
         begins = run.brackets.begins
         beyond = begins[run.brackets.final_lsn >= self._positions.goal.lsn][:1].tolist()
         for index in run.brackets.commits[run.brackets.end_lsn > self._positions.goal.lsn][:1].tolist():
-            # Ends past the goal though it began before: endpos lies in its commit record. Its commit_lsn
-            # is the boundary; nothing of it is taken.
+            # This transaction ends past the goal, but its commit record begins below: endpos is inside the commit
+            # record. Its commit_lsn is the boundary, and nothing of the transaction is taken.
             own = begins[begins < index]
             beyond.append(int(own[-1]) if len(own) else 0)
         beyond += [index for index, lsn in standalone.items() if lsn > self._positions.goal.lsn][:1]
@@ -121,7 +123,8 @@ class WholeTransactions:
         return end, True
 
     def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
-        """The first transaction not taken starts its commit record at a boundary, if that is not past the goal."""
+        """The commit record of the first transaction that is not taken starts at a boundary. Move there, if this is not
+        past the goal."""
         if run.kinds[index] == MessageKind.BEGIN:
             final = int(run.brackets.final_lsn[np.searchsorted(run.brackets.begins, index)])
         elif before is not None:
@@ -136,7 +139,8 @@ class WholeTransactions:
             self._positions.passed(int(run.brackets.final_lsn[-1]))
 
     def _whole(self, taken: FrameRun, first: int, standalone: dict[int, Lsn]) -> int:
-        """How many of the frames taken are whole transactions that leave something; moves the boundary."""
+        """How many of the taken frames belong to whole transactions or non-transactional messages. Moves the
+        boundary."""
         brackets = taken.brackets
         ends = [int(brackets.commits[-1]) + 1] if len(brackets.commits) else []
         if ends:
@@ -149,11 +153,11 @@ class WholeTransactions:
 
 
 def described(relation: Relation) -> RelationKey:
-    """The key by which the facts of a relation are asked for."""
+    """The key of a relation's facts."""
     return relation.relation_id, frozenset(column.type_oid for column in relation.columns)
 
 
 def facts_of(relations: Sequence[Relation], describe: Describe) -> list[RelationFacts]:
-    """What the catalog says now of each of these relations."""
+    """The catalog's facts, as they are now, for each of these relations."""
     known = describe(relations)
     return [known[described(relation)] for relation in relations]

@@ -1,4 +1,4 @@
-"""The thread that writes, and the one job that it has at a time: so memory is bounded while the disk is slow."""
+"""The writing thread. It has one job at a time, so that memory is bounded even if the disk is slow."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Final
 from pgcdc_assets.log.batch import Committed
 
 _BUSY_SECONDS: Final = 0.3
-"""Between status updates while nothing is read, because the writing thread is behind. A request for a status, which a
-server sends at half of its timeout, may lie in what is not read yet."""
+"""Seconds between status updates while nothing is read because the writing thread is behind. A server asks for a status
+at half of its timeout, and this request may be in the frames that are not read yet."""
 
 
 class WritingThread:
-    """``landed`` takes each commit, in the receiving thread; ``waiting`` is called there during a wait for a job."""
+    """``landed`` takes each commit. ``waiting`` is called repeatedly during a wait for a job. Both are called in the
+    receiving thread."""
 
     def __init__(self, landed: Callable[[Committed], None], waiting: Callable[[], None]) -> None:
         self._landed = landed
@@ -28,19 +29,19 @@ class WritingThread:
         return self._job is not None
 
     def submit(self, job: Callable[[], Committed | None]) -> None:
-        """Begin a job, once the one before is done."""
+        """Start a job as soon as the previous job is done."""
         self.finish()
         self._job = self._thread.submit(job)
 
     def finish(self) -> None:
-        """Wait for the job, however slow the disk is: the server hears of us meanwhile."""
+        """Wait for the job, for any length of time. The server receives status updates during the wait."""
         while self.busy:
             self.collect(_BUSY_SECONDS)
             if self.busy:
                 self._waiting()
 
     def collect(self, seconds: float = 0) -> None:
-        """Take the job's result, if it comes in time; raises what it raised."""
+        """Take the job's result if it comes within ``seconds``. Raises the job's exception."""
         if self._job is None:
             return
         wait_for([self._job], timeout=seconds)
@@ -50,5 +51,5 @@ class WritingThread:
                 self._landed(committed)
 
     def close(self) -> None:
-        """Wait for the job, and drop its result."""
+        """Wait for the job, and discard its result."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""Takes PostgreSQL's text form of arrays apart, for a whole column at once.
+"""Splits PostgreSQL's text form of arrays into elements, for a whole column at once.
 
 Rules of "Array Input and Output Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element is in quotes if it is empty, reads
 NULL, or holds a brace, the delimiter, a quote, a backslash or white space; inside quotes a backslash makes the next
-byte literal. All these marks are ASCII, so that the bytes of UTF-8 can be looked at one by one.
+byte literal. All these marks are ASCII, so the code can work on the single bytes of UTF-8.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ class Elements:
 
 
 def not_plain(text: pa.StringArray) -> Bools:
-    """Which values are not lists: of two or more dimensions, or with other lower bounds (``[0:1]={...}``)."""
+    """Which values are not plain lists: arrays of two or more dimensions, or with another lower bound
+    (``[0:1]={...}``)."""
     odd = pc.or_(pc.starts_with(text, "["), pc.starts_with(text, "{{"))
     return np.asarray(odd.fill_null(False))
 
 
 def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
-    """Take plain values apart; NULL rows have no elements. Raises ProtocolError for a text that is not a plain
-    value."""
+    """Split plain lists into elements; NULL rows have no elements. Raises ProtocolError for a text that is not a plain
+    list."""
     octets, offsets = laid_out(text)
     present = np.asarray(text.is_valid())
     marks = _Marks.of(octets, offsets, ord(delimiter))
     letters = octets[marks.structure]
-    # One opening brace at the start of each value, one closing at its end, delimiters between, and nothing else.
+    # Each value has one opening brace at its start, one closing brace at its end, and only delimiters between them.
     opening, closing = marks.structure[letters == _OPEN], marks.structure[letters == _CLOSE]
     _require(np.array_equal(opening, offsets[:-1][present]) and np.array_equal(closing, offsets[1:][present] - 1))
     at = np.flatnonzero(letters != _CLOSE)
@@ -80,13 +81,13 @@ class _Marks:
             literal[escapes + 1] = True
             quotes, structure = quotes[~literal[quotes]], structure[~literal[structure]]
         if len(quotes):
-            # Every value must close its quotes, or "inside" would mean something else in the next one.
+            # Every value must close its quotes, or "inside quotes" would be wrong for the next value.
             _require(not (np.searchsorted(quotes, offsets) & 1).any())
             structure = structure[np.searchsorted(quotes, structure) & 1 == 0]
         return cls(quotes, escapes, structure)
 
     def unquoted(self, octets: Octets, starts: Ints, ends: Ints) -> tuple[Octets, Ints, Ints]:
-        """The bytes without quotes and escapes, and where in them the elements start and end."""
+        """The bytes without quotes and escapes, and the starts and ends of the elements in these bytes."""
         if len(self.quotes) == 0 and len(self.escapes) == 0:
             return octets, starts, ends
         self._check_quoted(octets, starts, ends)
@@ -96,7 +97,7 @@ class _Marks:
         return octets[kept], starts - np.searchsorted(dropped, starts), ends - np.searchsorted(dropped, ends)
 
     def _check_quoted(self, octets: Octets, starts: Ints, ends: Ints) -> None:
-        """Check that quotes are at both ends of an element or nowhere in it, and escapes only between quotes."""
+        """Check that an element has quotes at both ends or no quotes, and that escapes are only between quotes."""
         first = np.searchsorted(self.quotes, starts)
         count = np.searchsorted(self.quotes, ends) - first
         quoted = octets[starts] == _QUOTE
@@ -106,7 +107,7 @@ class _Marks:
 
 
 def _escapes(octets: Octets) -> Ints:
-    """Backslashes that escape: the first, third, fifth ... of each run of them."""
+    """Backslashes that escape: the first, third, fifth ... of each run of backslashes."""
     found: Ints = np.flatnonzero(octets == _BACKSLASH)
     if len(found) == 0:
         return found
@@ -117,7 +118,7 @@ def _escapes(octets: Octets) -> Ints:
 
 
 def _nulls(octets: Octets, starts: Ints, ends: Ints) -> Bools:
-    """Elements that read NULL without quotes (with them they are six bytes long)."""
+    """Elements that are NULL without quotes (``"NULL"`` with quotes is six bytes long)."""
     nulls: Bools = ends - starts == len(_NULL)
     where = np.flatnonzero(nulls)
     nulls[where] = (octets[starts[where, None] + np.arange(len(_NULL))] == _NULL).all(axis=1)

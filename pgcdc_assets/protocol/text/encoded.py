@@ -1,6 +1,7 @@
-"""Columns of texts in the server's encoding, as Arrow's strings, which are UTF-8: a whole column at once.
+"""Converts columns of texts in the server's encoding to Arrow strings, which are UTF-8, a whole column at once.
 
-Every encoding that a server may have is ASCII below 0x80. A column of ASCII is taken as it is, like one of UTF-8.
+Every encoding that a server may have is ASCII below 0x80. So a column of ASCII needs no conversion, like a column of
+UTF-8.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.protocol.text.slices import gathered, laid_out
 
 _MOST: int = (1 << 31) - 1
-"""Bytes of a column, by Arrow's offsets."""
+"""Largest number of bytes in a column, because Arrow's offsets have 31 bits."""
 
 
 class NotText(Exception):
-    """The value at place ``row`` is no text in the column's encoding, or too large a text in UTF-8."""
+    """The value at place ``row`` is not text in the column's encoding, or is too large in UTF-8."""
 
     def __init__(self, row: int) -> None:
         self.row = row
@@ -26,14 +27,14 @@ class NotText(Exception):
 
 
 def decoded(values: pa.BinaryArray, encoding: Encoding, *, shown: bool = False) -> pa.StringArray:
-    """The column as text; raises NotText for the first value that is none. With ``shown``, bytes that are no text stand
-    as :meth:`Encoding.shown` has them."""
+    """The column as text. Raises NotText for the first value that is not text. With ``shown``, bytes that are not text
+    are written as by :meth:`Encoding.shown`."""
     if encoding.unicode or bool((laid_out(values)[0] < 0x80).all()):
         try:
             return values.cast(pa.string())
         except pa.ArrowInvalid:
             pass
-    # PostgreSQL's texts have no zero byte: it keeps the values apart, and ends a character that is cut off.
+    # PostgreSQL's texts have no zero byte. So a zero byte can separate the values, and ends a truncated character.
     count = len(values)
     one = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), values.fill_null(b""))
     joined: bytes = pc.binary_join(one, b"\0")[0].as_py()
@@ -54,7 +55,8 @@ def decoded(values: pa.BinaryArray, encoding: Encoding, *, shown: bool = False) 
 def reread(
     texts: pa.StringArray | pa.ChunkedArray, encoding: Encoding
 ) -> pa.StringArray | pa.ChunkedArray:  # fmt: skip
-    """A column of few different names, which were read as UTF-8, as what they are: see :meth:`Encoding.reread`."""
+    """Decodes a column of names again that were read as UTF-8: see :meth:`Encoding.reread`. Fast for few different
+    names."""
     if encoding.unicode or texts.null_count == len(texts):
         return texts
     names = whole(texts).dictionary_encode()

@@ -1,4 +1,4 @@
-"""Makes one Arrow array of many slices of a buffer, and the reverse: column decoding and casts share these steps."""
+"""Makes one Arrow array from many slices of a buffer, and the reverse. Column decoding and casts share these steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pgcdc_assets.core.arrays import Bools, Ints, Octets
 
 
 def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
-    """``data[starts[i]:ends[i]]`` for every i, copied together into one binary array; NULL where not ``valid``.
+    """``data[starts[i]:ends[i]]`` for every i, copied into one binary array; NULL where not ``valid``.
 
     The slices must be in order and not overlap, and ``data`` (an Arrow buffer or numpy bytes) must be shorter than 2
     GiB.
     """
-    # Slice, gap, slice, gap ...: an array over the buffer as it is, of which Arrow then takes every second value.
+    # Slice, gap, slice, gap ...: an array over the buffer without a copy. Arrow then takes every second value of it.
     count = len(starts)
     if count == 0:
         return pa.array([], pa.binary())
@@ -31,7 +31,7 @@ def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) ->
 def laid_out(array: pa.Array) -> tuple[Octets, Ints]:
     """The bytes of a string or binary array, and its n + 1 offsets into them.
 
-    Values follow one another without gaps and NULLs are empty, so all the bytes belong to values.
+    There are no gaps between values, and NULLs are empty, so all the bytes belong to values.
     """
     if array.null_count:
         array = array.fill_null("" if pa.types.is_string(array.type) else b"")

@@ -1,4 +1,4 @@
-"""Turns columns of PostgreSQL's text form into typed columns, by the same code for copies and for changes.
+"""Turns columns of PostgreSQL's text form into typed columns. Copies and changes use the same code.
 
 A value that its type cannot hold is kept as text in ``_pgcdc_raw``, a map of column name to text.
 """
@@ -24,7 +24,7 @@ RAW_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 _UNSIGNED = np.uint64
 _FACTOR: Final = 0x9E3779B97F4A7C15
-"""Odd, so that it has an inverse modulo 2^64: the golden ratio's digits."""
+"""The digits of the golden ratio. The number is odd, so that it has an inverse modulo 2^64."""
 _INVERSE: Final = pow(_FACTOR, -1, 1 << 64)
 
 
@@ -40,9 +40,9 @@ class TextColumn(Protocol):
 @dataclass(frozen=True)
 class Typed:
     values: list[pa.Array]
-    """One per column, of the column's ``arrow_type``."""
+    """One array per column, of the column's ``arrow_type``."""
     raw: pa.Array
-    """map<string, string>; NULL where everything fits."""
+    """map<string, string>, one entry per value that does not fit; NULL for rows in which all values fit."""
 
 
 def typed(text: Sequence[pa.Array | pa.ChunkedArray], columns: Sequence[TextColumn], rows: int) -> Typed:
@@ -73,10 +73,10 @@ def _raw(misfits: Sequence[tuple[str, Ints, pa.Array]], rows: int) -> pa.Array:
 
 
 def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], rows: int) -> pa.Array:
-    """An int64 per row: a hash of its pairs of column name and non-NULL text, whatever their order.
+    """An int64 per row: a hash of the row's pairs of column name and non-NULL text, in any order of the columns.
 
-    So it does not change when a column without values is added. It only narrows the search: rows with equal hashes are
-    still compared value by value. Stored in mirrors, so it must never change.
+    The hash of a row does not change when a column without values is added. It only narrows the search: rows with equal
+    hashes are still compared value by value. Mirrors store these hashes, so this function must never change.
     """
     total = np.zeros(rows, _UNSIGNED)
     for array, name in zip(text, names, strict=True):
@@ -90,8 +90,8 @@ def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], r
 def _text_hash(text: pa.StringArray) -> Words:
     """For each value, a polynomial in ``_FACTOR`` over its bytes, plus its length.
 
-    The powers go on over the whole buffer, so that one running sum serves all values; dividing by the power at a
-    value's start makes the result the same wherever the value lies.
+    The powers continue over the whole buffer, so that one running sum is enough for all values. Dividing by the power
+    at a value's start makes the result independent of the value's place.
     """
     octets, offsets = laid_out(text)
     sums = np.zeros(len(octets) + 1, _UNSIGNED)
@@ -108,6 +108,6 @@ def _powers(base: int, count: int) -> Words:
 
 
 def row_identities(rows: int) -> pa.Array:
-    """``_pgcdc_row`` of new rows of a multiset: different from any other, ever."""
+    """``_pgcdc_row`` of new rows of a multiset: identities that are never used twice."""
     numbers = pc.cast(pa.array(np.arange(rows, dtype=np.int64)), pa.string())
     return pc.binary_join_element_wise(pa.scalar(uuid.uuid4().hex), numbers, "-")

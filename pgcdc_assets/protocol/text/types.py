@@ -1,9 +1,9 @@
-"""Casts columns of PostgreSQL's text form to columns of Arrow types; holds the table of types.
+"""Casts columns of PostgreSQL's text form to columns of Arrow types, and holds the table of types.
 
-Text is as sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1`` write it. A value that does not fit
-the Arrow type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions) is marked and
-left NULL, never clipped or guessed. Text that PostgreSQL cannot have written is a ProtocolError. The casts are Arrow's;
-whether a value fits depends on that value alone, not on its neighbours.
+The text form is the form that sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1`` write. A value
+that does not fit the Arrow type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions)
+is marked and left NULL, never clipped or guessed. Text that PostgreSQL cannot have written is a ProtocolError. Arrow
+does the casts. Whether a value fits depends on the value alone, not on other values of the column.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pgcdc_assets.protocol.text.slices import gathered, laid_out
 
 _BOOL, _BYTEA, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 1700, 1082, 1114, 1184
 _VECTORS: Final = (22, 30)
-"""int2vector and oidvector: arrays in the catalog, but written ``1 2 3``."""
+"""int2vector and oidvector: arrays in the catalog, but their text form is ``1 2 3``."""
 _SCALARS: Final[dict[int, pa.DataType]] = {
     _BOOL: pa.bool_(),
     21: pa.int16(),
@@ -37,10 +37,10 @@ _SCALARS: Final[dict[int, pa.DataType]] = {
     _TIMESTAMP: pa.timestamp("us"),
     _TIMESTAMPTZ: pa.timestamp("us", "UTC"),
 }
-"""Arrow types by OID, which is fixed for built-in types. Types that are not listed stay text."""
+"""Arrow types by OID, which is fixed for built-in types. All other types stay text."""
 
 MAX_PRECISION: Final = 38
-"""Most digits of Delta's (and Arrow's 128-bit) decimals."""
+"""The most digits that Delta's (and Arrow's 128-bit) decimals can have."""
 
 _CLOCK = r"\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?"
 _ZONE = r"[+-]\d\d(?::\d\d){0,2}"
@@ -48,11 +48,12 @@ _OUTSIDE: Final = {
     oid: rf"^(?:-?infinity|\d{{5,}}-{rest}(?: BC)?|\d{{4}}-{rest} BC)$"
     for oid, rest in ((_DATE, r"\d\d-\d\d"), (_TIMESTAMP, _CLOCK), (_TIMESTAMPTZ, _CLOCK + _ZONE))
 }
-"""Patterns of dates and timestamps outside 0001 to 9999. Arrow parses none of them."""
+"""Patterns of dates and timestamps outside years 0001 to 9999, which Arrow cannot parse."""
 _NUMBER: Final = r"^(?:NaN|-?Infinity|-?(?:0|[1-9]\d*)(?:\.\d+)?)$"
-"""The pattern of numeric: never with an exponent, nor with leading zeros."""
+"""The pattern of numeric, which never has an exponent or leading zeros."""
 _ZONE_SECONDS = r"(?P<sign>[+-])\d\d:\d\d:(?P<seconds>[0-5]\d)$"
-"""Local mean times, from before time zones, have offsets with seconds, which Arrow does not parse."""
+"""The pattern of offsets with seconds, as local mean times have (from the time before time zones). Arrow does not parse
+them."""
 _SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 253_402_300_799_999_999)}
 """First and last day, and microsecond, of years 0001 to 9999, since 1970."""
 
@@ -75,7 +76,7 @@ def arrow_type(of: PgType) -> pa.DataType:
 
 
 def may_not_fit(type_: pa.DataType) -> bool:
-    """Whether a column of this type in a mirror may lack values of its column in PostgreSQL, whose texts are kept."""
+    """Whether some values of this type do not fit the mirror's type. Their text is then kept in ``_pgcdc_raw``."""
     kinds = pa.types
     return not (kinds.is_string(type_) or kinds.is_integer(type_) or kinds.is_floating(type_)
                 or kinds.is_boolean(type_) or kinds.is_binary(type_))  # fmt: skip
@@ -92,12 +93,12 @@ def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
     try:
         return _cast_of(stored)(column, stored)
     except (pa.ArrowInvalid, ProtocolError):
-        # Arrow's message quotes the value, and that of an element does not name the column's type.
+        # Not Arrow's message, which quotes the value. And the message for an element does not name the column's type.
         raise ProtocolError("a text is none of its type", thing=f"type {of.name}") from None
 
 
 def _stored(of: PgType) -> PgType:
-    """A domain is written as its base type."""
+    """The base type of a domain, because a domain's values are written like its base type's."""
     while of.base is not None:
         of = of.base
     return of
@@ -108,13 +109,14 @@ def _is_array(of: PgType) -> bool:
 
 
 def _element(of: PgType) -> PgType:
-    """The element type: the typmod of ``numeric(10,2)[]`` belongs to the array; that of a domain to the domain."""
+    """The element type. The typmod of ``numeric(10,2)[]`` is the array's, so the element takes it over. An element that
+    is a domain keeps the domain's typmod."""
     assert of.element is not None
     return of.element if of.typmod == -1 else replace(of.element, typmod=of.typmod)
 
 
 def _decimal(typmod: int) -> pa.Decimal128Type | None:
-    """The decimal type that holds every numeric(precision, scale); None if there is none.
+    """The decimal type that holds every numeric(precision, scale); None if no decimal type does.
 
     Since PostgreSQL 15 the scale may be negative (numeric(2,-3) holds 99000), or above the precision.
     """
@@ -159,7 +161,7 @@ def _cast_float(text: pa.StringArray, of: PgType) -> Cast:
     values = text.cast(arrow_type(of))
     infinite = pc.is_inf(values).fill_null(False)
     if infinite.true_count:
-        # Arrow reads a number out of the type's range as infinity, too.
+        # Arrow also reads a number outside of the type's range as infinity.
         _require(pc.all(pc.match_substring_regex(text.filter(infinite), "^-?Infinity$")).as_py())
     return Cast(values, None)
 
@@ -168,7 +170,7 @@ def _cast_numeric(text: pa.StringArray, of: PgType) -> Cast:
     target = _decimal(of.typmod)
     assert target is not None
     _, offsets = laid_out(text)
-    # Arrow (26) lets a number of 39 digits wrap around, so it gets only numbers that cannot be so long.
+    # A number of 39 digits wraps around in Arrow (26), so Arrow gets only numbers that cannot be so long.
     if int(np.diff(offsets).max(initial=0)) + target.scale <= MAX_PRECISION:
         try:
             return Cast(text.cast(target), None)
@@ -176,7 +178,7 @@ def _cast_numeric(text: pa.StringArray, of: PgType) -> Cast:
             pass  # Something does not fit, or is not a number: each value is checked by itself.
     unfit = _matching(text, _NUMBER) & ~_matching(text, _fitting(target))
     kept = _without(text, unfit)
-    # Zeros beyond the scale change nothing, but would count as digits.
+    # Zeros beyond the scale do not change the value, but would count as digits.
     short = pc.replace_substring_regex(kept, rf"^([^.]*\.\d{{{target.scale}}})0+$", r"\1")
     return Cast(short.cast(target), unfit)
 
@@ -208,7 +210,7 @@ def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Bools 
 
 
 def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
-    """Cast timestamptz if some offsets have seconds: these are cut off and subtracted afterwards."""
+    """Cast timestamptz if some offsets have seconds: the seconds are cut off, and subtracted after the cast."""
     odd = _matching(text, _ZONE_SECONDS)
     to_minutes = pc.replace_substring_regex(text, r"^(.*[+-]\d\d:\d\d):[0-5]\d$", r"\1")
     values = to_minutes.cast(_SCALARS[_TIMESTAMPTZ])
@@ -221,7 +223,7 @@ def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
 
 
 def _within_years(values: pa.Array, unfit: Bools | None, number: pa.DataType, unit: str) -> Cast:
-    """Mark what lies outside years 0001 to 9999 in UTC, which is possible even if its text has a year within them."""
+    """Mark values outside years 0001 to 9999 in UTC. A value can be outside even if the year in its text is not."""
     first, last = _SPAN[unit]
     numbers = values.view(number)
     seen = pc.min_max(numbers).as_py()
@@ -237,7 +239,7 @@ def _cast_bytea(text: pa.StringArray, of: PgType) -> Cast:
     _require(not (offsets & 1).any())
     pairs = octets.reshape(-1, 2)
     high, low = _NIBBLES[pairs[:, 0]], _NIBBLES[pairs[:, 1]]
-    # The marks \x are pairs of bytes too, and must be the only pairs that are not hexadecimal.
+    # The ``\x`` marks are also pairs of bytes, and must be the only pairs that are not hexadecimal.
     starts, ends = offsets[:-1] >> 1, offsets[1:] >> 1
     marks = starts[valid]
     _require(np.array_equal(np.flatnonzero((high | low) > 15), marks))
@@ -251,7 +253,7 @@ def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
     found = elements(plain, of.delimiter)
     inner = cast(found.text, _element(of))
     if inner.unfit is not None and inner.unfit.any():
-        # If one element does not fit, its array does not fit. Cast again without such arrays, because a NULL list has
+        # If one element does not fit, its array does not fit. Cast again without these arrays, because a NULL list has
         # no elements.
         rows = np.searchsorted(found.offsets, np.flatnonzero(inner.unfit), side="right") - 1
         unfit[rows] = True
