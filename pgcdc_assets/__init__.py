@@ -11,7 +11,7 @@ __all__ = ["Lake"]
 
 
 def __getattr__(name: str) -> Any:
-    """``Lake`` on first use: the package itself imports neither Arrow nor Delta Lake."""
+    """Imports ``Lake`` on first use, so that importing the package loads neither Arrow nor Delta Lake."""
     if name == "Lake":
         from pgcdc_assets.lake import Lake
 

@@ -1,5 +1,5 @@
-"""Dagster's code location: the pipeline of the project in the working directory, or in the location's
-``working_directory``."""
+"""Dagster's code location: the pipeline of the project in the code location's ``working_directory``, or else in the
+current directory."""
 
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.project import enter_project

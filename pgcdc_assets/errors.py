@@ -1,6 +1,7 @@
-"""Every situation that stops us, as one class: what, which object, which LSN, what to do.
+"""The errors of this project: one class for each situation that stops us.
 
-Messages carry names, LSNs and counts; never row values, never secrets.
+An error says what happened, to which object, at which LSN, and what to do next. Messages hold names, LSNs and counts;
+never row values, never secrets.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 ROOM = "make room or mend it there, then run again: it goes on from what is durable"
-"""The advice if the system refuses to write."""
+"""The advice if the operating system refuses to write."""
 
 
 class PgcdcError(Exception):
-    """Base of all. ``str()`` is one line: ``thing: what, at LSN X/Y; do``."""
+    """The base class. ``str()`` is one line: ``thing: what, at LSN X/Y; do``."""
 
     retryable: ClassVar[bool] = False
     exit_code: ClassVar[int] = 1
     advice: ClassVar[str] = ""
-    """What to do, if the raiser says nothing more precise."""
+    """What to do next. Used if the error is raised without its own advice (``do``)."""
 
     def __init__(self, what: str, *, thing: str | None = None, lsn: object = None, do: str | None = None) -> None:
         self.what = what
@@ -34,7 +35,7 @@ class PgcdcError(Exception):
         return f"{text}; {self.do}" if self.do else text
 
     def to_plain(self) -> dict[str, str | None]:
-        """The error as plain values for another process, from which :func:`of_plain` makes the error again."""
+        """The error as plain values, for another process. :func:`of_plain` is the inverse."""
         lsn = None if self.lsn is None else str(self.lsn)
         return {"class": type(self).__name__, "what": self.what, "thing": self.thing, "lsn": lsn, "do": self.do}
 
@@ -54,15 +55,15 @@ class UsageError(PgcdcError):
 
 
 class SettingsError(UsageError):
-    """A setting that cannot be used; names the field."""
+    """A setting has a value that cannot be used; names the setting."""
 
 
 class WrongSource(SettingsError):
-    """No source is named, or one that the project was not set up with; nothing was started or written."""
+    """The settings name no source, or a source that the project was not set up with. Nothing was started or written."""
 
 
 class WrongInstance(SettingsError):
-    """A Dagster instance that belongs to another project; nothing was started or written."""
+    """The Dagster instance belongs to another project. Nothing was started or written."""
 
     advice = (
         "set DAGSTER_HOME to a folder of this project's own, or unset it: .dagster is used then; if that project is "
@@ -71,7 +72,7 @@ class WrongInstance(SettingsError):
 
 
 class WrongLake(SettingsError):
-    """The lake is not the one that the project follows its source in; nothing was started or written."""
+    """The lake is not this project's own lake. Nothing was started or written."""
 
 
 class BadRange(UsageError):
@@ -79,11 +80,12 @@ class BadRange(UsageError):
 
 
 class RangeGap(PgcdcError):
-    """A range cannot be applied because ranges before it are missing; names them."""
+    """Part of the ranges is missing: the log does not hold a whole range, a range is not registered, or two ranges do
+    not follow each other. Names the ranges or LSNs."""
 
 
 class UnknownTable(PgcdcError):
-    """A table that the catalog or the lake does not know."""
+    """The catalog or the lake does not know the table."""
 
     advice = "see `pgcdc status` for the tables"
 
@@ -95,11 +97,11 @@ class SetupNeeded(PgcdcError):
 
 
 class MachineError(PgcdcError):
-    """Java missing or of a wrong version, no network on first use, no write access."""
+    """This machine lacks something: Java, a usable version of Java, the network on first use, or write access."""
 
 
 class StoreFailed(MachineError):
-    """An object store refuses, or does not answer. So it would for any other place, and no file is damaged by it."""
+    """An object store refuses a request, or does not answer. This concerns all files alike, and damages no file."""
 
     advice = "nothing is lost: the next run goes on from what is durable"
     passing = False
@@ -116,13 +118,13 @@ class UnknownFormat(PgcdcError):
 
 
 class LockHeld(PgcdcError):
-    """Another process writes to this lake; names pid and command."""
+    """Another process writes to this lake; names its pid and command."""
 
     advice = "wait for it, or stop it"
 
 
 class LeaseLost(PgcdcError):
-    """This process was not heard of for too long, and may not write to the lake any more."""
+    """This process did not renew its lease in time, and may no longer write to the lake."""
 
     retryable = True
     advice = "nothing is lost: whoever writes now goes on from what is durable"
@@ -142,17 +144,18 @@ class SourceFailed(PgcdcError):
 
 
 class SourceNotReady(PgcdcError):
-    """The source lacks a setting, a right or a free slot or connection; says which, and what to change."""
+    """The source lacks a setting, a right, a free slot or a free connection; says which, and what to change."""
 
 
 class RightLacking(SourceNotReady):
-    """Our role may not read one table. The table waits until it may; says which statement grants the right."""
+    """Our role may not read one table. The table waits until the right is granted; says which statement grants it."""
 
 
 class SetupRefused(SourceNotReady):
-    """Lists everything that ``setup`` found to be wrong on the source; nothing was made.
+    """Lists everything that ``setup`` found to be wrong on the source. Nothing was created.
 
-    ``str()`` is one line if that is enough, else a line for each finding and for each statement that mends it.
+    ``str()`` is one line if there is one finding. Otherwise it has a line for each finding, and for each statement that
+    fixes a finding.
     """
 
     def __init__(self, lines: Sequence[str], do: str | None = None) -> None:
@@ -175,7 +178,7 @@ class SlotMissing(PgcdcError):
 
 
 class SlotLost(PgcdcError):
-    """The slot was invalidated: the WAL it needs is gone. Only a new slot and new copies help."""
+    """The slot was invalidated: the WAL that it needs is gone. Only a new slot and new copies help."""
 
 
 class SlotActive(PgcdcError):
@@ -189,15 +192,15 @@ class SlotAhead(PgcdcError):
 
 
 class PreparedLost(PgcdcError):
-    """A prepared transaction commits whose content is not in the lake, and never comes again."""
+    """A prepared transaction was committed, but its content is not in the lake. The source will not send it again."""
 
 
 class IdentityMismatch(PgcdcError):
-    """Another system, database, slot or timeline stands under the name that the log belongs to."""
+    """The name that the log belongs to now means another system, database, slot or timeline."""
 
 
 class LogAhead(PgcdcError):
-    """The log holds positions that this source's WAL has not reached: a restored backup."""
+    """The log holds positions that the source's WAL has not reached: the source was restored from a backup."""
 
 
 class EmptyPublication(PgcdcError):
@@ -205,7 +208,7 @@ class EmptyPublication(PgcdcError):
 
 
 class CopyBlocked(PgcdcError):
-    """Open or prepared transactions prevent a snapshot; names pid, gid, age."""
+    """Open or prepared transactions prevent a snapshot; names their pid or gid, and their age."""
 
     retryable = True
 
@@ -220,11 +223,11 @@ class CopyOutdated(PgcdcError):
 
 
 class ProtocolError(PgcdcError):
-    """A malformed, truncated or unknown message; names kind and LSN."""
+    """A message of the stream is malformed, truncated or unknown; names its kind and LSN."""
 
 
 class LogCorrupt(PgcdcError):
-    """A segment is missing, damaged, or not what its commit says."""
+    """A segment of the change log is missing, damaged, or not what its commit says."""
 
 
 class LogConflict(PgcdcError):
@@ -241,7 +244,7 @@ class ReceiverDied(PgcdcError):
 
 
 class SparkDied(PgcdcError):
-    """The JVM ended while it was used: killed, or out of memory."""
+    """The JVM ended while it was in use: it was killed, or ran out of memory."""
 
     retryable = True
     advice = "run it again: nothing is half done; if the system ran out of memory, lower `spark.driver.memory`"
@@ -252,13 +255,14 @@ class LakeError(PgcdcError):
 
 
 class CommitLost(LakeError):
-    """Another writer took the commit's number first; nothing was committed, and looking again may help."""
+    """Another writer took the commit's number first. Nothing was committed. A new attempt may succeed, from the table's
+    newest version."""
 
     retryable = True
 
 
 class TornLog(LakeError):
-    """A commit or a checkpoint of a Delta log is incomplete, as a power cut may leave it."""
+    """A commit or a checkpoint of a Delta log is incomplete. A power cut may leave it so."""
 
     advice = (
         "the next `pgcdc sync` puts it aside where nothing published rests on it; if it is still there then, "
@@ -271,12 +275,13 @@ class MergeMismatch(LakeError):
 
 
 class NotRepairable(LakeError):
-    """A key's base image lies before the log and the copy: copy the table anew."""
+    """A table cannot be repaired from the change log, for example because a key's old row is neither in the log nor in
+    the copy. Copy the table again."""
 
 
 def of_plain(plain: Mapping[str, str | None], *, otherwise: type[PgcdcError]) -> PgcdcError:
-    """The error that another process had. ``otherwise``: its class, if this process cannot make one of the same
-    class."""
+    """Makes the error of another process again. ``otherwise``: the class to use if this process cannot make an error of
+    the original class."""
     kind = globals().get(plain["class"] or "")
     if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
         kind = otherwise

@@ -1,9 +1,9 @@
-"""Decides whose failure an error is: one table's, which waits or is set aside with the reason, or everybody's, which
-ends the run.
+"""Decides whether an error concerns one table or all tables. If it concerns one table, the table waits or is set aside,
+with the reason. If it concerns all tables, it ends the run.
 
-A failure is one table's if only its files, commits, values, rights or statements can cause it. It is everybody's if the
-next table would meet it as well: a full disk, a dead JVM, a lost source, a damaged change log, a fault of this program.
-:data:`WHOSE` is the table of our own errors. An error of the source gets its class by its SQLSTATE, in
+An error concerns one table if only that table's files, commits, values, rights or statements can cause it. It concerns
+all tables if the next table would fail in the same way: a full disk, a dead JVM, a lost source, a damaged change log, a
+bug of this program. :data:`WHOSE` lists our own errors. An error of the source gets its class by its SQLSTATE, in
 :mod:`pgcdc_assets.source.connect.failures`. Spark's workers import this module, so it imports no Delta.
 """
 
@@ -38,18 +38,18 @@ from pgcdc_assets.errors import (
 Result = TypeVar("Result")
 
 ATTEMPTS: Final = 3
-"""Attempts to commit to a mirror that somebody else commits to as well."""
+"""Attempts to commit to a mirror to which another writer commits at the same time."""
 
 
 class Whose(Enum):
-    """Whom an error concerns, and what becomes of it."""
+    """Whom an error concerns, and what happens then."""
 
     WAITS = auto()
-    """One table, which waits: it is tried again by itself."""
+    """One table. The table waits, and is tried again automatically."""
     ASIDE = auto()
-    """One table, which is set aside until a person has mended it."""
+    """One table. The table is set aside until a person has fixed the cause."""
     ALL = auto()
-    """Everybody: the run ends."""
+    """All tables. The run ends."""
 
 
 WHOSE: Final[dict[type[PgcdcError], Whose]] = {
@@ -63,25 +63,26 @@ WHOSE: Final[dict[type[PgcdcError], Whose]] = {
     SourceFailed: Whose.ASIDE,
     PgcdcError: Whose.ALL,
 }
-"""By the nearest of the error's classes. These are errors of one table's statements, files and rows: an error of the
-connection, the stream or the change log has no table to be set aside, and ends the run in any case."""
+"""Whom each class of errors concerns. The nearest base class in this table counts. The table is for errors of one
+table's statements, files and rows. An error of the connection, the stream or the change log belongs to no table, and
+always ends the run."""
 _OF_THE_MACHINE: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
 })  # fmt: skip
 _WRITING: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
-"""The system's error number, which delta-rs gives in its text alone."""
+"""Finds the operating system's error number, which delta-rs reports only in the text of its error."""
 
 
 def whose(error: PgcdcError) -> Whose:
-    """Whose failure an error of ours is."""
+    """Whom one of our own errors concerns."""
     return next(WHOSE[kind] for kind in type(error).__mro__ if kind in WHOSE)
 
 
 def of_one_table(error: BaseException) -> str | None:
-    """The failure in words, if one table is to be set aside for it; None if not.
+    """The failure in words, if one table is set aside for it; None otherwise.
 
-    Texts of Arrow, Spark and Python are left out: they may quote values.
+    The texts of errors of Arrow, Spark and Python are left out, because they may quote values.
     """
     if isinstance(error, PgcdcError):
         return _named(error) if whose(error) is Whose.ASIDE else None
@@ -95,16 +96,16 @@ def of_one_table(error: BaseException) -> str | None:
 
 
 class contained:  # noqa: N801 (used as a statement)
-    """Contains a failure for which one table is to be set aside; others are raised.
+    """Contains a failure for which one table is set aside. Other failures are raised.
 
-    ``with contained() as failed: ...``, and then ``failed.reason`` is the failure in words, or None. Where the block
-    returns, whatever comes after it has failed, and ``failed.told`` is the failure.
+    After ``with contained() as failed: ...``, ``failed.reason`` is the failure in words, or None. If the block ends
+    with ``return``, the code below the block runs only after a failure. There ``failed.told`` is the failure.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.outrun = False
-        """Whether another writer's commit came first, so that looking again may help."""
+        """Whether another writer's commit came first, so that a new attempt may succeed."""
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +122,7 @@ class contained:  # noqa: N801 (used as a statement)
 
 
 def lost_race(error: BaseException) -> bool:
-    """Whether another writer's commit came first, so that looking again may help."""
+    """Whether another writer's commit came first, so that a new attempt may succeed."""
     if isinstance(error, (PgcdcError, OSError, ValueError, MemoryError, pa.ArrowException)):
         return isinstance(error, CommitLost)
     told = _by_spark(error)
@@ -129,7 +130,8 @@ def lost_race(error: BaseException) -> bool:
 
 
 def again_after_lost_races(step: Callable[[], Result]) -> Result:
-    """Run a step that looks and commits, again while others' commits come first; raises the last failure."""
+    """Run a step that reads a table and commits to it. Run it again if another writer's commit came first, up to
+    :data:`ATTEMPTS` times; then raise the last failure."""
     for _ in range(ATTEMPTS - 1):
         try:
             return step()
@@ -140,7 +142,7 @@ def again_after_lost_races(step: Callable[[], Result]) -> Result:
 
 
 def unreadable(path: Location, error: Exception) -> PgcdcError:
-    """The error of a file that is not there or is damaged, in words, with its name."""
+    """The error for a file that is missing or damaged. It names the file."""
     if isinstance(error, OSError):
         if (refused := of_the_machine(error)) is not None:
             return refused
@@ -150,13 +152,15 @@ def unreadable(path: Location, error: Exception) -> PgcdcError:
 
 
 def of_the_machine(error: OSError) -> MachineError | None:
-    """The error, in words, if the system refuses this to every table alike; None if it refuses it to one."""
+    """The error in our words, if the operating system would refuse the same to every table; None if the error concerns
+    one table."""
     return MachineError(_system(error), thing="lake", do=ROOM) if _of_the_machine(error) else None
 
 
 @contextmanager
 def machine_told(lake: Location) -> Iterator[None]:
-    """Raise MachineError, with the folder, for what the system refuses to everybody, whichever library reports it."""
+    """Raise MachineError, which names the folder, for an error of the operating system that concerns all tables. The
+    error may be reported by Python, delta-rs, Arrow or Spark."""
     try:
         yield
     except OSError as error:
@@ -175,7 +179,7 @@ def machine_told(lake: Location) -> Iterator[None]:
 
 
 def _refused_to_spark(error: Exception) -> str | None:
-    """What the system refused to a Spark job; only the text of the job's failure says it."""
+    """What the operating system refused to a Spark job. Only the text of the job's failure says it."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -186,9 +190,9 @@ def _refused_to_spark(error: Exception) -> str | None:
 
 
 def _by_spark(error: BaseException) -> str | None:
-    """The error of Spark's driver for one statement, in words; None for others. A failure within a task is not one,
-    because tasks return their failures as values."""
-    # Imported here, because the receiver, which uses this module to read files, has no Spark.
+    """An error of Spark's driver for one statement, in words; None for any other error. Failures within tasks do not
+    appear here, because tasks return their failures as values."""
+    # Imported here, because the receiver uses this module to read files, and has no Spark.
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException, PythonException
 

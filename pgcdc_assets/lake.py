@@ -1,6 +1,6 @@
-"""The lake for readers: every mirror at one LSN.
+"""Reads the lake: all mirrors at one LSN.
 
-``Lake("lake").at().arrow("orders")``. Needs neither Spark nor the source.
+``Lake("lake").at().arrow("orders")`` needs neither Spark nor the source.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 READ_EXACTLY: Final = {"datafusion.execution.parquet.coerce_int96": "us"}
-"""Setting for DataFusion: a user's OPTIMIZE writes timestamps as INT96. Read as nanoseconds, the default, these are
-wrong before 1678 and after 2261."""
+"""Setting for DataFusion. An OPTIMIZE that a user runs writes timestamps as INT96. DataFusion would read INT96 as
+nanoseconds, and timestamps before 1678 and after 2261 would be wrong."""
 
 
 class Lake:
-    """A lake, given its root folder. Nothing is held open; every call sees what is published by then."""
+    """A lake, given its root folder. Nothing is kept open: every call reads what is published at that time."""
 
     def __init__(self, root: str | PathLike[str] | Location) -> None:
         self._layout = Layout.of(root)
@@ -43,12 +43,13 @@ class Lake:
 
     @property
     def tables(self) -> list[TableName]:
-        """The tables of the newest consistent point, in name order; empty before the first."""
+        """The tables of the newest consistent point, in name order; empty if there is no point yet."""
         newest = self._points.newest()
         return sorted(newest.tables.keys() - newest.changed.keys()) if newest else []
 
     def at(self, lsn: Lsn | str | int | None = None) -> LakeAt:
-        """The lake at the newest published point at or below ``lsn`` (``X/Y`` or an integer), or at the newest of all.
+        """The lake at the newest published point at or below ``lsn`` (``X/Y`` or an integer). Without ``lsn``: at the
+        newest point of all.
 
         LakeError if there is no such point; ValueError for a text that is not an LSN.
         """
@@ -64,7 +65,7 @@ class Lake:
 
 @dataclass(frozen=True)
 class LakeAt:
-    """All mirrors as they were when exactly the transactions below ``lsn`` were applied."""
+    """All mirrors with exactly the transactions below ``lsn`` applied."""
 
     _layout: Layout
     _point: Point
@@ -75,13 +76,13 @@ class LakeAt:
 
     @property
     def tables(self) -> list[TableName]:
-        """The tables in name order, without those that are being copied, were set aside, or have rows that another
-        writer changed."""
+        """The tables in name order. Tables that are being copied, that were set aside, or whose rows another writer
+        changed are left out."""
         return sorted(self._point.tables.keys() - self._point.changed.keys())
 
     @property
     def versions(self) -> Mapping[TableName, int]:
-        """Delta version of each mirror."""
+        """The Delta version of each mirror."""
         return self._point.tables
 
     def path(self, table: TableName | str) -> str:
@@ -92,33 +93,37 @@ class LakeAt:
         return str(self._layout.mirror(self._as_published(table)))
 
     def arrow(self, table: TableName | str) -> pa.Table:
-        """The mirror's rows, in no particular order, with its own columns and ours (``_pgcdc_...``).
+        """The mirror's rows, in no particular order, with the table's columns and ours (``_pgcdc_...``).
 
-        DataFusion reads them, because it supports deletion vectors and mapped columns; pyarrow's own reader does not.
-        Tables with widened types, which it does not know, are read file by file. LakeError if the version is gone
-        (older than the mirrors' retention) or not the one that was published, or if another writer changed its rows.
+        DataFusion reads the rows, because it supports deletion vectors and mapped columns; pyarrow's own reader does
+        not. DataFusion does not support widened types, so tables with widened types are read file by file. LakeError if
+        the version is gone (older than the mirrors' retention), if it is not the version that was published, or if
+        another writer changed its rows.
         """
         name = self._as_published(table)
         version = self._point.tables[name]
         try:
             found = _read(self._layout.mirror(name), version)
         except Exception as error:
-            # delta-rs and DataFusion raise bare exceptions if a file is missing or damaged.
+            # delta-rs and DataFusion raise plain Exceptions if a file is missing or damaged.
             raise LakeError(f"version {version} cannot be read: {type(error).__name__}", thing=f"mirror {name}",
                             do="it may be older than the mirror's retention; take a newer LSN") from error  # fmt: skip
         return found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
 
     def spark(self, session: SparkSession, table: TableName | str) -> DataFrame:
-        """The mirror's rows as a data frame of a Spark session that has Delta Lake, and can read the lake's store."""
+        """The mirror's rows as a data frame. The Spark session must have Delta Lake, and must be able to read the
+        lake's store."""
         name = self._as_published(table)
         reader = session.read.format("delta").option("versionAsOf", self._point.tables[name])
         return reader.load(self._layout.mirror(name).for_hadoop)
 
     def messages(self, after: Lsn | str | int = ZERO) -> pa.Table:
-        """The logical messages below this point, in order. ``after``: those from the ``lsn`` of an earlier look on.
+        """The logical messages below this point, in order. ``after``: leave out the messages below this LSN. To read
+        only new messages, pass the ``lsn`` of the point that you read before.
 
-        They are exactly those of the transactions that the mirrors hold at this point, and those between them.
-        LakeError if the point has none (the setting ``messages`` was empty), or if the feed cannot be read.
+        The transactional messages are exactly those of the transactions that the mirrors hold at this point. Messages
+        outside transactions are in the order of their LSNs among these. LakeError if the point has no messages (the
+        setting ``messages`` was empty), or if the feed cannot be read.
         """
         start = Lsn.parse(after) if isinstance(after, str) else Lsn(after)
         if self._point.messages is None:
@@ -127,8 +132,8 @@ class LakeAt:
         return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
 
     def _as_published(self, table: TableName | str) -> TableName:
-        """The name of a table of the point. LakeError if its version is not as published: the version's own position is
-        compared with that in the point."""
+        """The name of a table of the point. LakeError if the table's version is not the version that was published: the
+        position that the version itself records is compared with the position in the point."""
         name = self._known(table)
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(
@@ -162,7 +167,7 @@ def _read(folder: Location, version: int) -> pa.Table:
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
-    """The common type for a view type of DataFusion."""
+    """The common Arrow type in place of a view type or large type of DataFusion."""
     if pa.types.is_string_view(type_) or pa.types.is_large_string(type_):
         return pa.string()
     if pa.types.is_binary_view(type_) or pa.types.is_large_binary(type_):

@@ -65,10 +65,10 @@ load_from:
 
 
 def enter_project() -> None:
-    """Make the ``working_directory`` of a code location the working directory, if it is a project's folder.
+    """Change to the ``working_directory`` of a code location, if it is a project's folder.
 
-    Dagster puts that folder first on ``sys.path`` while it imports the definitions, for a run too, and does not change
-    to it. A location without a project has no assets, which this logs as a warning.
+    While Dagster imports the definitions, also for a run, it puts that folder first on ``sys.path``, but does not
+    change to it. A code location without a project has no assets; this logs a warning.
     """
     named = Path(sys.path[0] if sys.path else "").absolute()
     if (named / CATALOG_FILE).is_file() or (named / SETTINGS_FILE).is_file():
@@ -82,10 +82,10 @@ def enter_project() -> None:
 
 
 def started_source(settings: Settings, *, survive: bool = True) -> str:
-    """The source's conninfo. If the embedded server is meant, this starts it and fills its shop.
+    """The source's conninfo. If the source is the embedded server, this starts the server and fills its sample shop.
 
     Raises WrongSource, before anything is started, if the project was set up with another source, and SettingsError if
-    the executors cannot reach the embedded one.
+    Spark's executors cannot reach the embedded server.
     """
     # Imported here, so that Dagster's code location loads without delta-rs.
     from pgcdc_assets.checks.origin import is_embedded, require_same_source, source_of
@@ -107,7 +107,7 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
 
 
 def dagster_home() -> Path:
-    """``DAGSTER_HOME``, else ``./.dagster``. A new or empty folder gets our instance settings."""
+    """The folder ``DAGSTER_HOME``, or else ``./.dagster``. A new or empty folder gets our instance settings."""
     if given := os.environ.get("DAGSTER_HOME"):
         home = Path(given).expanduser().absolute()
         if not home.is_dir():

@@ -19,21 +19,21 @@ SETTINGS_FILE = Path("pgcdc.yaml")
 EMBEDDED = "embedded"
 """The value of the setting ``source`` that means the embedded PostgreSQL with the sample shop."""
 NO_SOURCE = "is not a libpq conninfo or URL"
-"""Our own words: libpq's complaint would quote the text, password and all."""
+"""Used in place of libpq's message, which would quote the text with its password."""
 SOURCE_FORM = "write it like `host=db.example.org dbname=shop user=replicator`, or `postgresql://replicator@db/shop`"
 
 _SOURCE_LINE = re.compile(r"(?im)^source[ \t]*:.*$")
 
 
 def is_secret(field: str) -> bool:
-    """Whether a conninfo's field of this name must not be shown or written anywhere."""
+    """Whether the conninfo field of this name must not be shown or written anywhere."""
     return "password" in field or "secret" in field or field in ("scram_client_key", "scram_server_key")
 
 
 def content() -> dict[str, Any]:
-    """The file's settings; empty if there is no file. Raises SettingsError if it is not YAML, or holds a secret.
+    """The file's settings; empty if there is no file. Raises SettingsError if the file is not YAML, or holds a secret.
 
-    Names are made lower case, as settings are read.
+    Names are made lower case, because the names of settings are.
     """
     if not SETTINGS_FILE.is_file():
         return {}
@@ -44,7 +44,7 @@ def content() -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot be read: {error}", thing=str(SETTINGS_FILE)) from None
     except MALFORMED:
-        # As a date that no calendar has. The parser's own words may quote a password.
+        # For example a date that does not exist. The parser's own message may quote a password.
         raise SettingsError("holds a value that YAML cannot read", thing=str(SETTINGS_FILE), do=_form()) from None
     if found is None:
         raise SettingsError("does not hold `name: value` lines", thing=str(SETTINGS_FILE), do=_form())
@@ -53,7 +53,7 @@ def content() -> dict[str, Any]:
 
 
 def without_secrets(source: str) -> str:
-    """The same source without secrets, for a file; unchanged if it has no secret."""
+    """The same source without secrets, to be written to a file; unchanged if it has no secret."""
     if source == EMBEDDED:
         return source
     given = conninfo_to_dict(source)
@@ -62,10 +62,10 @@ def without_secrets(source: str) -> str:
 
 
 def save_source(source: str) -> bool:
-    """Write the ``source`` line, without secrets; all else in the file stays as it is. Returns whether the line was
+    """Write the ``source`` line, without secrets. The rest of the file stays as it is. Returns whether the line was
     changed.
 
-    Raises SettingsError, which quotes the line, if it cannot be written into the present text.
+    Raises SettingsError, which quotes the line, if the line cannot be written into the present text.
     """
     before = content()
     wanted = without_secrets(source)
@@ -78,7 +78,7 @@ def save_source(source: str) -> bool:
         written, count = _SOURCE_LINE.subn(lambda _: line, text, count=1)
         if not count:
             written = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
-        # We do not edit a value that extends over several lines, or a text in braces.
+        # A value that extends over several lines, or a text in braces, is not edited.
         if _parsed(written) != {**before, "source": wanted}:
             raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand)
         write_whole(SETTINGS_FILE, written.encode())
@@ -127,7 +127,7 @@ def _refuse_secret(source: object) -> None:
 
 
 def _told(error: yaml.YAMLError) -> str:
-    """The place where the parser failed. Never the text there, which may be a password."""
+    """The line and column where the parser failed. The text there is left out, because it may be a password."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return "is not YAML"
     mark = error.problem_mark

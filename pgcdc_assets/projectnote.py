@@ -1,6 +1,6 @@
-"""What a project has noted in ``.pgcdc``: which lake is its own, and what ``setup`` made on the source.
+"""What a project has noted in ``.pgcdc``: which lake is its own, and what ``setup`` created on the source.
 
-The lake goes by the id of its change log, not by its place alone: a lake that was moved is the same lake.
+A lake is recognized by the id of its change log, not only by its place. A lake that was moved is still the same lake.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class ProjectNote:
     log: str | None = None
     """The id of that lake's change log."""
     made: tuple[str, ...] = ()
-    """What ``setup`` made on the source, like ``slot pgcdc``."""
+    """What ``setup`` created on the source, for example ``slot pgcdc``."""
 
     def is_at(self, lake: Location) -> bool:
-        """Whether the noted place is this one, whatever links lead to it."""
+        """Whether the noted place is this lake's. Symbolic links to the same folder count as the same place."""
         if self.lake is None or self.lake == lake.text:
             return self.lake is not None
         with suppress(OSError):
@@ -52,7 +52,7 @@ def load_note() -> ProjectNote:
 
 
 def change_note(**changed: Any) -> None:
-    """Note other values of these fields."""
+    """Save new values of these fields."""
     before = load_note()
     after = replace(before, **changed)
     if after != before:
@@ -61,7 +61,7 @@ def change_note(**changed: Any) -> None:
 
 
 def note_made(things: list[str]) -> None:
-    """Note things that ``setup`` made, or is about to make."""
+    """Note things that ``setup`` has created, or is about to create."""
     before = load_note().made
     change_note(made=(*before, *(thing for thing in things if thing not in before)))
 

@@ -1,4 +1,5 @@
-"""The catalog as setup and sync last saw it, saved in the project: all that Dagster's code location loads."""
+"""The source's catalog as setup or sync last read it, saved in the project. Dagster's code location loads nothing
+else."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _FORMAT = "format"
 
 
 def save_catalog(catalog: Catalog, path: Path) -> None:
-    """Write it whole or not at all: readers may come at any time."""
+    """Write the catalog whole or not at all, because another process may read it at any time."""
     made = not path.parent.exists()
     private_folder(path.parent)
     write_whole(path, json.dumps({_FORMAT: FORMAT, **catalog.to_json()}, indent=1).encode())
@@ -38,7 +39,8 @@ def load_catalog(path: Path) -> Catalog | None:
 
 
 class SavedCatalog:
-    """Reads the saved catalog, and reads it again only if it was written since. Each write makes a new file."""
+    """Reads the saved catalog, and reads it again only if it was written since. Each write makes a new file, so the
+    file's inode and time tell whether it was written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
