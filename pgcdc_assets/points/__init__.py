@@ -1,8 +1,8 @@
-"""What is published, each in a small Delta table that only grows.
+"""What the project publishes about its mirrors, in small Delta tables that only grow (ledgers).
 
-points      consistent points: at which LSN which version of each mirror stands
+points      consistent points: an LSN, and the version that each mirror has at that LSN
 states      the state of each table             untaken     rows that no mirror took
-ledger      one such table: rows in the order of their times
-recovery    repairs what a power cut left of them
-upkeep      deletes the files of them that nobody needs
+ledger      one such Delta table, with rows in the order of their times
+recovery    repairs the ledgers after a power cut
+upkeep      deletes files of the ledgers that nobody needs
 """

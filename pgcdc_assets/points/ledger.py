@@ -1,8 +1,9 @@
-"""A small Delta table that only grows, with rows in the order of their times: for states and consistent points.
+"""A ledger: a small Delta table that only grows, with rows in the order of their times. Table states and consistent
+points are ledgers.
 
-It is written under the lake's lock, with a commit of milliseconds per row, durable when it returns. It is read file by
-file, newest first, so that reading the last row costs the same however long the table is. A look at all rows reads one
-file after the other, and keeps none of them in memory.
+A ledger is written under the lake's lock. Appending rows is one commit, which takes milliseconds and is durable when
+the call returns. A ledger is read file by file, newest first, so reading the last row costs the same however long the
+table is. Reading all rows reads one file after the other, and keeps no file in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost, LakeError
 
 AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
-"""When the row was written; strictly rising, whatever the clock does: the order of the rows."""
+"""When the row was written. It is the order of the rows: it strictly rises, even if the clock is set back."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Merging:
     """When the files of a ledger are merged."""
 
     most_files: int = 100
-    """This many small files become one. Large files do not count: they are left alone."""
+    """If there are more small files than this, they are merged into one. Large files stay as they are."""
     small_rows: int = 1000
-    """A file of this many rows is large, so that each row is merged a few times at most."""
+    """A file with at least this many rows is large, so that each row is merged a few times at most."""
 
 
 _PROPERTIES: Final = {
     FORMAT_PROPERTY: FORMAT,
-    # A commit a turn makes tens of thousands of files a day; nobody asks for an older version.
+    # One commit in each turn makes tens of thousands of files a day. Nobody reads older versions.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
@@ -51,19 +52,19 @@ _PROPERTIES: Final = {
 
 
 Staying = Callable[["LedgerFile"], pa.BooleanArray]
-"""Says of each row of a file whether it stays. It is called file by file, with the newest rows first."""
+"""Says for each row of a file whether the row stays. It is called file by file, the file with the newest rows first."""
 
 
 @dataclass(frozen=True)
 class LedgerFile:
-    """One file of a ledger, read when asked."""
+    """One file of a ledger. It is read when its rows are asked for."""
 
     added: Added
     _folder: Location
     _schema: pa.Schema
 
     def rows(self, *names: str) -> pa.Table:
-        """Its rows in order, with these columns (default: all). LakeError if it cannot be read."""
+        """The file's rows in order, with these columns (default: all). LakeError if the file cannot be read."""
         wanted = pa.schema([self._schema.field(name) for name in names]) if names else self._schema
         path = self._folder / self.added.path
         try:
@@ -83,7 +84,7 @@ class LedgerFile:
 
 
 class Ledger:
-    """``schema`` must hold ``AT``. The folder is made with the first row."""
+    """``schema`` must contain ``AT``. The folder is created with the first row."""
 
     def __init__(self, path: Location, schema: pa.Schema, merging: Merging | None = None) -> None:
         self.path = path
@@ -93,7 +94,8 @@ class Ledger:
         self._read: dict[str, pa.Table] = {}
 
     def newest_first(self) -> Iterator[pa.Table]:
-        """The rows file by file, in order within each; no later file has a newer row. They are kept in memory."""
+        """The rows file by file, the file with the newest rows first; within a file, oldest first. The rows are kept in
+        memory."""
         for file in self.files():
             yield self._rows(file)
 
@@ -107,17 +109,17 @@ class Ledger:
         return [LedgerFile(file, self.path, self._schema) for file in live]
 
     def rows(self) -> pa.Table:
-        """All rows, oldest first; for a ledger that is known to be short."""
+        """All rows, oldest first. Only for a ledger that is known to be short."""
         nothing = pa.Table.from_batches([], self._schema)
         return pa.concat_tables([nothing, *(file.rows() for file in reversed(self.files()))])
 
     def version(self) -> int:
-        """The table's version, read from the folder anew; -1 before the first row."""
+        """The table's newest version, read from its folder at each call; -1 before the first row."""
         table = self._newest()
         return -1 if table is None else table.number
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        """Add rows, without their ``at``, in one commit; durable when this returns."""
+        """Add rows in one commit, durable when this returns. The rows come without ``at``, which is added here."""
         self._prepare()
         at = self._now()
         stamped = [{**row, AT.name: at + timedelta(microseconds=place)} for place, row in enumerate(rows)]
@@ -129,8 +131,11 @@ class Ledger:
             self._merge(small)
 
     def keep(self, staying: Staying) -> int:
-        """Remove the rows that do not stay, in one commit; returns how many. Neighbouring files that are small, or lose
-        rows, become one: only neighbours, so that no file has rows from between those of another."""
+        """Remove the rows that do not stay, in one commit; returns the number of removed rows.
+
+        Neighbouring files that are small, or lose rows, are merged into one file. Only neighbours are merged, so that
+        the times of two files never overlap.
+        """
         gone: list[Added] = []
         left: list[FileReport] = []
         count = 0
@@ -176,7 +181,8 @@ class Ledger:
         return table
 
     def _small(self) -> list[LedgerFile]:
-        """The small files with the newest rows, up to the first large file: older small ones have large neighbours."""
+        """The small files with the newest rows, up to the first large file. Older small files are not merged, because
+        large files lie between them."""
         return list(takewhile(lambda file: file.count < self._merging.small_rows, self.files()))
 
     def _rows(self, file: LedgerFile) -> pa.Table:
@@ -202,9 +208,9 @@ class Ledger:
 def entries(rows: pa.Table) -> list[dict[str, Any]]:
     """Rows as Python objects.
 
-    Times are read as numbers: to make a Python object of a time with a zone, pyarrow imports pandas, which takes a new
-    process 0.2 s. ``pa.array``, ``pa.scalar``, ``to_numpy`` and computing with a Python value do the same, so what
-    ``status`` and ``Lake.at`` call has none of them.
+    Times are read as numbers. To make a Python object of a time with a time zone, pyarrow would import pandas, which
+    takes 0.2 s in a new process. ``pa.array``, ``pa.scalar``, ``to_numpy`` and computing with a Python value import
+    pandas too, so code that ``status`` and ``Lake.at`` call avoids them.
     """
     place = rows.schema.get_field_index(AT.name)
     found = rows.set_column(place, AT.name, rows[AT.name].cast(pa.int64())).to_pylist()
@@ -212,5 +218,5 @@ def entries(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def _last(file: Added) -> str:
-    """When the newest row of a file was written. Such texts sort as the times do."""
+    """When the newest row of a file was written, as text. These texts sort in the order of the times."""
     return str(json.loads(file.action["stats"])["maxValues"][AT.name])

@@ -1,8 +1,8 @@
-"""Consistent points: at which LSN which version of each mirror stands. One row a turn.
+"""Consistent points: an LSN, and the Delta version that each mirror has at that LSN. Each turn adds one row.
 
-The newest point that lists a table also says how far a quiet table is known to be complete. A version's number says
-little by itself: a point also holds the position that the mirror itself recorded at that version, and whoever reads the
-version compares the two.
+A table without changes is known to be complete up to the newest point that lists it. A version's number alone does not
+prove that it is the version that was published. So a point also holds the position that the mirror itself recorded at
+that version. A reader of the version compares both positions.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Point:
-    """``tables``: the Delta version that each mirror has at ``replay_lsn``; ``positions``: the LSN that this version
-    itself records, of its last change. ``changed``: those of the tables whose rows another writer has changed, in
-    words: they are brought to ``replay_lsn`` like the others, but are not what the source has."""
+    """``tables``: the Delta version that each mirror has at ``replay_lsn``. ``positions``: the LSN of the mirror's last
+    change, which the version itself records. ``changed``: the tables of the point whose mirrors have rows that another
+    writer changed, with a description. Changes of the source up to ``replay_lsn`` are applied to these mirrors too, but
+    the mirrors are not what the source has."""
 
     replay_lsn: Lsn
     at: datetime
@@ -52,13 +53,14 @@ class Point:
     positions: Mapping[TableName, Lsn]
     changed: Mapping[TableName, str] = field(default_factory=dict)
     messages: Lsn | None = None
-    """The position that the feed of messages itself recorded, if it was complete to ``replay_lsn``; None otherwise, for
-    example if no messages were asked for."""
+    """The position that the feed of messages itself recorded, if the feed was complete to ``replay_lsn``. None
+    otherwise, for example if the setting ``messages`` was empty."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The newest mention of a table. ``position`` is the version's own."""
+    """What the newest point that lists a table says about it. ``position`` is the position that the version itself
+    records."""
 
     replay_lsn: Lsn
     version: int
@@ -66,7 +68,7 @@ class Listing:
 
 
 class ConsistentPoints:
-    """Read afresh at every call, so that another process's points are seen."""
+    """Reads the ledger again at every call, so that another process's points are seen."""
 
     def __init__(self, layout: Layout, merging: Merging | None = None) -> None:
         self._ledger = Ledger(layout.consistent_points, SCHEMA, merging)
@@ -78,9 +80,9 @@ class ConsistentPoints:
         self, lsn: Lsn, versions: Mapping[TableName, int], positions: Mapping[TableName, Lsn],
         changed: Mapping[TableName, str] | None = None, messages: Lsn | None = None,
     ) -> None:  # fmt: skip
-        """Add a point; durable when this returns. Points never go down: LakeError for one below the newest.
+        """Add a point, durable when this returns. LakeError if ``lsn`` is below the newest point: points never go down.
 
-        ``versions`` are durable; ``positions`` are those that these versions themselves record.
+        The ``versions`` must be durable already. ``positions`` are the positions that these versions themselves record.
         """
         newest = self.newest()
         if newest is not None and lsn < newest.replay_lsn:
@@ -109,29 +111,30 @@ class ConsistentPoints:
         return None
 
     def has(self, lsn: Lsn) -> bool:
-        """Whether a point stands at exactly ``lsn``."""
+        """Whether there is a point at exactly ``lsn``."""
         found = self.at(lsn)
         return found is not None and found.replay_lsn == lsn
 
     def all(self) -> list[Point]:
-        """All points, which may be many, oldest first."""
+        """All points, oldest first. They may be many."""
         return _points(self._ledger.rows())
 
     def oldest(self) -> Lsn | None:
-        """The LSN from which on ``Lake.at`` has a point."""
+        """The LSN of the oldest point: ``Lake.at`` reads this LSN and every higher LSN."""
         files = self._ledger.files()
         return Lsn(files[-1].rows("replay_lsn")["replay_lsn"][0].as_py()) if files else None
 
     def listing(self, table: TableName) -> Listing | None:
-        """What the newest point that lists the table says of it; None if none does.
+        """What the newest point that lists the table says about it; None if no point lists the table.
 
-        The version is part of that, because a point of an older copy of the table says nothing of this one.
+        The version is included, because a point that listed an older copy of the table says nothing about the present
+        copy.
         """
         version = self._ledger.version()
         if version != self._listed_at:
             self._listed, self._listed_at = {}, version
             self._unread = self._ledger.newest_first()
-        # The newest file lists what is followed; only a table without any point is looked for in all of them.
+        # The newest file lists the followed tables. Only for a table without any point are all files read.
         while str(table) not in self._listed:
             rows = next(self._unread, None)
             if rows is None:
@@ -140,14 +143,16 @@ class ConsistentPoints:
         return self._listed[str(table)]
 
     def prune(self, oldest: datetime, followed: Iterable[TableName], now: datetime) -> int:
-        """Take back the promise of points older than ``oldest``, and thin out the others; returns how many went.
+        """Remove the points older than ``oldest``, and thin out the newer points; returns the number of removed points.
+        The versions that removed points named are no longer promised to readers.
 
-        The newest point stays, and the newest that lists each followed table: it says how far a quiet one is complete.
+        The newest point stays. For each followed table, the newest point that lists the table stays too, because it
+        says how far a table without changes is complete.
         """
         return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now).staying)
 
     def versions(self, tables: Iterable[TableName]) -> dict[TableName, frozenset[int]]:
-        """The versions of each of these tables that some point names: readers are promised these."""
+        """The versions of these tables that are promised to readers, because a point names them."""
         asked = pa.array(sorted({str(name) for name in tables}), pa.string())
         named: dict[str, set[int]] = {}
         for file in self._ledger.files():
@@ -160,14 +165,14 @@ class ConsistentPoints:
 
 @dataclass
 class _Pruning:
-    """Goes through the points from the newest to the oldest, a file at a time."""
+    """Goes through the points file by file, from the newest to the oldest."""
 
     oldest: datetime
     wanted: set[str]
-    """Tables whose newest mention has not come yet."""
+    """Tables that no point read so far lists."""
     now: datetime
     _newer: int | None = None
-    """The time of the first point after those of the file."""
+    """The time of the first point after the file's points."""
 
     def staying(self, file: LedgerFile) -> pa.BooleanArray:
         times = file.rows(AT.name)[AT.name].combine_chunks().cast(pa.int64()).to_numpy()
@@ -199,7 +204,8 @@ def _point(row: dict[str, Any]) -> Point:
 
 
 def _listings(rows: pa.Table) -> dict[str, Listing]:
-    """The listing of every table in the rows. Rows come in order, so the last mention is the newest."""
+    """The newest listing of every table in the rows. The rows are in order, so the last row that lists a table is the
+    newest."""
     last = _last_mentions(rows)
     columns = (last["name"], last["version"], last["row"], rows["replay_lsn"].take(last["row"]))
     own = [dict(one) for one in rows["positions"].to_pylist()]
@@ -210,7 +216,7 @@ def _listings(rows: pa.Table) -> dict[str, Listing]:
 
 
 def _last_mentions(rows: pa.Table) -> pa.Table:
-    """Of the mentions, each table's last. Done by hand, because ``group_by`` imports pandas (see ``entries``)."""
+    """The last mention of each table. Written without ``group_by``, which imports pandas (see ``entries``)."""
     mentions = _mentions(rows)
     names = whole(mentions["name"]).dictionary_encode()
     codes = in_numpy(names.indices)
@@ -220,7 +226,7 @@ def _last_mentions(rows: pa.Table) -> pa.Table:
 
 
 def _mentions(rows: pa.Table) -> pa.Table:
-    """A row for each table of each point: ``name``, ``version``, and the number of the point's row."""
+    """One row for each table of each point: ``name``, ``version``, and the number of the point's row."""
     column = rows["tables"].combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)

@@ -1,4 +1,4 @@
-"""Mends what a power cut left of the tables of points, states and untaken rows."""
+"""Repairs the ledgers of points, states and untaken rows after a power cut."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from pgcdc_assets.delta.recovery import recover
 
 
 def recover_ledgers(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """Mend one table after the other; yields the folder of each, and the files put aside there."""
+    """Repair one ledger after the other; yields the folder of each ledger, and the files that were put aside there."""
     for ledger in (layout.table_states, layout.consistent_points, layout.untaken_rows):
         yield ledger, recover(ledger).aside

@@ -1,4 +1,4 @@
-"""The stored states of the tables: the last row of a table counts."""
+"""The stored states of the tables. The last row of a table counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class StateRow:
-    """``table``: the table's facts as the mirror has them. ``lsn``: that of the copy, or where it was set aside."""
+    """``table``: the table as its mirror has it. ``lsn``: the LSN of the copy, or the LSN where the table was set
+    aside."""
 
     name: TableName
     state: TableState
@@ -65,7 +66,7 @@ class TableStates:
         return self.all().get(name)
 
     def tables(self) -> list[Table]:
-        """All tables that ever had a state, as the last one has them."""
+        """All tables that ever had a state, as the last row of each table describes it."""
         return [row.table for row in self.all().values() if row.table is not None]
 
     def set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
@@ -82,7 +83,7 @@ class TableStates:
             passed(FaultPoint.STATE_WRITTEN)
 
     def prune(self) -> int:
-        """Remove the rows that a later row of the same table has replaced; returns how many."""
+        """Remove the rows that a later row of the same table has replaced; returns the number of removed rows."""
         rows = self._ledger.rows()
         last = rows.group_by(["schema", "name"], use_threads=False).aggregate([(AT.name, "last")])
         kept = last[f"{AT.name}_last"].combine_chunks()

@@ -1,7 +1,8 @@
-"""Stores how many rows came through the log and were taken by no mirror: one row per relation and range.
+"""Stores how many rows of the log no mirror took: one entry per relation and range.
 
-Only relations that belonged to no followed table are stored. Tables left out by the settings are left out on purpose,
-and a table that waits for a copy or is set aside is reported as such.
+Only relations that belonged to no followed table are stored. Tables that the settings leave out are not stored, because
+they are left out on purpose. Tables that wait for a copy or are set aside are not stored either, because their state is
+reported.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class UntakenRows:
-    """``start`` and ``end`` are those of the batches that hold the rows; ``last`` is the start of the last batch."""
+    """``start`` and ``end``: the span of the batches that hold the rows. ``last``: the start of the last such batch."""
 
     relation_id: int
     name: TableName
-    """The relation's last name in the stream."""
+    """The last name that the stream gave the relation."""
     rows: int
     start: Lsn
     last: Lsn
@@ -55,7 +56,7 @@ class UntakenLedger:
         self._ledger = Ledger(layout.untaken_rows, SCHEMA)
 
     def all(self) -> dict[int, UntakenRows]:
-        """The untaken rows of each relation, summed up, by the relation's OID."""
+        """The sums of the untaken rows of each relation, by the relation's OID."""
         found: dict[int, UntakenRows] = {}
         for row in entries(self._ledger.rows()):
             one = _read(row)
@@ -75,7 +76,7 @@ class UntakenLedger:
             self._ledger.append(rows)
 
     def forget(self, log_start: Lsn) -> int:
-        """Remove the entries whose rows the log no longer holds; returns how many."""
+        """Remove the entries whose rows the log no longer holds; returns the number of removed entries."""
         return self._ledger.keep(lambda file: pc.greater(file.rows("end")["end"].combine_chunks(), int(log_start)))
 
 

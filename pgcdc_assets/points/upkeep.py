@@ -1,4 +1,4 @@
-"""Upkeep of the tables in which points and states are kept."""
+"""Deletes files of the ledgers that nobody needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from pgcdc_assets.delta.sweep import sweep
 
 
 def sweep_ledgers(layout: Layout, grace: timedelta) -> None:
-    """Delete the files that no recent version of these tables needs."""
+    """Delete the files that no recent version of the ledgers needs."""
     for ledger in (layout.consistent_points, layout.table_states, layout.untaken_rows):
         sweep(ledger, grace)
