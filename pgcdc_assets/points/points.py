@@ -169,7 +169,7 @@ class _Pruning:
 
     oldest: datetime
     wanted: set[str]
-    """Tables that no point read so far lists."""
+    """Tables whose newest listing has not been found yet."""
     now: datetime
     _newer: int | None = None
     """The time of the first point after the file's points."""

@@ -1,20 +1,20 @@
-"""The bytes of the lake: the only package that touches the file system, or an object store, on the lake's behalf.
+"""Reads and writes the files of the lake. No other package uses a file system or an object store for the lake.
 
 storage -> base <- local, memory, objects -> rangefile
    |
 scratch
 
-storage     what other packages call: each call goes to the store that holds the place
+storage     the functions that other packages call: each call goes to the store that holds the place
 base        the contract of a store
-local       a folder on this machine
-objects     an object store: S3, Azure, Google Cloud
+local       a store in a folder of this machine
+objects     a store in an object store: S3, Azure, Google Cloud
 rangefile   a remote file for Parquet's readers
-memory      a store for tests, in this process alone
-scratch     this machine's own disk, for files under way
-lease       a place that one process holds, and the sign that it lives
-filelease   on a file system: a locked file
-chainlease  in an object store: a chain of numbered files
-processname a process by a name that no other has, on any host
-durable     what survives a power cut on a file system
-private     folders that their owner alone may enter
+memory      a store for tests, in the memory of this process
+scratch     folders on this machine's disk, for files that are not finished
+lease       a place that only one process holds at a time, as long as it lives
+filelease   a lease on a file system: a locked file
+chainlease  a lease in an object store: a chain of numbered files
+processname a name of a process that is unique on all hosts
+durable     makes files survive a power cut on a file system
+private     folders that only their owner may enter
 """

@@ -1,12 +1,12 @@
-"""The contract of a store: what the lake asks of whatever holds its bytes.
+"""The contract of a store: what the lake requires of the system that holds its files.
 
-A store knows files, each at a :class:`~pgcdc_assets.core.location.Location`; a folder is only the beginning of its
-files' names, and need not be made. A file appears whole, or not at all, and its content is durable when the call that
-put it there returns. Its *name* is durable after :meth:`Store.settle` of its folder. So a commit may be put at once and
-settled later together with others, and nobody is told of it before it is settled.
+A store holds files, each at a :class:`~pgcdc_assets.core.location.Location`. A folder is only the first part of the
+names of its files, and need not be created. A file appears whole or not at all. Its content is durable when the call
+that put it there returns. Its *name* is durable after :meth:`Store.settle` of its folder. So several commits may be put
+first and settled together. A commit must not be reported before it is settled.
 
-Errors are Python's own: FileNotFoundError, FileExistsError, and OSError, whose ``errno`` says what a machine refuses.
-StoreFailed says that an object store refuses or does not answer, and nothing about a file.
+Errors are Python's own: FileNotFoundError, FileExistsError, and OSError, whose ``errno`` says what the machine refuses.
+StoreFailed means that an object store refuses a request or does not answer. It says nothing about a file.
 """
 
 from __future__ import annotations
@@ -21,59 +21,61 @@ import pyarrow as pa
 from pgcdc_assets.core.location import Location
 
 HIDDEN: Final = (".", "_")
-"""First characters of the names that :meth:`Store.walk` passes over."""
+"""First characters of the names that :meth:`Store.walk` leaves out."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file as a listing has it; times in seconds since 1970."""
+    """A file in a listing. Times are in seconds since 1970."""
 
     name: str
-    """Relative to the folder that was listed."""
+    """The file's name, relative to the folder that was listed."""
     size: int
     written: float
-    """When its content was last written."""
+    """When the file's content was last written."""
     placed: float
-    """The latest time at which it can have come to this name: a file may be written long before it is put in place."""
+    """The latest time at which the file can have got this name. A file may be written long before it is put in
+    place."""
 
 
 class Lease(ABC):
-    """A place as its holder has it."""
+    """The holder's side of a lease on a place."""
 
     pause: float = 0.0
-    """Seconds that are best left between one text and the next."""
+    """The recommended pause between two calls of :meth:`say`, in seconds."""
     inherited_as: int | None = None
-    """Set where the last holder did not give the place back, and may not know yet that it has lost it: a number that is
-    higher than that of any holder before."""
+    """Set if the last holder did not give the place back, and so may not know that it has lost the place: a number that
+    is higher than the number of any earlier holder."""
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """Replace the text. A reader may see a part of it meanwhile."""
+        """Replace the text. During the call a reader may see a part of the text."""
 
 
 class Guard(ABC):
-    """Says whether this process may write to a folder. LeaseLost if it may not."""
+    """Checks whether this process may write to a folder. Raises LeaseLost if it may not."""
 
     @abstractmethod
     def check(self) -> None:
-        """Before anything is written, by what is known here."""
+        """Check before each write, from what this process knows itself."""
 
     @abstractmethod
     def confirm(self) -> None:
-        """After another writer was met, by what is known to all."""
+        """Check against the store, after a file of another writer was found."""
 
 
 class Store(ABC):
     """Every implementation passes the same test (``tests/store/test_contract.py``)."""
 
     pace: float = 0.2
-    """Seconds that are best left between one look at what others may have written and the next."""
+    """The recommended pause between two checks for files of other writers, in seconds."""
 
     # Reading ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def read(self, at: Location, start: int = 0, size: int | None = None) -> bytes:
-        """``size`` bytes from ``start``, or all that follow; fewer where the file ends."""
+        """``size`` bytes from ``start`` on, or fewer if the file ends there. Without ``size``: all bytes from ``start``
+        on."""
 
     @abstractmethod
     def open(self, at: Location) -> pa.NativeFile:
@@ -81,79 +83,81 @@ class Store(ABC):
 
     @abstractmethod
     def head(self, at: Location) -> Entry | None:
-        """The facts of a file; None where there is no file."""
+        """The file's entry; None if there is no file."""
 
     @abstractmethod
     def list_after(self, folder: Location, name: str = "") -> list[Entry]:
-        """The files in a folder whose names sort after ``name``, in that order; not those in folders within."""
+        """The files of a folder whose names sort after ``name``, in name order. Files of folders within are left
+        out."""
 
     @abstractmethod
     def walk(self, folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
-        """All files in a folder and in those within, in no order. Names of files and folders that begin with a dot or
-        an underscore are passed over unless ``hidden``: Delta does not count them as data of a table."""
+        """All files of a folder and of the folders within, in no order. Unless ``hidden`` is set, files and folders
+        whose names begin with a dot or an underscore are left out: Delta does not count them as data of a table."""
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of calls to this store whose order does not matter: side by side where each takes a while. None
-        of them may use this itself."""
+        """The results of several calls to this store whose order does not matter. A store whose calls take long runs
+        them in parallel. The calls must not use this method themselves."""
         return [call() for call in calls]
 
     # Writing ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def draft(self, to: Location) -> str:
-        """A path on this machine where the file for a place is best made. Nobody takes it for a file of the lake
-        until a commit names it, and :meth:`put` is called before that."""
+        """A path on this machine at which to write the file for a place. The draft is not a file of the lake until a
+        commit names it. :meth:`put` must be called before that commit."""
 
     @abstractmethod
     def scratch(self, folder: Location) -> str:
-        """An existing folder on this machine, for drafts of that folder's files that wait for long."""
+        """A folder on this machine for long-lived drafts of the folder's files. It exists when this returns."""
 
     @abstractmethod
     def put(self, draft: str, to: Location) -> None:
-        """Make a finished draft the file at a place; the draft is gone."""
+        """Make a finished draft the file at a place. The draft no longer exists then."""
 
     @abstractmethod
     def create(self, to: Location, content: bytes) -> None:
-        """Create a file with this content. FileExistsError if there is one: of several callers one succeeds, provided
-        that their contents differ."""
+        """Create a file with this content. FileExistsError if the file exists: of several callers only one succeeds,
+        provided that their contents differ."""
 
     @abstractmethod
     def replace(self, to: Location, content: bytes) -> None:
-        """Put content in the place of whatever file is there; its name is durable as well."""
+        """Create the file or replace its content. The file's name is durable as well when this returns."""
 
     @abstractmethod
     def copy(self, source: Location, to: Location) -> None:
-        """Copy a file to a place where there is none. Both places are in this store."""
+        """Copy a file to a place where no file exists. Both places are in this store."""
 
     @abstractmethod
     def delete(self, places: Iterable[Location]) -> None:
-        """Delete files. Those that are gone already are passed over."""
+        """Delete files. Files that no longer exist are ignored."""
 
     @abstractmethod
     def settle(self, places: Iterable[Location]) -> None:
-        """Make durable the names in folders, and the content of files that others wrote."""
+        """Make durable: the names in each of these folders, and the content of each of these files, whoever wrote
+        it."""
 
     def options(self) -> dict[str, str]:
-        """What delta-rs must be told to open a table here, beside the environment."""
+        """Options that delta-rs needs to open a table here, in addition to the environment."""
         return {}
 
     # Folders ------------------------------------------------------------------------------------------
 
     def make_private(self, root: Location) -> None:
-        """Make the lake's own folder, open to its owner alone, in a store that has folders."""
+        """Make the lake's root folder, which only its owner may enter. A store without folders does nothing."""
         del root
 
     def delete_folder(self, folder: Location) -> None:
-        """Delete all files of a folder; what cannot be deleted stays."""
+        """Delete all files of a folder. Files that cannot be deleted stay."""
         self.delete([folder / entry.name for entry in self.walk(folder, hidden=True)])
 
     def delete_empty(self, folder: Location) -> None:
-        """Delete a folder that holds nothing, in a store that has folders."""
+        """Delete a folder if it is empty. A store without folders does nothing."""
         del folder
 
     def move_folder(self, source: Location, to: Location) -> None:
-        """Move all files of a folder, in the order of their names: if a machine stops in the middle, what is left of a
-        table's log lacks its beginning, and is never taken for an older table."""
+        """Move all files of a folder, in the order of their names. If the machine stops in between, the part of a
+        table's log that is left lacks its beginning, and so cannot be mistaken for an older version of the table."""
         for name in sorted(entry.name for entry in self.walk(source, hidden=True)):
             self.copy(source / name, to / name)
             self.delete([source / name])

@@ -1,15 +1,19 @@
-"""A place in an object store that one process holds: a chain of numbered files.
+"""A lease in an object store: a place that one process holds, by a chain of numbered files.
 
-Whoever creates the next number holds the place from then on; of many that create one succeeds, and nothing else is
-asked of the store. Its holder creates one after the other to say that it lives. Another takes the place by the next
-number, if the last one says that it was given back, or once it has seen for ``TTL`` by its own clock that none came. No
-clock is compared with another's: the holder counts from before its last number was sent, the other from after it was
-seen, so the holder's time is over first. Old numbers are deleted, each after the one before it; so whoever creates one
-was the first to do so only if the number before it is still there.
+The process that creates the next number holds the place. If several processes create the same number, one succeeds;
+this is all that is required of the store. The holder creates number after number to show that it lives. Another process
+takes the place by creating the next number. It may do so if the last number says that the place was given back, or if
+it has seen for ``TTL`` seconds, by its own clock, that no new number came.
 
-A machine can be stopped between a look at the clock and the request behind it, so a clock alone protects nothing. Who
-inherits a place that was not given back takes numbers, too, that the other would have to create
-(:mod:`pgcdc_assets.log.fencing`).
+Clocks of different machines are never compared. The holder counts from before it sent its last number. The other
+process counts from after it saw that number. So the holder's time ends first.
+
+Old numbers are deleted in ascending order. So a process that creates a number was the first to create it only if the
+number below still exists.
+
+A clock alone does not protect the lake: a machine can be stopped after it has read the clock and before it sends the
+request. So a process that inherits a place that was not given back also creates the files that the earlier holder would
+have to create next (:mod:`pgcdc_assets.log.fencing`).
 """
 
 from __future__ import annotations
@@ -40,24 +44,24 @@ TTL: Final = 75.0
 RENEWED: Final = 30.0
 """Seconds from one sign of life to the next: two requests in a minute in which nothing else happens."""
 _MARGIN: Final = 5.0
-"""By so many seconds a holder ends its time early: clocks do not run equally fast."""
+"""Seconds by which a holder ends its time early, because clocks do not run equally fast."""
 _SKEW: Final = 60.0
-"""By so much a store's clock may differ from ours, where nothing but a message depends on it."""
+"""Seconds by which the store's clock may differ from ours. Only messages depend on it."""
 _KEPT: Final = 10
-"""The newest numbers, which are not deleted: whoever looked a moment ago finds the next one."""
+"""How many of the newest numbers are kept, so that a process that has just read the chain finds the next number."""
 _FRESH_SECONDS: Final = 20.0
-"""For how long after a look the next number is surely still there."""
+"""Seconds after reading the chain during which the next number is certainly not deleted yet."""
 _WATCH_SECONDS: Final = 1.0
 _DELETE: Final = "if no process of pgcdc works on this lake, delete this file"
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""It goes on while the machine sleeps, where the system has one that does."""
+"""A clock that also counts while the machine sleeps, if the system has such a clock."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Link:
-    """One number of a chain: what its maker says."""
+    """The content of one number of a chain, as the process that created the number wrote it."""
 
     number: int
     given_back: bool = False
@@ -65,14 +69,15 @@ class Link:
     host: str = field(default_factory=socket.gethostname)
     process: str = field(default_factory=lambda: _process(os.getpid()))
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Makes its content unlike any other."""
+    """Makes the content unique."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(vars(self)).encode()
 
     @property
     def of_the_dead(self) -> bool:
-        """Whether its maker was a process of this host that has ended. Hosts may share a name: it proves nothing."""
+        """Whether the link was written by a process of this host that has ended. This is no proof, because two hosts
+        may have the same name."""
         return self.host == socket.gethostname() and self.process != _process(int(self.process.partition(".")[0]))
 
 
@@ -87,7 +92,8 @@ class Chain:
         self._lock = threading.Lock()
 
     def look(self) -> tuple[Link | None, float]:
-        """The last link, None if there is none; and for how many seconds it has been known here to be the last."""
+        """The last link, or None if there is none; and the seconds for which this process has known that it is the
+        last."""
         with self._lock:
             began = _now()
             found = self._newest() if began - self._looked > _FRESH_SECONDS else self._following(self._last)
@@ -97,12 +103,12 @@ class Chain:
             return found, began - self._since
 
     def age(self, link: Link) -> float:
-        """Seconds since it was made, as far as the store's clock agrees with ours."""
+        """Seconds since the link was created, as far as the store's clock agrees with ours."""
         entry = storage.head(self._named(link.number))
         return 0.0 if entry is None else time.time() - entry.placed
 
     def append(self, link: Link) -> None:
-        """Add the link; FileExistsError if its number is taken, or was."""
+        """Add the link. FileExistsError if its number exists, or has existed."""
         storage.store_of(self.place).create(self._named(link.number), link.to_bytes())
         if not self._follows(link.number):
             storage.store_of(self.place).delete([self._named(link.number)])
@@ -113,17 +119,18 @@ class Chain:
         self._forget(link.number - _KEPT)
 
     def _follows(self, number: int) -> bool:
-        """Whether a number that was just created is the newest: nobody created and deleted it before."""
+        """Whether a number that was just created is the newest. If not, the number had been created and deleted
+        before."""
         if number == 1:
             return self._numbers() == [1]
         return storage.exists(self._named(number - 1))
 
     def _numbers(self) -> list[int]:
-        # Whatever else lies there is none of ours.
+        # Other files in this place are not ours.
         return [int(entry.name) for entry in storage.list_after(self.place) if entry.name.isdecimal()]
 
     def _forget(self, newest: int) -> None:
-        """Delete numbers up to this one. What cannot be deleted now goes with the next."""
+        """Delete the numbers up to ``newest``. A later call deletes the numbers that cannot be deleted now."""
         try:
             storage.store_of(self.place).delete(map(self._named, range(self._forgotten + 1, newest + 1)))
         except (OSError, StoreFailed) as error:
@@ -135,7 +142,7 @@ class Chain:
         numbers = self._numbers()
         self._forgotten = numbers[0] - 1 if numbers else 0
         for number in reversed(numbers):
-            # It may have been deleted meanwhile: then there are newer ones.
+            # If the number has been deleted since the listing, there are newer numbers.
             if (found := self._read(number)) is not None:
                 return self._following(found)
         return None
@@ -154,7 +161,7 @@ class Chain:
             link = Link(**json.loads(content))
             if link.number != number or not isinstance(link.text, str):
                 raise ValueError("not of this number")
-            # It reads the others.
+            # This reads the other fields, so a malformed field raises here.
             _ = link.of_the_dead
             return link
 
@@ -163,12 +170,12 @@ class Chain:
 
 
 class ChainLease(Lease, Guard):
-    """Held from the first of its links to the last, which gives the place back."""
+    """A lease, held from its first link to its last link, which gives the place back."""
 
     pause = 15.0
 
     def __init__(self, chain: Chain, before: Link | None) -> None:
-        """FileExistsError if another took the place first. ``before``: the chain's last link."""
+        """FileExistsError if another process took the place first. ``before``: the chain's last link."""
         self._chain = chain
         self._lock = threading.Lock()
         self._link = Link(0 if before is None else before.number)
@@ -178,18 +185,18 @@ class ChainLease(Lease, Guard):
         self.inherited_as = None if before is None or before.given_back else self._link.number
 
     def check(self) -> None:
-        """LeaseLost unless it is sure that nobody else can have taken the place yet."""
+        """LeaseLost unless it is certain that no other process can have taken the place yet."""
         if self._lost or _now() > self._until:
             raise self._loss()
 
     def confirm(self) -> None:
-        """LeaseLost if somebody else has taken the place."""
+        """LeaseLost if another process has taken the place."""
         link, _ = self._chain.look()
         if link is None or link.number > self._link.number:
             raise self._loss()
 
     def say(self, text: str) -> None:
-        """LeaseLost if another took the place."""
+        """Replace the text. LeaseLost if another process has taken the place."""
         try:
             self._add(text)
         except FileExistsError:
@@ -202,7 +209,8 @@ class ChainLease(Lease, Guard):
         return LeaseLost(f"was not renewed in time, and is lost{to}", thing=f"lease {self._chain.place}")
 
     def renew(self, ended: threading.Event) -> None:
-        """Say again and again that the holder lives, until ``ended`` or lost."""
+        """Add a link every ``RENEWED`` seconds to show that the holder lives, until ``ended`` is set or the lease is
+        lost."""
         while not ended.wait(RENEWED):
             try:
                 self._add(self._link.text)
@@ -210,11 +218,11 @@ class ChainLease(Lease, Guard):
                 self._lost = True
                 return
             except (OSError, StoreFailed) as error:
-                # It is tried again; the lease ends by itself if that goes on.
+                # Tried again after RENEWED seconds. If no attempt succeeds in time, the lease ends by itself.
                 _log.warning("%s was not renewed: %s", self._chain.place, error)
 
     def give_back(self) -> None:
-        """Where that fails, the place is free when its time is over."""
+        """Give the place back. If that fails, the place is free when the lease's time is over."""
         try:
             with suppress(FileExistsError), self._lock:
                 self._chain.append(Link(self._link.number + 1, given_back=True))
@@ -235,7 +243,7 @@ def held(
 ) -> Iterator[ChainLease | None]:  # fmt: skip
     """See :func:`pgcdc_assets.store.lease.held`.
 
-    If its holder has not been heard of for a while, this waits until it is certain that it will not be.
+    If the holder has added no link for a while, this waits until it is certain that the lease has ended.
     """
     lease = _taken(_chain(place), at_once=at_once)
     if lease is None:
@@ -270,7 +278,7 @@ def silent_for(place: Location) -> float:
 
 
 def _taken(chain: Chain, *, at_once: bool) -> ChainLease | None:
-    """The place, once it is free; None if another holds it, or may hold it."""
+    """The place, once it is free; None if another process holds the place, or may hold it."""
     link, known = chain.look()
     if not (link is None or link.given_back):
         if chain.age(link) < 2 * RENEWED and not link.of_the_dead:
@@ -297,12 +305,12 @@ def _chain(place: Location) -> Chain:
 
 
 def _now() -> float:
-    """Seconds by a clock of this machine alone."""
+    """Seconds by this machine's own clock. They cannot be compared with another machine's."""
     return time.clock_gettime(_CLOCK)
 
 
 def _process(pid: int) -> str:
-    """A process of this host, as no later one with its number is called."""
+    """A name for a process of this host. A later process with the same pid has another name."""
     try:
         return f"{pid}.{psutil.Process(pid).create_time()}"
     except psutil.Error:

@@ -1,7 +1,7 @@
-"""What survives a power cut: a file's content once it is fsynced, its name once its folder is.
+"""Makes files survive a power cut. A file's content survives once the file is fsynced, its name once its folder is.
 
-Until then either may be missing, and the content may be empty, cut, zeros, or what was there before.
-Neither pyarrow, nor delta-rs, nor Spark syncs anything.
+Without these calls the file may be missing after a power cut, or its content may be empty, truncated, zeros, or the old
+content. Neither pyarrow, nor delta-rs, nor Spark syncs anything.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Final
 
 AT_A_TIME: Final = 8
-"""Syncs of one call that run at the same time: a file system's journal commits them together, too."""
+"""How many syncs of one call run at the same time. The file system's journal commits them together, too."""
 _UNABLE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-"""Errors of file systems, of networks or in user space, that sync no folders: their names are durable by themselves, or
-never."""
+"""Errors of network and user-space file systems that cannot sync folders. On these, names are durable without a sync,
+or never."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file durably, whole or not at all: readers may come, and the power go, at any time.
+    """Write a file durably, whole or not at all, whenever another process reads it or the power fails.
 
-    A file that is there keeps its mode, and a link to it stays one.
+    An existing file keeps its mode, and a symbolic link to it stays a link.
     """
     path = path.resolve()
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -42,7 +42,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make the content of a file durable, or of a folder: the names in it."""
+    """Make the content of a file durable, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -51,7 +51,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable: a file's own fsync does not."""
+    """Make the names in a folder durable. An fsync of a file does not make its name durable."""
     try:
         sync_file(path)
     except OSError as error:

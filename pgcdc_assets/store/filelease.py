@@ -1,5 +1,5 @@
-"""A place on a file system that one process holds: a locked file. The kernel drops the lock when the process ends, in
-whatever way."""
+"""A lease on a file system: a locked file. The kernel releases the lock when the process ends, also when it is
+killed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.local import path_of
 
 _OWNER_ONLY = 0o600
-"""Whoever may open a file, even for reading alone, may lock it, and would stop its owner."""
+"""Any user who may open a file, even only for reading, may lock it, and so could keep its owner out."""
 _TRIES = 20
 _PAUSE = 0.01
-"""Whoever looks whether a lease is held takes it for an instant; these tries outlast any such look."""
+"""A process that checks whether a lease is held takes the lock for an instant. These tries last longer than any such
+check."""
 
 
 class FileLease(Lease):
@@ -34,9 +35,10 @@ class FileLease(Lease):
 
 @contextmanager
 def held(place: Location) -> Iterator[FileLease | None]:
-    """Hold a place during the block; None if another process has it. The text is empty at first, and after the block.
+    """Hold a place during the block; None if another process holds it. The text is empty at first, and again after the
+    block.
 
-    OSError where its folder cannot be written.
+    OSError if the place's folder cannot be written.
     """
     with _opened(place) as file:
         if not _taken(file):
@@ -50,8 +52,8 @@ def held(place: Location) -> Iterator[FileLease | None]:
 
 
 def text_of_holder(place: Location) -> str | None:
-    """What the living holder says; None when nobody holds the place. It may say nothing yet, and a holder of another
-    user says nothing to us."""
+    """The text of the living holder; None if no process holds the place. The text is empty if the holder has not
+    written it yet, or if the file belongs to another user and we may not read it."""
     try:
         file = path_of(place).open(errors="replace")
     except PermissionError:
@@ -67,7 +69,7 @@ def text_of_holder(place: Location) -> str | None:
 
 
 def is_locked(place: Location) -> bool:
-    """See :func:`pgcdc_assets.store.lease.is_locked`. A shared lock of another program counts too, because it keeps us
+    """See :func:`pgcdc_assets.store.lease.is_locked`. Another program's shared lock counts too, because it prevents us
     from taking the place."""
     try:
         with path_of(place).open("r+") as file:
@@ -79,28 +81,29 @@ def is_locked(place: Location) -> bool:
 def silent_for(place: Location) -> float:
     """See :func:`pgcdc_assets.store.lease.silent_for`."""
     try:
-        # Whoever takes the place or gives it back truncates the file.
+        # A process that takes the place or gives it back truncates the file.
         return time.time() - path_of(place).stat().st_mtime
     except OSError:
         return float("inf")
 
 
 def _opened(place: Location) -> IO[str]:
-    """The file, made if missing and never truncated: its text names the holder to those who fail to lock.
+    """The file, created if missing. It is not truncated here, because its text names the holder to processes that fail
+    to lock the file.
 
-    O_CLOEXEC (Python's default) keeps the lock from living on in child processes.
+    O_CLOEXEC (Python's default) closes the file in programs that this process starts, so they do not keep the lock.
     """
     path = path_of(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY), "r+")
     with suppress(PermissionError):
-        # A copy of a lake may have been made with other rights.
+        # The file of a copied lake may have another mode.
         os.fchmod(file.fileno(), _OWNER_ONLY)
     return file
 
 
 def _taken(file: IO[str]) -> bool:
-    """Try to take the lock for as long as the file is open; False when another process has it."""
+    """Try to take the lock, which is then held while the file is open; False if another process holds it."""
     for _ in range(_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

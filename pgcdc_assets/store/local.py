@@ -1,4 +1,4 @@
-"""A lake in a folder of this machine: POSIX, with each sync that is needed against a power cut (:mod:`.durable`)."""
+"""A lake in a folder of this machine, by POSIX calls. Syncs all that must survive a power cut (:mod:`.durable`)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pgcdc_assets.store.durable import sync_all, sync_file, sync_folder
 from pgcdc_assets.store.private import private_folder
 
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
-"""Errors of a file system that has no hard links: exFAT, some network file systems, some in user space."""
+"""Errors of file systems without hard links: exFAT, some network file systems, some file systems in user space."""
 _STAGED: Final = "_{}.{}.tmp"
-"""The name of a file that is being created: no reader of Delta tables takes it for one of the table's."""
+"""The name of a file that is being created. No reader of Delta tables takes it for a file of the table."""
 
 
 def path_of(place: Location) -> Path:
-    """The path of a place; ValueError for one that is in no folder of this machine."""
+    """The path of a place. ValueError for a place that is not in a folder of this machine."""
     if not place.text.startswith("/"):
         raise ValueError(f"{place} is not on this machine's file system")
     return Path(place.text)
@@ -72,12 +72,12 @@ class LocalStore(Store):
                     yield from _listed(os.path.relpath(path, folder.text), os.stat(path))
 
     def draft(self, to: Location) -> str:
-        """The place itself: a file there is invisible until a commit names it, and need not be moved."""
+        """The place itself. A file there is not part of a table until a commit names it, so it need not be moved."""
         _make_folder(to.parent.text)
         return to.text
 
     def scratch(self, folder: Location) -> str:
-        """The folder itself, so that a draft that has waited there is moved by a rename."""
+        """The folder itself, so that a draft is moved to its place by a rename."""
         _make_folder(folder.text)
         return folder.text
 
@@ -96,7 +96,7 @@ class LocalStore(Store):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                # Still no file is overwritten, but a reader may see a part of this one, and a power cut leave a part.
+                # No file is overwritten. But a reader may see a part of the file, and a power cut may leave a part.
                 _write(to.text, content)
         finally:
             with suppress(FileNotFoundError):
@@ -136,7 +136,7 @@ class LocalStore(Store):
         private_folder(Path(root.text))
 
     def delete_folder(self, folder: Location) -> None:
-        # A lake's folder may be a link to another.
+        # A lake's folder may be a symbolic link to another folder.
         shutil.rmtree(os.path.realpath(folder.text), ignore_errors=True)
         if os.path.islink(folder.text):
             os.unlink(folder.text)
@@ -156,12 +156,13 @@ def _make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except FileExistsError:
-        # The error that a file inside would give: FileExistsError would mean that the file itself exists.
+        # FileExistsError would mean that the file to be written exists. NotADirectoryError is the error that a file in
+        # such a folder would give.
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
 def _entry(name: str, found: os.stat_result) -> Entry | None:
-    """None for a folder."""
+    """The entry of a file; None for a folder."""
     if stat.S_ISDIR(found.st_mode):
         return None
     return Entry(name, found.st_size, found.st_mtime, max(found.st_mtime, found.st_ctime))
@@ -173,7 +174,7 @@ def _listed(name: str, found: os.stat_result) -> list[Entry]:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Write a new file, durable in its content; FileExistsError if there is one."""
+    """Write a new file, and make its content durable. FileExistsError if the file exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(path, flags, 0o666)

@@ -1,4 +1,5 @@
-"""A store in this process's memory: for tests of whatever goes through the contract, and as its shortest example."""
+"""A store in this process's memory, for tests of code that uses a store. It is also the shortest example of the
+contract."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class MemoryStore(Store):
                 self._files.pop(place.text, None)
 
     def settle(self, places: Iterable[Location]) -> None:
-        """Nothing here outlives the process."""
+        """Nothing to do: no file outlives the process."""
 
     def _held(self, at: Location) -> _Held:
         try:

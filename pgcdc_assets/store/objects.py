@@ -1,12 +1,13 @@
-"""A lake in an object store: S3 and what speaks its language, Azure Blob Storage, Google Cloud Storage, by obstore.
+"""A lake in an object store: S3 and compatible stores, Azure Blob Storage or Google Cloud Storage, through obstore.
 
-A file is an object: it appears whole, and is durable, when its PUT is acknowledged. Credentials, endpoint and region
-come from the environment, an instance role or a workload identity of the process that uses the store, and from nowhere
-else: a place names none, so none travels with it.
+A file is an object. It appears whole, and is durable, when its PUT is acknowledged. Credentials, endpoint and region
+come only from the environment, the instance role or the workload identity of the process that uses the store. A place
+contains no credentials, so none are passed on with it.
 
-An answer can be lost after the store has acted. Reading, replacing and deleting are simply done again. What is put
-under a condition is not: it may then fail at its own first attempt. So after an unsure answer whatever is at the place
-is read, and told by its content, which is unique for this reason (a commit has a token).
+An answer can be lost after the store has acted. Reads, replacements and deletions are simply repeated. A conditional
+PUT cannot be repeated like this: the second attempt may fail because the first attempt succeeded. So if the answer to a
+conditional PUT was lost, the object at the place is read and compared by its content. Contents are unique for this
+reason (a commit has a token).
 """
 
 from __future__ import annotations
@@ -46,28 +47,28 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Bucket
 
 ONE_PUT: Final = 64 << 20
-"""Larger files are sent in parts: smaller ones are one request each, and are held in memory for it."""
+"""Bytes. Larger files are sent in parts. A smaller file is sent in one request, and is held in memory for it."""
 _PART: Final = 16 << 20
 _PATIENCE: Final = 60.0
-"""Seconds for which an unsure or refused request is tried again: a lease does not last longer."""
+"""Seconds for which a request that failed or was not answered is tried again. A lease does not last longer."""
 _RETRIES: Final = 1000
-"""More than fit into that time."""
+"""More retries than fit into ``_PATIENCE``, so that only the time limits them."""
 _AT_A_TIME: Final = 16
-"""Requests of one process whose order does not matter."""
+"""How many requests whose order does not matter a process sends at the same time."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 _TIMEOUT: Final = "120s"
-"""For one request, its body included."""
+"""For one request, including its body."""
 _QUERY: Final = re.compile(r"\?\S*")
-"""In an error's text; on Azure it can hold a signature."""
+"""The query of a URL in an error's text. On Azure it can hold a signature."""
 _ANSWERED: Final = re.compile(r"<Message>(.*?)</Message>")
 _AZURE: Final = "abfss"
-"""Which reads no end of a file whose size is not named."""
+"""The scheme of Azure, which cannot read the last bytes of a file without knowing the file's size."""
 _NO_BUCKET: Final = re.compile("NoSuchBucket|ContainerNotFound|FilesystemNotFound|specified bucket does not exist")
 _REFUSED: Final = re.compile("status code: 40[13]")
-"""Of a listing, which the library does not tell as a refusal."""
+"""In the error of a refused listing, which the library does not report as a permission error."""
 _NO_ROLE: Final = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)\b")
-"""Where a machine's role is asked for once the environment has none."""
+"""Addresses at which the library asks for a role of the machine, if the environment holds no credentials."""
 _RIGHTS: Final = "give this process others, with the right to list, get, put and delete there"
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 
@@ -110,7 +111,7 @@ class ObjectStore(Store):
             return None
 
     def list_after(self, folder: Location, name: str = "") -> list[Entry]:
-        # Not every server begins behind the name that it is given.
+        # Some servers do not start the listing after the given name.
         found = [entry for entry in self._listed(folder, name) if "/" not in entry.name and entry.name > name]
         return sorted(found, key=lambda entry: entry.name)
 
@@ -151,7 +152,7 @@ class ObjectStore(Store):
                 there = self._content(to)
                 if there == content and unsure:
                     return
-                # S3 refuses one of two that are under way at the same time, though the other may fail.
+                # S3 may refuse one of two simultaneous PUTs although the other PUT fails as well.
                 if there is not None:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to)) from None
                 if last:
@@ -175,8 +176,8 @@ class ObjectStore(Store):
         _overwrite(to, lambda: obstore.put(bucket, key, content, use_multipart=False))
 
     def copy(self, source: Location, to: Location) -> None:
-        """Where the names are unique, as those of all data files are, this is as safe as the contract has it; two
-        callers that copy to one place at the same time may both succeed."""
+        """Two callers that copy to the same place at the same time may both succeed. The names of data files are
+        unique, so for data files this is as safe as the contract requires."""
         if self.head(to) is not None:
             raise FileExistsError(f"{to} exists")
         bucket, key = _held(source)
@@ -196,19 +197,19 @@ class ObjectStore(Store):
                 obstore.delete(bucket, [_parts(place)[1] for place in some])
 
     def settle(self, places: Iterable[Location]) -> None:
-        """An object's name is as durable as its content."""
+        """Nothing to do: an object's name is durable with its content."""
 
     def options(self) -> dict[str, str]:
         return {"allow_http": "true"} if _plain_http() else {}
 
 
 def _plain_http() -> bool:
-    """Whether the environment names an endpoint without TLS: a server on this machine or network."""
+    """Whether the environment names an endpoint without TLS, such as a server on this machine or in this network."""
     return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
 
 
 def _parts(place: Location) -> tuple[str, str]:
-    """The bucket as a URL, and the key within."""
+    """The bucket as a URL, and the key in the bucket."""
     scheme, _, rest = place.text.partition("://")
     authority, _, key = rest.partition("/")
     return f"{scheme}://{authority}", key
@@ -224,7 +225,8 @@ def _held(place: Location, *, once: bool = False) -> tuple[Bucket, str]:
 
 @cache
 def _bucket(url: str, once: bool, process: int) -> Bucket:
-    """``once``: one attempt for each request. Its connections and threads do not outlive a fork."""
+    """``once``: make only one attempt for each request. ``process`` is part of the cache's key, because connections and
+    threads do not survive a fork."""
     del process
     retries: Any = (
         {"max_retries": 0} if once else {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_PATIENCE)}
@@ -240,7 +242,8 @@ def _side_by_side(process: int) -> ThreadPoolExecutor:
 
 
 def _attempts() -> Iterator[bool]:
-    """One for each attempt, with growing pauses between them, until patience ends: whether it is the last."""
+    """Yields once for each attempt, with growing pauses, until ``_PATIENCE`` is over: whether the attempt is the
+    last."""
     end, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
     while time.monotonic() < end:
         yield False
@@ -250,8 +253,8 @@ def _attempts() -> Iterator[bool]:
 
 
 def _overwrite(place: Location, send: Callable[[], object]) -> None:
-    """Send what has no condition. A store may refuse it all the same while another request for its place is under way,
-    and the library does not try that again. An error names ``place``."""
+    """Send a request without a condition. The store may still refuse it while another request for the same place is in
+    progress, and the library does not try again then. An error names ``place``."""
     for last in _attempts():
         with _told(place):
             try:
@@ -269,7 +272,7 @@ def _entry(name: str, found: ObjectMeta) -> Entry:
 
 @contextmanager
 def _told(place: Location) -> Iterator[None]:
-    """Turn the library's errors into those of the contract, with the place."""
+    """Turn the library's errors into the errors of the contract, with the place."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,6 +1,8 @@
-"""Folders that their owner alone may enter: copies of all rows lie in them, without the source's rights on rows.
+"""Folders that only their owner may enter. They contain copies of all rows, for which the source's permissions no
+longer apply.
 
-What is made inside has usual modes: to share a folder it is enough to open the folder itself (docs/operations.md).
+Files and folders inside have the usual modes. To share a folder, change the mode of the folder itself
+(docs/operations.md).
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ _LOG_BYTES: Final = 10 << 20
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that its owner alone may enter. An existing one keeps its mode; those above are made as usual."""
+    """Make a folder that only its owner may enter. An existing folder keeps its mode. Missing parent folders are made
+    with the usual mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(OWNER_ONLY)
@@ -22,8 +25,8 @@ def private_folder(path: Path) -> Path:
 
 
 def private_log(path: Path) -> IO[bytes]:
-    """Open a log of a private folder for appending. A log of more than 10 MiB is first moved to ``<name>.1``, in place
-    of the one that was moved before."""
+    """Open a log file in a private folder for appending. A log of more than 10 MiB is first renamed to ``<name>.1``,
+    which replaces an earlier ``<name>.1``."""
     private_folder(path.parent)
     with suppress(FileNotFoundError):
         if path.stat().st_size > _LOG_BYTES:

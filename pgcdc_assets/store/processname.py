@@ -1,6 +1,6 @@
-"""The name of a process that no other has, on any host at any time, and whether the process lives.
+"""A name for a process that no other process has, on any host at any time; and whether the process lives.
 
-A number alone says little: each container counts its processes from 1, and two of them may go by one host's name.
+A pid alone is not enough: each container counts its processes from 1, and two containers may have the same host name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import psutil
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _NUMBERS: Final = "/proc/self/ns/pid"
 _JITTER: Final = 2
-"""Seconds by which a process's start may seem to move: Linux tells it by a boot time that follows the clock."""
+"""Seconds by which the start time of a process may seem to change: Linux computes it from a boot time that follows the
+clock."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ProcessName:
     host: str
     """The host's name, for people."""
     space: str
-    """Where the number counts: a kernel since its boot, and in it one namespace of processes."""
+    """The space in which the pid is unique: one boot of a kernel, and one namespace of processes in it."""
     pid: int
     started: int
     """Seconds since 1970."""
@@ -36,26 +37,26 @@ class ProcessName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The inverse of ``str``. ValueError for another text."""
+        """The inverse of ``str``. ValueError for any other text."""
         host, space, pid, started = text.rsplit(".", 3)
         return cls(host, space, int(pid), int(started))
 
     def __str__(self) -> str:
-        """Of letters, digits, ``-`` and ``.``, as tags of Dagster may hold."""
+        """The name as text of letters, digits, ``-`` and ``.``, which tags of Dagster may contain."""
         return f"{self.host}.{self.space}.{self.pid}.{self.started}"
 
     @property
     def is_here(self) -> bool:
-        """Whether its number is one that this process can look up."""
+        """Whether this process can look up the pid."""
         return self.space == _space()
 
     @property
     def told(self) -> str:
-        """For people: its number, and its host where that is another one."""
+        """For people: the pid, and the host if it is not this one."""
         return f"pid {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
     def lives(self) -> bool | None:
-        """Whether the process is alive; None where its number cannot be looked up from here."""
+        """Whether the process is alive; None if its pid cannot be looked up from here."""
         if not self.is_here:
             return None
         try:
@@ -67,7 +68,7 @@ class ProcessName:
 @cache
 def _space() -> str:
     try:
-        # The first number of a namespace may be given again, but not before a boot and a start of a process tell it.
+        # The inode number of a namespace may be used again. The boot and the process's start time then tell both apart.
         return f"{_BOOT.read_text().strip().replace('-', '')}-{os.stat(_NUMBERS).st_ino}"
     except OSError:
         return f"host-{socket.gethostname().replace('.', '-')}"

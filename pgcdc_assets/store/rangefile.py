@@ -1,4 +1,4 @@
-"""A remote file as Parquet's readers want one: with positions, over reads of ranges."""
+"""A remote file for Parquet's readers: it has a position, and reads byte ranges."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Final
 
 TAIL: Final = 256 << 10
-"""Bytes of the end that are read first, in one request with the size: a footer, or the whole of a small file."""
+"""How many bytes at the end are read first, in the request that also returns the file's size. They contain Parquet's
+footer, or the whole of a small file."""
 
 
 class RangeFile:
-    """For :class:`pyarrow.PythonFile`."""
+    """A file object for :class:`pyarrow.PythonFile`."""
 
     def __init__(self, read: Callable[[int, int], bytes], tail: Callable[[int], tuple[bytes, int]]) -> None:
-        """``read(start, size)`` gives bytes; ``tail(size)`` the last ones, and the size of the whole."""
+        """``read(start, size)`` returns bytes. ``tail(size)`` returns the last bytes, and the size of the file."""
         self._read = read
         self._tail, self._size = tail(TAIL)
         self._at = 0

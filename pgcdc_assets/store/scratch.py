@@ -1,5 +1,4 @@
-"""This machine's own disk, for files under way: whatever store they are for, they are made here, and put into the store
-when finished."""
+"""Drafts: files that are written on this machine's own disk, and are put into their store when they are finished."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from pgcdc_assets.store.private import OWNER_ONLY
 _PIECE: Final = 1 << 20
 _STALE_SECONDS: Final = 3600
 _LEFT_SECONDS: Final = 6 * 3600
-"""No draft is written for so long without a byte."""
+"""Seconds without a write after which a draft was left by a killed process."""
 
 
 class DraftFile:
-    """A file under way. After a failure it is discarded, or is left as an orphan that no commit names."""
+    """A file that is being written. After a failure it is discarded, or is left as an orphan that no commit names."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -37,17 +36,17 @@ class DraftFile:
         return os.stat(self.path).st_size
 
     def pieces(self) -> Iterator[bytes]:
-        """Its bytes, a piece at a time."""
+        """The file's bytes, piece by piece."""
         with open(self.path, "rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
 
     def write(self, content: bytes) -> None:
-        """Write its whole content."""
+        """Write the file's whole content."""
         Path(self.path).write_bytes(content)
 
     def settle(self) -> None:
-        """Make its content durable now, so that little is left to do when it is put in its place."""
+        """Make the file's content durable now, so that little is left to do when it is put in its place."""
         sync_file(Path(self.path))
 
     def discard(self) -> None:
@@ -56,7 +55,7 @@ class DraftFile:
 
 
 class Scratch:
-    """A folder of drafts that wait, each under a name of its own."""
+    """A folder of long-lived drafts, each with its own name."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -65,13 +64,13 @@ class Scratch:
         return DraftFile(os.path.join(self._path, name))
 
     def clear(self) -> None:
-        """Discard whatever is left there."""
+        """Delete all files that are left in the folder."""
         for left in Path(self._path).iterdir():
             left.unlink()
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """An error of the system that names no file, as pyarrow's do not, names this folder."""
+        """Have an OSError in the block that names no file name this folder. The errors of pyarrow name no file."""
         try:
             yield
         except OSError as error:
@@ -81,16 +80,17 @@ class Scratch:
 
     @contextmanager
     def temporary(self) -> Iterator[Location]:
-        """A new folder during the block; the scratch folder is removed with the last of them.
+        """A new folder inside the scratch folder, during the block. The scratch folder is removed with the last such
+        folder.
 
-        What killed processes left there long ago is removed, too.
+        Folders that killed processes left there more than an hour ago are removed, too.
         """
         before = time.time() - _STALE_SECONDS
         with suppress(FileNotFoundError):
             for left in [left for left in Path(self._path).iterdir() if left.stat().st_mtime < before]:
                 shutil.rmtree(left, ignore_errors=True)
         path = os.path.join(self._path, uuid.uuid4().hex)
-        # Another process that left its block at the same time may have removed the scratch folder.
+        # Another process whose block ended at the same time may have removed the scratch folder.
         os.makedirs(path)
         try:
             yield Location(path)
@@ -101,12 +101,12 @@ class Scratch:
 
 
 def folder_for(folder: Location) -> str:
-    """A folder on this machine for drafts that wait, of a store that is elsewhere: the same one for the same place."""
+    """A folder on this machine for long-lived drafts of a remote store. The same place always has the same folder."""
     return _own_folder(hashlib.sha256(folder.text.encode()).hexdigest()[:20])
 
 
 def draft_for(to: Location) -> str:
-    """A path on this machine for a draft of a store that is elsewhere. What killed processes left there goes."""
+    """A path on this machine for a draft of a remote store. Old drafts of killed processes are deleted."""
     folder = _swept(os.getpid())
     os.makedirs(folder, mode=OWNER_ONLY, exist_ok=True)
     return os.path.join(folder, f"{uuid.uuid4().hex}-{to.name}")
@@ -114,7 +114,7 @@ def draft_for(to: Location) -> str:
 
 @cache
 def _swept(process: int) -> str:
-    """The folder of drafts; each process looks once for what others left."""
+    """The folder of drafts. Each process deletes once what killed processes left there."""
     del process
     folder, before = _own_folder("drafts"), time.time() - _LEFT_SECONDS
     for left in Path(folder).iterdir():

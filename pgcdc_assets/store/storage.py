@@ -1,6 +1,6 @@
-"""The files of the lake, wherever they are: each call goes to the store that holds the place.
+"""The functions that read and write the lake's files. Each call goes to the store that holds the place.
 
-What each call promises stands in :mod:`pgcdc_assets.store.base`.
+:mod:`pgcdc_assets.store.base` describes what each call promises.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgcdc_assets.store.memory import MemoryStore
 from pgcdc_assets.store.scratch import DraftFile, Scratch, write_scratch
 
 _OBJECTS: Final = ("s3", "abfss", "gs")
-"""Schemes of :mod:`pgcdc_assets.store.objects`, which a local lake need not import."""
+"""Schemes of :mod:`pgcdc_assets.store.objects`, which is imported only if the lake is in an object store."""
 _STORES: Final[dict[str, Store]] = {LOCAL: LocalStore(), "memory": MemoryStore()}
 
 
@@ -27,7 +27,7 @@ _GUARDS: Final[dict[Location, Guard]] = {}
 
 
 def store_of(place: Location) -> Store:
-    """ValueError for a scheme that no store serves."""
+    """The store that holds a place. ValueError for a scheme that no store serves."""
     return _served(place.scheme)
 
 
@@ -44,7 +44,7 @@ def _served(scheme: str) -> Store:
 
 @contextmanager
 def guarded(folder: Location, guard: Guard) -> Iterator[None]:
-    """Ask the guard before anything is written from here to the folder or those within, during the block."""
+    """During the block, check with the guard before each write of this process to the folder or to a folder within."""
     _GUARDS[folder] = guard
     try:
         yield
@@ -53,14 +53,14 @@ def guarded(folder: Location, guard: Guard) -> Iterator[None]:
 
 
 def _written(place: Location) -> Store:
-    """The store of a place that is about to be written."""
+    """The store of a place that is about to be written. LeaseLost if a guard forbids the write."""
     for guard in _guards(place):
         guard.check()
     return store_of(place)
 
 
 def assure(folder: Location) -> None:
-    """Ask the guard whether what was read of the folder until now was read in our time."""
+    """LeaseLost if this process may have lost the folder before its last read of the folder's files."""
     for guard in _guards(folder / "any"):
         guard.check()
 
@@ -86,7 +86,7 @@ def head(at: Location) -> Entry | None:
 
 
 def exists(at: Location) -> bool:
-    """Whether there is a file; folders are none."""
+    """Whether there is a file. A folder does not count."""
     return head(at) is not None
 
 
@@ -99,7 +99,7 @@ def walk(folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
 
 
 def together(folder: Location, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Of the store of a folder."""
+    """Call :meth:`.Store.together` of the folder's store."""
     return store_of(folder).together(calls)
 
 
@@ -112,7 +112,7 @@ def scratch(folder: Location) -> Scratch:
 
 
 def fetch(at: Location, to: Location) -> None:
-    """A copy of a file on this machine, for what reads from folders alone. It is not durable."""
+    """Copy a file to this machine, for code that can read only local folders. The copy is not durable."""
     write_scratch(to, read(at))
 
 
@@ -134,7 +134,7 @@ def replace(to: Location, content: bytes) -> None:
 
 
 def copy(source: Location, to: Location) -> None:
-    """Copy a file, also from one store to another."""
+    """Copy a file, within a store or from one store to another."""
     if source.scheme == to.scheme:
         _written(to).copy(source, to)
     else:
@@ -174,5 +174,5 @@ def move_folder(source: Location, to: Location) -> None:
 
 
 def options(place: Location) -> dict[str, str]:
-    """What delta-rs must be told to open a table there, beside the environment."""
+    """Options that delta-rs needs to open a table there, in addition to the environment."""
     return store_of(place).options()
