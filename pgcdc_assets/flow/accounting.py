@@ -1,7 +1,7 @@
-"""Counts and explains the rows of the log that no mirror takes: every other row has gone into its mirror's feed.
+"""Counts and explains the rows of the log that no mirror takes. Every other row has gone into its mirror's feed.
 
-The rows that the receiver counted for each relation are compared with the tables that are followed. The transform does
-the other half: it sets a table aside whose feed lacks one of its rows (:func:`pgcdc_assets.feed.transform.transform`).
+The rows that the receiver counted for each relation are compared with the followed tables. The transform does the other
+half: it sets a table aside if its feed lacks a row of the table (:func:`pgcdc_assets.feed.transform.transform`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Why(StrEnum):
 
 
 def untaken(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> list[Untaken]:
-    """The rows of ``span`` that no followed table takes, by relation. ``batches`` are all the batches of ``span``."""
+    """The rows of ``span`` that no followed table takes, by relation. ``batches``: all batches of ``span``."""
     counts: dict[int, Counter[str]] = {}
     for batch in batches:
         for relation, kinds in batch.counts.items():
@@ -55,10 +55,10 @@ def untaken(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> list
 
 
 def keep_untaken(work: Work, batches: Sequence[BatchSummary], found: Sequence[Untaken]) -> None:
-    """Store the rows of relations that belong to no table, so that ``status`` reports them after the run.
+    """Store the counts of rows of relations that belong to no table, so that ``status`` reports them after the run.
 
-    If a run died before its range was closed, the next run counts the same batches again, and leaves out what is
-    stored already.
+    If a run died before its range was closed, the next run counts the same batches again. Batches whose rows are stored
+    already are left out then.
     """
     lost = [entry for entry in found if entry.why is Why.UNKNOWN]
     if not lost:

@@ -1,4 +1,5 @@
-"""Looks in the catalog for what no LSN shows: at the start of a run, as ranges close, and now and then while idle."""
+"""Checks the source's catalog for changes that the stream does not carry: at the start of a run, when ranges close, and
+from time to time while the run is idle."""
 
 from __future__ import annotations
 
@@ -23,42 +24,43 @@ from pgcdc_assets.structure.verdict import Recopy, Rules, told, verdict
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
-    """Raise EmptyPublication if nothing is published: going on would look well while every change is lost."""
+    """Raise EmptyPublication if no table is published. Otherwise the run would seem to succeed while every change is
+    lost."""
     if not live:
         raise EmptyPublication("lists no table any more", thing=f"publication {catalog.publication}",
                                do="add the tables back, or run `pgcdc setup`")  # fmt: skip
 
 
 class CatalogWatch:
-    """One run's looks at the catalog. Every method runs in the run's own thread."""
+    """The catalog checks of one run. Every method runs in the run's own thread."""
 
     def __init__(self, work: Work, stream: LogStream) -> None:
         self._work = work
         self._stream = stream
         self._seen: CatalogLook | None = None
-        """The last look, with which all followed tables have been compared; None before the first look, and after a
-        copy landed whose table the look shows differently."""
+        """The last catalog check, with which all followed tables have been compared. None before the first check, and
+        after a copy whose table differs from the check."""
         self.named = ZERO
-        """The position that the log has to reach before tables are listed again that were away, or got another
-        structure."""
+        """The log must reach this position before tables are listed again that had another name, or whose mirrors got
+        another structure."""
         self._looked = time.monotonic()
         self.paused = False
-        """Mirrors are not to change for now."""
+        """Whether mirrors must not change for now."""
 
     @property
     def due(self) -> bool:
-        """Whether the last look is as long ago as a range takes."""
+        """Whether at least ``range_seconds`` have passed since the last check."""
         return time.monotonic() - self._looked >= self._work.settings.range_seconds
 
     @property
     def stands(self) -> bool:
-        """Whether the source's catalog is still as the last look saw it, and the copies agree with that look."""
+        """Whether the source's catalog is still as the last check showed it, and the copies agree with that check."""
         return self._seen is not None and self._stream.stands(self._seen)
 
     def look(self) -> None:
-        """Look at the catalog, compare all tables with it, and save it.
+        """Read the catalog, compare all tables with it, and save it.
 
-        Raises CopyBlocked if a lock prevents it, and EmptyPublication if no table is left.
+        Raises CopyBlocked if a lock prevents reading the catalog, and EmptyPublication if no table is published.
         """
         work = self._work
         self._looked = time.monotonic()
@@ -74,12 +76,12 @@ class CatalogWatch:
             save_catalog(work.catalog, CATALOG_FILE)
 
     def _mark(self) -> Lsn:
-        """A position of the source that it has come to after the look."""
+        """A position of the source after the check."""
         self.named = self._stream.mark_now()
         return self.named
 
     def compare_all(self, live: Sequence[Table]) -> None:
-        """Compare each table, as its mirror has it, with the catalog, and begin what the verdicts ask for."""
+        """Compare each table, as its mirror has it, with the catalog, and begin what the verdicts require."""
         work = self._work
         refuse_emptied(work.catalog, live)
         shown = {table.name: table for table in live}
@@ -110,18 +112,19 @@ class CatalogWatch:
         return Rules(self._work.settings.schema_changes, self._work.settings.recopy_bytes)
 
     def compare(self, copied: Table) -> None:
-        """Compare a table whose copy landed with the last look. If it was altered between that look and its snapshot,
-        or since, no point lists it before another look."""
+        """Compare a table whose copy was committed with the last catalog check. If the table was altered between the
+        check and the copy's snapshot, or since, another check is made before the next point."""
         altered = rewritten(copied.marks.columns, self._work.progress[copied.name].known_columns)
         if self._seen is not None and (altered or not self._seen.shows(copied)):
             self._seen = None
 
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
-        """Have no point below this look list a table whose columns' rows in the catalog were written anew.
+        """Find the tables for which the catalog's rows about their columns (pg_attribute) were written again. No point
+        below this check may list these tables.
 
-        ATTACH and DETACH PARTITION write them, and leave no other trace once both are done: in between the table was
-        none of its own, and the partitioned table that it was attached to had its rows. Which one that was nothing
-        tells, so no partitioned table is listed either.
+        ATTACH and DETACH PARTITION write these rows, and leave no other trace once both are done. Between the two, the
+        table was a partition, and its rows belonged to a partitioned table. The catalog does not show which partitioned
+        table that was. So if a table that is not partitioned is found, no partitioned table is listed either.
         """
         followed = {record.table.name: record.table for record in self._work.progress.followed()}
         altered = {table.name for table in live if table.name in followed.keys() & before.keys()
@@ -132,7 +135,8 @@ class CatalogWatch:
 
 
 def _take_names(work: Work, shown: Mapping[TableName, Table]) -> None:
-    """Let the tables go that are not shown, and take in those that came. One that was renamed is told of as that."""
+    """Stop following the tables that the catalog no longer shows, and take in new tables. A renamed table is reported
+    neither as gone nor as new."""
     progress = work.progress
     before = {record.table.name: record.table.oid for record in progress}
     known, now = set(before.values()), {table.oid for table in shown.values()}

@@ -1,4 +1,5 @@
-"""Makes snapshot copies within a run: under one snapshot for all tables still to copy, each committed as it ends."""
+"""Makes snapshot copies in a run. One snapshot serves all tables that wait for a copy. Each copy is committed when it
+is finished."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ class Copied:
 
 
 class GivenUp(Exception):
-    """The run ends before its copies do."""
+    """Raised in the copies' thread if the run ends before its copies are finished."""
 
 
 @dataclass(frozen=True)
 class CopyChannel:
-    """Messages between the copies' thread and the run's."""
+    """Messages between the copies' thread and the run's thread."""
 
     landed: queue.SimpleQueue[Copied] = field(default_factory=queue.SimpleQueue)
     notes: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
@@ -47,17 +48,17 @@ class CopyChannel:
             raise GivenUp
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
-        """Report the transactions on the source that hold the snapshot up."""
+        """Report the transactions on the source for which the snapshot waits."""
         self.go_on()
         self.notes.put(f"waits for {', '.join(str(holder) for holder in holders) or 'a transaction on the source'}")
 
 
 def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel) -> Failures:
-    """Copy the tables under one exported snapshot; returns those that were not copied, and why.
+    """Copy the tables under one exported snapshot; returns the tables that were not copied, and why.
 
-    Tables that our role may not read are left out at once: no snapshot is taken for them. Runs in a thread of its own
-    while the turns go on. The state ``copying`` is durable before the first row is
-    committed. After a crash, the mirror's own ``snapshot_lsn`` then shows whether the table's commit was made.
+    Tables that our role may not read are left out before the snapshot is taken. This runs in its own thread while the
+    turns go on. The state ``copying`` is durable before the first row is committed. So after a crash, the mirror's own
+    ``snapshot_lsn`` shows whether the table's copy was committed.
     """
     lacking = _lacking_rights(work.catalog, conninfo, names)
     names = [name for name in names if name not in lacking]
@@ -71,7 +72,7 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
         work.progress.copying(shown.values(), snapshot.consistent_point)
         for name in sorted(name for name, table in shown.items() if not table.comments_read):
             channel.notes.put(unread_comments(name))
-        # Spark takes seconds to start, and the run may end meanwhile.
+        # Spark takes seconds to start. The run may have ended when it has.
         work.session()
         channel.go_on()
         failed = work.target.copy(
@@ -83,7 +84,7 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
 
 
 def _lacking_rights(catalog: Catalog, conninfo: str, names: Sequence[TableName]) -> Failures:
-    """The tables that our role may not read, as the last look at the catalog has their partitions."""
+    """The tables that our role may not read. The last catalog check says which partitions a table has."""
     wanted = set(names)
     stored = {table.name: sorted(relations_of([table]) - {table.oid} if table.partitioned else {table.oid})
               for table in catalog.tables if table.name in wanted}  # fmt: skip

@@ -1,8 +1,8 @@
-"""Decides what a run does next, and when it ends: pure functions of what the run sees.
-:class:`pgcdc_assets.flow.sync.Sync` carries it out.
+"""Decides what a run does next, and when it ends, by pure functions. :class:`pgcdc_assets.flow.sync.Sync` carries the
+decisions out.
 
-A turn brings tables to one boundary, and then publishes a point there. Tables whose copy took long catch up by turns of
-their own, so that they do not delay the others. ``verify`` may ask for a point at an LSN of its own.
+A turn brings tables to one boundary, and then publishes a point there. Tables whose copies took long catch up in
+separate turns, so that they do not delay the other tables. ``verify`` may ask for a point at the LSN of its snapshot.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pgcdc_assets.flow.ranges import up_to
 from pgcdc_assets.log.summary import BatchSummary
 
 GATHERED_BYTES = 64 << 20
-"""Bytes of messages that make a turn worth its cost while a bounded run still receives. Many small turns cost more than
-a large one, and take the cores from the receiver."""
+"""While a bounded run still receives, it takes a turn only if this many bytes of messages wait. Many small turns cost
+more than a large turn, and take CPU from the receiver."""
 LATE_SHARE = 2
-"""A turn of late copies takes this many times as much as a turn of the others, so that they catch up even in a
-backlog."""
+"""A turn of late tables takes this many times as many bytes as a turn of the other tables, so that late tables catch up
+even in a backlog."""
 
 Batches = Callable[[Lsn, Lsn], Sequence[BatchSummary]]
 """The log's batches between two positions."""
@@ -32,24 +32,24 @@ class Bounds:
     """When a run ends."""
 
     until: Lsn | None = None
-    """Receive to here and end; None with ``follow`` False means the source's flush position."""
+    """Receive up to this LSN and end. None, if ``follow`` is False, means the source's flush position."""
     follow: bool = False
     max_seconds: float | None = None
     idle_seconds: float | None = None
     receive_only: bool = False
-    """Apply nothing, and copy nothing."""
+    """Only receive: apply nothing, and copy nothing."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """End at the next boundary; a copy under way is given up."""
+    """End at the next boundary. Copies in progress are cancelled."""
     give_way: threading.Event = field(default_factory=threading.Event)
-    """End at the next boundary, but not before copies are done: another run waits in Dagster's queue."""
+    """End at the next boundary after the copies in progress are finished: another run waits in Dagster's queue."""
 
     @property
     def stopped(self) -> bool:
-        """Whether the run is to end whatever else it could do."""
+        """Whether the run was asked to end, by ``stop`` or ``give_way``."""
         return self.stop.is_set() or self.give_way.is_set()
 
     def from_now(self, seconds: float) -> Bounds:
-        """The bounds of a run that goes on with this one's work, ``seconds`` after it began."""
+        """The bounds of a run that continues the work of this run, ``seconds`` after this run began."""
         return self if self.max_seconds is None else replace(self, max_seconds=max(0.0, self.max_seconds - seconds))
 
 
@@ -59,14 +59,15 @@ class PointDue:
 
     due: bool
     refused_at: Lsn | None = None
-    """The LSN of the last point, if that could not list every table: a second one there could not either."""
+    """The LSN of the last point, if that point could not list every table. A second point at this LSN could not list
+    every table either."""
 
     def owe(self) -> None:
-        """Note that something was copied or applied."""
+        """Note that something was copied or applied, so that a point is due."""
         self.due, self.refused_at = True, None
 
     def published(self, lsn: Lsn, *, whole: bool) -> None:
-        """Note that a point was made; ``whole`` if it lists every followed table."""
+        """Note that a point was made. ``whole``: it lists every followed table."""
         self.due, self.refused_at = not whole, None if whole else lsn
 
     def at(self, lsn: Lsn) -> bool:
@@ -76,7 +77,7 @@ class PointDue:
 
 @dataclass(frozen=True)
 class Standing:
-    """A followed table: where its mirror stands, and whether its copy came later than those of the others."""
+    """The position of a followed table's mirror, and whether the table was copied later than the others."""
 
     name: TableName
     replay_lsn: Lsn
@@ -85,25 +86,25 @@ class Standing:
 
 @dataclass(frozen=True)
 class View:
-    """What a run sees before a turn."""
+    """The facts by which a run decides before a turn."""
 
     complete: Lsn
-    """Every transaction that commits below it is in the log."""
+    """Every transaction that commits below this LSN is in the log."""
     standings: Sequence[Standing]
     batches: Batches
     point: PointDue
     share_bytes: int
-    """Bytes of messages that one turn takes."""
+    """How many bytes of messages one turn takes."""
     gathers: bool = False
-    """More is on its way, and nothing needs a turn now: a small turn is not worth its cost."""
+    """More messages are still coming, and nothing needs a turn now, so a small turn is not worth its cost."""
     held: bool = False
-    """``verify`` is about to name the LSN at which it wants a point: nothing may pass it."""
+    """``verify`` is about to name the LSN at which it wants a point. No turn may pass that LSN."""
     exact: Lsn | None = None
     """The LSN at which ``verify`` wants a point."""
     caught_up: bool = False
-    """Late tables have had their own turn since the last turn of the others."""
+    """Late tables have had their separate turn since the last turn of the other tables."""
     paused: bool = False
-    """Nothing is to be applied for now."""
+    """Nothing is applied for now."""
 
     def behind(self, limit: Lsn) -> bool:
         return any(table.replay_lsn < limit for table in self.standings)
@@ -116,7 +117,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class TakeLateTurn:
-    """A turn of late tables alone; no point."""
+    """Take a turn of late tables only, without a point."""
 
     tables: Sequence[TableName]
     upto: Lsn
@@ -124,19 +125,19 @@ class TakeLateTurn:
 
 @dataclass(frozen=True)
 class TakeTurn:
-    """A turn, and a point if it brought anything or one is due."""
+    """Take a turn, and publish a point if the turn changed anything or a point is due."""
 
     tables: Sequence[TableName]
     upto: Lsn
     exact: bool
-    """``verify`` waits for a point here, even if no mirror changes."""
+    """``verify`` waits for a point at ``upto``, so the point is made even if no mirror changes."""
 
 
 Step = Wait | TakeLateTurn | TakeTurn
 
 
 def next_step(view: View) -> Step:
-    """What to do now. After a TakeLateTurn the run asks again, with ``caught_up``."""
+    """What the run does next. After a TakeLateTurn the run calls this again, with ``caught_up``."""
     if view.held or view.paused:
         return Wait()
     if view.exact is None:
@@ -158,21 +159,21 @@ def next_step(view: View) -> Step:
 
 
 def _gathering(view: View) -> bool:
-    """Whether the log still holds too little for a turn."""
+    """Whether too few bytes wait in the log for a turn."""
     if not view.gathers or view.point.due:
         return False
     return sum(batch.bytes for batch in _waiting(view, view.standings, view.complete)) < GATHERED_BYTES
 
 
 def _boundary(view: View, tables: Sequence[Standing], limit: Lsn, shares: int) -> Lsn:
-    """Where a turn of these tables ends: at the end of the batch that fills its share, or at ``limit``."""
+    """Where a turn of these tables ends: at the end of the batch that fills the turn's share, or at ``limit``."""
     waiting = _waiting(view, tables, limit)
     taken = up_to(waiting, shares * view.share_bytes)
     return limit if len(taken) == len(waiting) else min(limit, taken[-1].end)
 
 
 def _waiting(view: View, tables: Sequence[Standing], limit: Lsn) -> Sequence[BatchSummary]:
-    """The batches between the lowest of these tables and ``limit``."""
+    """The batches between the lowest position of these tables and ``limit``."""
     return view.batches(min((table.replay_lsn for table in tables), default=ZERO), limit)
 
 
@@ -182,26 +183,26 @@ def _names(tables: Sequence[Standing]) -> list[TableName]:
 
 @dataclass(frozen=True)
 class Situation:
-    """What decides whether a run ends."""
+    """The facts by which a run decides whether it ends."""
 
     running_seconds: float
     idle_seconds: float
     """Seconds since anything moved."""
     following: bool
-    """The run is to follow, and no copy has failed."""
+    """The run has to follow, and no copy has failed."""
     copying: bool
-    """Copies are under way. A copy that is given up begins from nothing, so the run waits for it however long it
-    takes."""
+    """Copies are in progress. The run waits for them however long they take, because a cancelled copy has to start from
+    the beginning."""
     awaited: bool
     """Another command, or another run, waits for the lake."""
     arrived: bool
     """The receiver has reached its goal."""
     level: bool
-    """The mirrors hold all that the log holds, and a point lists them; or nothing is to be applied."""
+    """The mirrors hold all that the log holds, and a point lists them; or nothing is applied for now."""
 
 
 def finished(bounds: Bounds, now: Situation) -> bool:
-    """Whether the run ends here."""
+    """Whether the run ends now."""
     if bounds.stop.is_set():
         return True
     if now.copying:

@@ -1,5 +1,5 @@
-"""Deletes what the lake holds of tables that are not followed any more. Nothing else does so: it may be the last copy
-of a table that was dropped."""
+"""Deletes the mirrors and feeds of tables that are no longer followed. No other operation deletes them, because a
+mirror may be the last copy of a table that was dropped."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ForgetReport:
 
 
 def forget(work: Work, tables: Sequence[TableName]) -> ForgetReport:
-    """Delete the mirrors and feeds of these tables. What points list of them cannot be read any more.
+    """Delete the mirrors and feeds of these tables. The points that list the tables can no longer read them.
 
-    Nothing is deleted if one of them is followed (UsageError), or the lake holds none of its name (UnknownTable).
+    Nothing is deleted if one of the tables is followed (UsageError), or has no mirror in the lake (UnknownTable).
     """
     for name in tables:
         _refuse(work, name)

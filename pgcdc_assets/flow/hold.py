@@ -1,10 +1,12 @@
-"""Lets ``verify`` get a boundary at its own LSN from a running sync.
+"""Requests by which ``verify`` gets a consistent point at the LSN of its snapshot from a running sync.
 
-A snapshot of the source has an exact LSN C only as a slot's consistent point, and a running sync would pass C by. So
-verify first places a request without an LSN: the sync then starts no further turn. Verify takes its snapshot, writes C
-into the request, and the sync's next turn ends exactly at C and is published. A request is a locked file, so the
-request of a verify that died does not hold up anything. Neither does one that is there for too long, whoever placed it:
-a verify that stands still, or another program that locks the file.
+The exact LSN C of a snapshot is known only once the snapshot has been taken, as the consistent point of a new slot. By
+that time a running sync might have passed C. So verify first places a request without an LSN, and the sync then starts
+no further turn. Verify takes its snapshot and writes C into the request. The sync's next turn ends exactly at C, and
+its point is published.
+
+A request is a locked file, so the request of a verify that died has no effect. A request that lasts too long has no
+effect either, be it of a verify that hangs, or of another program that locks the file.
 """
 
 from __future__ import annotations
@@ -24,23 +26,24 @@ from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.processname import ProcessName
 
 UNNAMED_SECONDS: Final = 60.0
-"""For so long a sync starts no turn for a request that names no LSN."""
+"""How long a sync starts no turn because of a request without an LSN."""
 NAMING_SECONDS: Final = UNNAMED_SECONDS / 2
-"""Within this time verify names its LSN, or takes another snapshot: a sync that has gone on may have passed the LSN."""
+"""Within this time verify names its LSN. After this time it takes another snapshot, because a sync that has continued
+may have passed the LSN."""
 NAMED_SECONDS: Final = 900.0
-"""For so long a sync heeds a request that names its LSN. Verify waits for its point for ten minutes."""
+"""How long a sync obeys a request that names an LSN. Verify waits for its point for ten minutes."""
 _NO_LSN: Final = "-"
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A request in force. ``lsn`` is None until the snapshot is taken."""
+    """A request in force. ``lsn`` is None while the snapshot has not been taken."""
 
     lsn: Lsn | None
     by: ProcessName | None = field(default=None, compare=False)
     """None if the request does not say who placed it."""
     tenure: str = field(default="", compare=False)
-    """Tells one request from the next of the same process."""
+    """Distinguishes two requests of the same process."""
 
     def __str__(self) -> str:
         who = f"`pgcdc verify` ({self.by.told})" if self.by else "a process that does not say who it is"
@@ -56,12 +59,12 @@ class HoldRequest:
         self._say(None)
 
     def at(self, lsn: Lsn) -> None:
-        """Ask for the boundary itself, once its LSN is known."""
+        """Ask for a boundary at this LSN."""
         self._say(lsn)
 
     @property
     def is_late(self) -> bool:
-        """Whether it is too late to name an LSN: place another request."""
+        """Whether it is too late to name an LSN, so that another request is needed."""
         return time.monotonic() - self._placed > NAMING_SECONDS
 
     def _say(self, lsn: Lsn | None) -> None:
@@ -70,13 +73,13 @@ class HoldRequest:
 
 @contextmanager
 def placed(layout: Layout) -> Iterator[HoldRequest]:
-    """Place a request for the time of the block; LockHeld when another verify has one."""
+    """Place a request during the block. LockHeld if another verify has placed a request."""
     with sole(layout, layout.hold, lambda: f"{current(layout) or 'another `pgcdc verify`'} is at work") as held:
         yield HoldRequest(held)
 
 
 def current(layout: Layout) -> Hold | None:
-    """The request in force, if any."""
+    """The request in force; None if there is no request."""
     text = lease.text_of_holder(layout.hold)
     if text is None:
         return None
@@ -92,15 +95,16 @@ def current(layout: Layout) -> Hold | None:
 
 
 class Requests:
-    """A run's side: the requests that it heeds, each for a limited time."""
+    """The run's side: the requests that the run obeys, each for a limited time."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._seen: dict[str, float] = {}
-        """When the request of each tenure was first seen; long ago if it is not heeded any more."""
+        """When the request of each tenure was first seen; minus infinity if the request's time is over."""
 
     def current(self) -> Hold | None:
-        """The request in force. One whose time is over is not heeded again, even if it names an LSN then."""
+        """The request in force; None if there is no request, or if its time is over. A request whose time is over stays
+        without effect, even if it then names an LSN."""
         found = current(self._layout)
         if found is None:
             self._seen.pop(Hold(None).tenure, None)

@@ -1,20 +1,21 @@
-"""One writer per lake, and how a command gets its turn beside a sync that follows.
+"""The lake's lock: there is one writer per lake. A sync that follows gives way to commands that need the lock.
 
-A lock in the lake is the truth about who writes, not Dagster's run status. On a file system the kernel frees it when
-the process ends, in whatever way; in an object store it ends with the signs of life (:mod:`pgcdc_assets.store.lease`).
-Every command, run, backfill and maintenance that writes takes it.
+The lock in the lake decides who writes, not Dagster's run status. On a file system the kernel releases the lock when
+the process ends, also when it is killed. In an object store the lock ends when its holder stops renewing it
+(:mod:`pgcdc_assets.store.lease`). Every command, run, backfill and maintenance that writes takes the lock.
 
 A sync that follows would hold the lock for days. So it gives way:
 
-1. A command that finds the lock held by such a sync takes the place of the one that waits (``layout.waiting``).
-2. The sync sees that between two turns (:func:`waiting`). It finishes copies under way, and ends its run at a
-   boundary, as any run ends. This frees the lock.
-3. The command takes the lock, gives up the place, and does its work itself, as it would without the sync.
-4. The sync waits until nobody waits for the lake or holds it (:func:`free_again`), and then begins its next run. A run
-   with a time limit ends instead: whoever set the limit, such as the sensor, starts the next one.
+1. A command that finds the lock held by such a sync takes a second place in the lake, ``layout.waiting``.
+2. Between two turns the sync sees that a command waits (:func:`waiting`). It finishes the copies in progress, and ends
+   its run at a boundary, as any run ends. This releases the lock.
+3. The command takes the lock, gives back ``layout.waiting``, and does its work as it would without the sync.
+4. The sync waits until no command waits for the lake or holds it (:func:`free_again`), and then begins its next run. A
+   run with a time limit ends instead: the sensor, or the user who set the limit, starts the next run.
 
-Nothing passes between the two but who waits. A command that dies, or is stopped, loses its place with its process, and
-the sync goes on; a sync that dies frees the lock, and the command goes on.
+The two processes exchange nothing but the fact that a command waits. If the command dies or is stopped,
+``layout.waiting`` is released with its process, and the sync continues. If the sync dies, its lock is released, and the
+command continues.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class LockHolder:
 
     @property
     def is_here(self) -> bool:
-        """Whether ``pid`` is a number of this host, and of this container."""
+        """Whether ``pid`` is a process of this host, and of this container."""
         return self.process is not None and self.process.is_here
 
 
@@ -62,14 +63,15 @@ class LockHolder:
 def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Iterator[None]:
     """Hold the lake's lock during the block. If another process holds it, LockHeld names its pid and command.
 
-    ``gives_way``: the holder looks at :func:`waiting` between its turns.
+    ``gives_way``: the holder checks :func:`waiting` between its turns.
     """
     refusal = lambda: f"{holder(layout) or 'another process'} is writing to this lake"  # noqa: E731
     with sole(layout, layout.lock, refusal, guarding=layout.root) as held:
         own = ProcessName.own()
         held.say(json.dumps({"pid": own.pid, "command": command, "gives_way": gives_way, "process": str(own)}))
         if held.inherited_as is not None:
-            # Here, for Dagster's definitions ask only who holds the lake, and load nothing that writes tables.
+            # Imported here, because Dagster's definitions only read who holds the lake, and should not load the code
+            # that writes tables.
             from pgcdc_assets.log.fencing import shut_out
 
             shut_out(layout, held.inherited_as)
@@ -78,9 +80,10 @@ def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Itera
 
 @contextmanager
 def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
-    """Hold the lake's lock during the block; a sync that follows gives way first.
+    """Hold the lake's lock during the block. If a sync that follows holds it, wait until the sync gives way.
 
-    LockHeld if another process holds it, if another command waits for it already, or if ``stop`` is set meanwhile.
+    LockHeld if another process holds the lock, if another command waits for it already, or if ``stop`` is set during
+    the wait.
     """
     with ExitStack() as lake:
         try:
@@ -103,15 +106,16 @@ def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop:
 
 
 def waiting(layout: Layout) -> str | None:
-    """The command that waits for the lake, in words; None if none does. Nothing gives way to a process that does not
-    say who it is."""
+    """The command that waits for the lake, in words; None if no command waits. A process that does not say who it is
+    does not count."""
     return lease.text_of_holder(layout.waiting) or None
 
 
 def free_again(layout: Layout, stop: threading.Event) -> bool:
-    """Wait until nobody holds the lake or waits for it, after this process gave way; False if ``stop`` is set first.
+    """After this process gave way: wait until no process holds the lake or waits for it. False if ``stop`` is set
+    first.
 
-    LockHeld if another sync follows the source by now.
+    LockHeld if another sync that follows has taken the lock.
     """
     while not stop.is_set():
         found = holder(layout)
@@ -127,7 +131,8 @@ def free_again(layout: Layout, stop: threading.Event) -> bool:
 def sole(
     layout: Layout, place: Location, refusal: Callable[[], str], *, guarding: Location | None = None
 ) -> Iterator[Lease]:
-    """Hold a place of the lake during the block. If another process holds it, LockHeld has the text of ``refusal``.
+    """Hold a place of the lake during the block. If another process holds it, raise LockHeld with the text of
+    ``refusal``.
 
     ``guarding``: see :func:`pgcdc_assets.store.lease.held`.
     """
@@ -143,7 +148,7 @@ def sole(
 
 
 def unwritable(layout: Layout, error: OSError) -> MachineError:
-    """The error for a lake whose folders cannot be made or written."""
+    """The error for a lake whose folders cannot be created or written."""
     do = "name a folder of yours in the setting `lake`, or let its owner run it"
     if load_note().is_at(layout.root):
         do = "make it writable, or let its owner run it"
@@ -151,7 +156,7 @@ def unwritable(layout: Layout, error: OSError) -> MachineError:
 
 
 def holder(layout: Layout) -> LockHolder | None:
-    """The process that writes to the lake now; None if there is none."""
+    """The process that holds the lake's lock now; None if no process holds it."""
     text = lease.text_of_holder(layout.lock)
     if text is None:
         return None
@@ -164,12 +169,12 @@ def holder(layout: Layout) -> LockHolder | None:
 
 
 def nameless(layout: Layout) -> list[Location]:
-    """The places of the lake that are held by a process that does not say who it is. Ours do so as soon as they have
-    taken a place; any program that may open the file can hold it."""
+    """The places of the lake that are held by a process that does not say who it is. Our processes write their name as
+    soon as they have taken a place. Any other program that may open the file can hold it too."""
     return [place for place in (layout.lock, layout.hold, layout.waiting) if not lease.text_of_holder(place)
             and lease.is_locked(place) and not lease.text_of_holder(place)]  # fmt: skip
 
 
 def silence(layout: Layout) -> float:
-    """Seconds since anybody took the lake, said that it lives, or gave the lake back; infinite if nobody ever has."""
+    """Seconds since a process took the lock, renewed it or gave it back; infinite if no process ever took it."""
     return lease.silent_for(layout.lock)

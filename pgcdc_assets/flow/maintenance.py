@@ -1,8 +1,9 @@
 """Maintains a lake, under its lock: deletes what nobody needs, and merges small files.
 
-The order of the steps makes a kill at any place harmless. A promise is taken back before its files are deleted: first a
-new consistent point names what OPTIMIZE wrote, then old points are deleted, then the log's front, and files last. Each
-step is one commit and finds its work by looking at the lake, so the next maintenance goes on where this one was killed.
+The order of the steps makes a kill at any time harmless, because nothing is deleted while a point still promises it to
+readers. First a new consistent point names the versions that OPTIMIZE wrote. Then old points are deleted, then the
+oldest part of the log, and files last. Each step is one commit, and finds its work by reading the lake. So the next
+maintenance continues where this one was killed.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ from pgcdc_assets.store import storage
 
 @dataclass
 class MaintenanceReport:
-    """The result of a maintenance; all zero and empty if there was nothing to do."""
+    """The result of a maintenance. All counts are zero if there was nothing to do."""
 
     log_start: Lsn
-    """From here on ranges can be repaired, and mirrors derived again."""
+    """Ranges at or above this LSN can be repaired, and derived again."""
     oldest_point: Lsn | None = None
-    """From here on ``Lake.at`` reads every mirror."""
+    """``Lake.at`` reads this LSN and every higher LSN."""
     log_files: int = 0
-    """Files that were deleted with the log's front."""
+    """Files that were deleted with the oldest part of the log."""
     feed_files: int = 0
-    """Files of change feeds that were deleted, and those that were merged into others."""
+    """Files of change feeds that were deleted, or were merged into other files."""
     points: int = 0
     optimized: list[TableName] = field(default_factory=list)
     vacuumed: list[TableName] = field(default_factory=list)
     deleted_files: int = 0
     deleted_bytes: int = 0
-    """Size of ``deleted_files``, which are those of mirrors."""
+    """Size of ``deleted_files``, which are the deleted files of mirrors."""
     left: list[TableName] = field(default_factory=list)
-    """Mirrors that are left to the next maintenance for lack of time."""
+    """Mirrors for which there was no time. The next maintenance takes them."""
     failed: list[tuple[TableName, str]] = field(default_factory=list)
     runs: int = 0
     """Dagster runs that were deleted by the job that did this maintenance."""
@@ -69,7 +70,7 @@ class MaintenanceReport:
 
 @dataclass(frozen=True)
 class Allowance:
-    """How long a maintenance may hold the lake: no table is begun after that."""
+    """How long a maintenance may hold the lake's lock. No further table is begun after that time."""
 
     max_seconds: float | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -102,7 +103,7 @@ class Maintenance:
     # The steps, in their order ------------------------------------------------------------------
 
     def optimize(self) -> None:
-        """Keep the logs of quiet mirrors readable, and rewrite the mirrors that are in many pieces."""
+        """Keep the Delta logs of mirrors without changes readable, and rewrite mirrors that have many small files."""
         newest = self._work.progress.points.newest()
         listed = {} if newest is None else newest.tables
         for name, row in self._copied():
@@ -114,22 +115,24 @@ class Maintenance:
                     self._report.optimized.append(name)
 
     def publish(self) -> None:
-        """Publish the newest point again with the mirrors' present versions, if these are at the same LSN.
+        """Publish the newest point again with the present versions of mirrors that are still at the point's LSN.
 
-        Otherwise a quiet table's position would rest on the version that the newest point names, for ever.
+        Otherwise the position of a table without changes would depend for ever on the old version that the newest point
+        names.
         """
         newest = self._work.progress.points.newest()
         if newest is not None:
             self._work.progress.republish(self._level(newest))
 
     def prune(self) -> None:
-        """Take back the promise of points that are older than the retention, and thin out the others."""
+        """Delete the points that are older than the retention, and thin out the newer points."""
         self._report.points = prune_points(self._work, self._now)
         self._work.progress.states.prune()
         passed(FaultPoint.POINTS_PRUNED)
 
     def cut(self) -> None:
-        """Delete the front of the log and of the feeds, then the partition keys of ranges that are gone."""
+        """Delete the oldest part of the log and of the feeds, then the partition keys of ranges that the log no longer
+        holds."""
         work = self._work
         files = [LogFile(s.first_batch_end, s.batch_end, s.written) for s in work.log.all_segments()]
         needed = [entry.replay_lsn for entry in work.progress.followed()] + messages_needed(work)
@@ -151,9 +154,9 @@ class Maintenance:
         work.observer.known_ranges()
 
     def vacuum(self) -> None:
-        """Delete the files of mirrors, and of their logs, that no promised version needs."""
+        """Delete the files of mirrors, and of their Delta logs, that no promised version needs."""
         promised = self._work.progress.points.versions(self._work.progress.states.all())
-        # Each mirror is looked at only when it is its turn, because somebody may commit to it meanwhile.
+        # Each mirror is read only when its turn comes, because another writer may commit to it before.
         for name, _ in self._copied():
             if self._catches_up(name):
                 continue
@@ -164,8 +167,8 @@ class Maintenance:
                     self._note_vacuum(name, freed)
 
     def _catches_up(self, name: TableName) -> bool:
-        """Whether the table was copied and no point lists it yet: all versions stay until then, for its run to
-        settle."""
+        """Whether the table was copied and the newest point does not list it yet. Until a point lists it, all its
+        versions stay, because its run still has to make one of them durable."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = newest is not None and name in newest.tables
@@ -180,7 +183,8 @@ class Maintenance:
             self._report.deleted_bytes += freed.bytes
 
     def sweep(self) -> None:
-        """Delete the removed files of the tables that only we use, and what killed runs left."""
+        """Delete the removed files of the Delta tables that only this project writes, and the files that killed runs
+        left."""
         layout = self._work.layout
         sweep_log(self._work.log, self._grace)
         passed(FaultPoint.LOG_SWEPT)
@@ -194,11 +198,11 @@ class Maintenance:
     # Within -------------------------------------------------------------------------------------
 
     def _copied(self) -> list[tuple[TableName, StateRow]]:
-        """All tables that were ever copied, also those that are not followed any more."""
+        """All tables that were ever copied, also tables that are no longer followed."""
         return sorted(self._work.progress.states.all().items())
 
     def _level(self, newest: Point) -> dict[TableName, int]:
-        """The present versions of the mirrors that hold the same as the versions that the newest point names."""
+        """The present versions of the mirrors that hold the same rows as the versions that the newest point names."""
         found: dict[TableName, int] = {}
         for name, _ in self._copied():
             with self._told(name):
@@ -221,8 +225,8 @@ class Maintenance:
 
     @contextmanager
     def _told(self, name: TableName) -> Iterator[None]:
-        """Note the failure of one mirror, which does not keep the others and the log from their upkeep. The mirror of
-        another stream is left alone."""
+        """Note the failure of one mirror, so that the maintenance of the other mirrors and of the log continues. A
+        mirror that belongs to another stream is ignored."""
         try:
             yield
         except IdentityMismatch:

@@ -1,5 +1,5 @@
-"""The feed of logical messages in a run: opened if the setting asks for it, advanced with each turn, reported with each
-range."""
+"""The feed of logical messages in a run. It is opened if the setting ``messages`` is not empty, advanced with each
+turn, and reported with each range."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pgcdc_assets.log.summary import BatchSummary
 
 
 def begin_messages(work: Work) -> None:
-    """Open the feed, before the receiver asks for messages. A new feed begins where the log stands now.
+    """Open the feed, before the receiver asks for messages. A new feed begins at the log's present position.
 
-    A feed that cannot be read holds back no table, and the log is kept for it. A feed that cannot be made ends the run,
-    because the next run would not know where the feed was to begin.
+    If the feed cannot be read, the tables go on without it, and the log is kept for the feed. If a new feed cannot be
+    created, the run ends, because the next run would not know where the feed has to begin.
     """
     if not work.settings.messages:
         return
@@ -34,7 +34,7 @@ def begin_messages(work: Work) -> None:
 
 
 def take_messages(work: Work, upto: Lsn) -> MessagesTaken:
-    """Bring the feed to ``upto``. A failure of the feed alone is reported and holds back no table: the next turn tries
+    """Bring the feed to ``upto``. A failure of the feed is reported, and the tables go on. The next turn tries
     again."""
     if work.messages is None:
         begin_messages(work)
@@ -48,20 +48,22 @@ def take_messages(work: Work, upto: Lsn) -> MessagesTaken:
 
 
 def messages_at(work: Work, lsn: Lsn) -> Lsn | None:
-    """The position that the feed itself records, for a point at ``lsn``; None if it is not complete to ``lsn``."""
+    """The position that the feed itself records, for a point at ``lsn``; None if the feed is not complete to
+    ``lsn``."""
     feed = work.messages
     return feed.covered.end if feed is not None and feed.complete_to >= lsn else None
 
 
 def messages_needed(work: Work) -> list[Lsn]:
-    """The position from which on the feed needs the log; empty if messages are not asked for."""
+    """The position from which on the feed needs the log; empty if the setting ``messages`` is empty."""
     if not work.settings.messages:
         return []
     return [work.log.start if work.messages is None else work.messages.complete_to]
 
 
 def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
-    """Derive the messages of a range again from the log, as far as the feed holds the range."""
+    """Derive the messages of a range again from the log, for the part of the range that the feed holds. UsageError if
+    the feed does not exist, or holds no part of the range."""
     feed = work.messages or _opened(work)
     if not feed.exists:
         raise UsageError("does not exist", thing="the feed of messages",
@@ -74,7 +76,7 @@ def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
 
 
 def messages_report(work: Work, batches: Sequence[BatchSummary]) -> MessagesReport | None:
-    """The messages that a range brought, as the log counts them; None if messages are not asked for, or the feed has
+    """The messages of a range, as the log counts them; None if the setting ``messages`` is empty, or if the feed has
     failed."""
     feed = work.messages
     if feed is None:
@@ -84,7 +86,7 @@ def messages_report(work: Work, batches: Sequence[BatchSummary]) -> MessagesRepo
 
 
 def merge_messages(work: Work) -> None:
-    """Merge the feed's small files. Those that cannot be merged stay, and are read as they are."""
+    """Merge the feed's small files. Files that cannot be merged stay, and are read as they are."""
     if work.messages is None:
         return
     with contained() as failed:

@@ -1,4 +1,4 @@
-"""Has publications of ours list the tables and partitions that came since they were made."""
+"""Adds new tables and partitions to the publications that setup made."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pgcdc_assets.source.setup import publications
 def publish_new(
     conn: psycopg.Connection[Any], settings: Settings, catalog: Catalog, states: TableStates, observer: Observer
 ) -> None:  # fmt: skip
-    """Publish what the setting ``tables`` means and no publication lists so far, and tell of it. What was listed before
-    is known by ``catalog`` and ``states``, and stays as it is."""
+    """Publish the tables and partitions that match the setting ``tables`` and are in no publication yet, and report
+    them. Tables that ``catalog`` or ``states`` know were published before; their publication stays as it is."""
 
     def known() -> set[int]:
         return relations_of([*catalog.tables, *states.tables()])

@@ -1,4 +1,4 @@
-"""Observers of a run: Dagster's events, a terminal's progress, a test's list."""
+"""The interface of a run's observers, such as Dagster's events, the progress in a terminal, or the list of a test."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from pgcdc_assets.mirror.target import CopyReport
 
 
 class Observer(Protocol):
-    """Called in the run's own thread, in LSN order; an exception ends the run at a boundary."""
+    """All methods are called in the run's own thread, in LSN order. An exception ends the run at a boundary."""
 
     def known_ranges(self) -> list[LsnRange]:
-        """The registered ranges, in order; new ones continue where the last ends."""
+        """The registered ranges, in order. A new range begins where the last range ends."""
 
     def copied(self, report: CopyReport) -> None:
-        """A table's copy stands in its mirror."""
+        """A table's copy was committed to its mirror."""
 
     def restructured(self, report: Restructured) -> None:
-        """A mirror has followed a change of its table's structure, or waits for a copy because of it."""
+        """A mirror has followed a change of its table's structure, or its table waits for a copy because of the
+        change."""
 
     def range_closed(self, report: RangeReport) -> None:
-        """A range is in the log and applied to every followed table; what it changed is published.
+        """A range is in the log, is applied to every followed table, and its changes are published.
 
-        Transactions that change no table, such as one with only a message, need no point: the newest point may then
-        stand below the range's end.
+        Transactions that change no table need no point, for example a transaction that only has a message. The newest
+        point may then be below the range's end.
         """
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
-        """For people; nothing may depend on it."""
+        """A message for people. No code may depend on it."""
 
 
 class Silent:
-    """An observer that keeps its ranges in memory and says nothing."""
+    """An observer that keeps its reports in memory, and prints nothing."""
 
     def __init__(self) -> None:
         self.ranges: list[RangeReport] = []
@@ -53,4 +54,4 @@ class Silent:
         self.ranges.append(report)
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
-        """Say nothing."""
+        """Ignore the message."""

@@ -1,7 +1,7 @@
-"""A project writes to its own lake alone.
+"""Makes sure that a project writes only to its own lake.
 
-A run in another lake would copy everything there and confirm the slot: the changes in between would be gone for the
-project's own lake. So every command compares the change log's id with the noted one before anything happens.
+A run in another lake would copy all tables there and confirm the slot. The project's own lake would then lose the
+changes in between. So every command first compares the id of the lake's change log with the id that the project noted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pgcdc_assets.source.slot.slotstatus import SlotStatus
 
 
 def refuse_other_lake(layout: Layout, *, may_be_gone: bool = False) -> None:
-    """Raise WrongLake if the lake is not the one that the project has noted, or StoreFailed if it is out of reach.
+    """Raise WrongLake if the lake is not the lake that the project has noted, or StoreFailed if it cannot be reached.
 
-    A lake that stands elsewhere now is the project's own, if its change log is, and if none is left at the noted place.
-    ``may_be_gone``: it is fine if the noted place holds no change log any more, or is out of reach.
+    A lake at another place is still the project's own if it has the project's change log, and if the noted place no
+    longer has that log. ``may_be_gone``: do not raise if the noted place has lost its change log or cannot be reached.
     """
     note = load_note()
     if note.log is None:
@@ -31,7 +31,7 @@ def refuse_other_lake(layout: Layout, *, may_be_gone: bool = False) -> None:
             raise
         return
     except (PgcdcError, OSError, ValueError):
-        # Whoever needs the log will report that.
+        # The operation that opens the log reports this.
         return
     at_home = note.is_at(layout.root)
     if found == note.log:
@@ -60,7 +60,8 @@ def refuse_other_lake(layout: Layout, *, may_be_gone: bool = False) -> None:
 
 
 def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
-    """Raise WrongLake if a slot that is to be read for a lake without a change log has been read for another lake."""
+    """Raise WrongLake if the slot has been read already. This lake has no change log, so the slot was probably read for
+    another lake."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
             f"has no change log, and {slot.thing} has been read before: another lake is likely to depend on it",
@@ -72,7 +73,7 @@ def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
 
 
 def note_lake(log: ChangeLog) -> None:
-    """Note that the project follows its source in the lake of this log."""
+    """Note that the lake of this log is the project's own."""
     change_note(lake=log.layout.root.text, log=log.id)
 
 
@@ -83,7 +84,7 @@ def log_id(layout: Layout) -> str | None:
 
 
 def _holds(note: ProjectNote) -> bool:
-    """Whether the noted place still holds the project's log. A place that cannot be read counts as left."""
+    """Whether the noted place still has the project's log. False if the place cannot be read."""
     assert note.lake is not None
     try:
         return log_id(Layout(Location(note.lake))) == note.log

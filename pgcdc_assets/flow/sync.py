@@ -1,4 +1,5 @@
-"""Runs a sync: receives without pause, copies meanwhile, and applies all that has landed since the last turn."""
+"""Runs a sync. It receives and copies at the same time, and applies what has arrived in the log since the last
+turn."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from pgcdc_assets.store import storage
 
 
 class Sync:
-    """One run. ``run()`` returns when its bounds say so. A run that follows also returns when it has lost the source.
-    Any other failure of a part ends the run with that error."""
+    """One run. ``run()`` returns when the bounds end the run. A run that follows also returns when it has lost the
+    source. Any other failure ends the run with that error."""
 
     def __init__(self, work: Work, conninfo: str, stream: LogStream, bounds: Bounds) -> None:
         self._work = work
@@ -44,7 +45,7 @@ class Sync:
     def run(self) -> SyncReport:
         try:
             self._stream.start()
-            # Copies whose run died early may stand above the log.
+            # If an earlier run died, its copies may be above the log's position.
             self._stream.mark(self._work.progress.highest)
             self._stream.mark(self._work.progress.listed.shown_from)
             self._heed_operator()
@@ -54,7 +55,7 @@ class Sync:
                 self._aim()
             while not self._finished():
                 if not self._step():
-                    # A batch wakes it at once.
+                    # A new batch ends the wait at once.
                     self._stream.wait(storage.pace(self._work.layout.root))
         except SourceUnavailable as error:
             if not self._bounds.follow:
@@ -100,14 +101,15 @@ class Sync:
         return moved
 
     def _watch(self) -> None:
-        """Look at the catalog, save it, and begin the copies that it, or an earlier run, asks for."""
+        """Check the catalog, save it, and begin the copies that the catalog or an earlier run requires."""
         self._copies.rested()
         self._turns.look()
         self._copies.begin()
 
     def _take_copies(self) -> bool:
-        """Take in what the copies have done since the last call; returns whether anything landed."""
-        # Read before the landed copies are taken: once a round has ended, all that it copied has landed.
+        """Take in the copies that were committed since the last call, and begin the next round if a round has ended.
+        Returns whether anything was committed."""
+        # Read before the committed copies are taken: once a round has ended, all its copies are committed.
         ended = self._copies.ended
         moved = self._take_landed()
         if ended:
@@ -120,7 +122,7 @@ class Sync:
         return moved
 
     def _take_reshaped(self) -> bool:
-        """Take in the mirrors that have another structure since the last call; returns whether any has ended."""
+        """Take in the changes of mirrors that have ended since the last call; returns whether any has ended."""
         moved = False
         for reshaped in self._work.reshapes.landed():
             moved = True
@@ -128,7 +130,7 @@ class Sync:
                 self._catalog.compare(reshaped.after)
                 self._turns.point.owe()
         if moved:
-            # One of them may wait for a copy by now.
+            # A table whose change has ended may now wait for a copy.
             self._turns.begin_copies()
         return moved
 
@@ -151,26 +153,27 @@ class Sync:
     # The stream's goal ------------------------------------------------------------------------
 
     def _aim(self) -> None:
-        """Tell the receiver how far to go, once no copy is under way.
+        """Tell the receiver how far to go, once no copy is in progress.
 
-        A table copied at C can be read together with the others only from C on, so a run that copied
-        goes at least to C.
+        A table that was copied at LSN C can be read together with the other tables only at or above C. So a run that
+        copied goes at least to C.
         """
         copied = self._copies.highest
         self._stream.mark(copied)
         request = self._turns.requests.current()
         if request is not None and request.lsn is not None:
-            # Sent before the goal, which may be the same LSN: the receiver ends once it has reached its goal.
+            # Sent before the goal, which may be the same LSN: the receiver ends when it reaches its goal.
             self._stream.mark(request.lsn)
         if not self.following:
             shown = max(self._catalog.named, self._work.progress.listed.shown_from)
             goal = self._bounds.until or max(self._stream.source_position(), shown)
             self._stream.until(max(goal, copied))
 
-    # What an operator says ------------------------------------------------------------------------
+    # The operator's requests ----------------------------------------------------------------------
 
     def _heed_operator(self) -> None:
-        """Carry out what an operator has changed since the last call: where following ends, and whether to apply."""
+        """Carry out the operator's requests since the last call: where following ends, and whether changes are
+        applied."""
         before, now = self._sentinel, sentinel.read(self._work.layout)
         self._sentinel = now
         self._copies.paused = self._catalog.paused = self._paused
@@ -209,8 +212,8 @@ class Sync:
         return finished(self._bounds, situation)
 
     def _awaited(self) -> bool:
-        """Whether a command waits for the lake, and may have it now. A ``verify`` gets its point first, because it
-        compares what stands there."""
+        """Whether a command waits for the lake and may have it now. If ``verify`` waits for a point, the point is made
+        first, because ``verify`` compares the mirrors at that point."""
         if not self.following or self.copying or lock.waiting(self._work.layout) is None:
             return False
         held = self._turns.requests.current()
@@ -218,12 +221,12 @@ class Sync:
 
     @property
     def copying(self) -> bool:
-        """Whether copies are under way, or mirrors get another structure."""
+        """Whether copies, or changes of mirrors, are in progress."""
         return self._copies.under_way or self._work.reshapes.any
 
     def _succeed(self) -> None:
-        """Record the success of a run that follows, which may go on for days: it has done what an earlier one failed to
-        do."""
+        """Record that a run that follows has succeeded, although it may go on for days: it has done what an earlier run
+        failed to do."""
         if self.following and not self.copying:
             self._work.operation.succeed()
 
@@ -249,7 +252,7 @@ class Sync:
         )
 
     def _left(self) -> list[tuple[TableName, str]]:
-        """The tables that are not set aside, and are not in the newest point as they are now."""
+        """The tables that are not set aside, but that cannot be read at the newest point, with the reason."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = {} if newest is None else newest.tables

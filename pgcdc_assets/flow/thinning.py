@@ -1,4 +1,5 @@
-"""Deletes old points, and the versions between them, while a run goes on, so that nothing grows with the turns."""
+"""Deletes old points, and the versions between them, during a run, so that the lake does not grow with the number of
+turns."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from pgcdc_assets.failures import contained
 from pgcdc_assets.flow.work import Work
 
 EVERY: Final = 600
-"""Versions of a mirror from one thinning to the next: ten minutes' worth at a turn a second."""
+"""A mirror is thinned after this many versions: ten minutes at one turn per second."""
 PRUNE_SECONDS: Final = 600.0
-"""Seconds after which points are pruned even if no mirror is due, as when many tables change now and then."""
+"""Seconds after which points are pruned even if no mirror is due, for example if many tables change, each rarely."""
 
 
 def prune_points(work: Work, now: datetime) -> int:
-    """Take back the promise of the points that retention and its ladder do not keep; returns how many."""
+    """Delete the points that the retention and its ladder do not keep; returns the number of deleted points."""
     span = min(work.settings.retention, retention.LONGEST_POINTS)
     followed = [entry.table.name for entry in work.progress.followed()]
     oldest = retention.oldest_kept(now, span, retention.GRACE)
@@ -28,7 +29,7 @@ def prune_points(work: Work, now: datetime) -> int:
 
 
 class Thinning:
-    """The thinning of one run. It remembers the version at which each mirror was last looked at."""
+    """The thinning of one run. It remembers the version at which each mirror was last checked."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -36,9 +37,9 @@ class Thinning:
         self._pruned = time.monotonic()
 
     def after_range(self, tables: Iterable[TableName]) -> None:
-        """Thin those of the changed tables that have many new versions since they were last looked at."""
+        """Thin the changed tables that have got many new versions since they were last checked."""
         due = [name for name in tables if self._is_due(name)]
-        # Read before the points are pruned: somebody may be reading what was promised until now.
+        # Read before the points are pruned, because readers may still use versions that the old points promised.
         promised = self._work.progress.points.versions(due) if due else {}
         if due or time.monotonic() - self._pruned >= PRUNE_SECONDS:
             prune_points(self._work, datetime.now(UTC))
@@ -47,8 +48,11 @@ class Thinning:
             self._thin(name, promised.get(name, frozenset()))
 
     def _is_due(self, name: TableName) -> bool:
-        """Whether the table has many new versions, and the newest point lists it. From the listed version on all
-        versions stay, for the run to settle; and no copy is under way, to whose files no version refers yet."""
+        """Whether the table has many new versions, and the newest point lists it.
+
+        If a point lists the table, the listed version and all newer versions stay, so the run can still make them
+        durable. No copy of the table is in progress either, whose files no version names yet.
+        """
         progress = self._work.progress
         if name not in progress or progress[name].state is not TableState.STREAMING:
             return False
@@ -60,8 +64,8 @@ class Thinning:
         return True
 
     def _thin(self, name: TableName, promised: frozenset[int]) -> None:
-        """Delete old versions of one mirror. If it cannot be read the others are thinned all the same, and a turn that
-        needs it says what is wrong."""
+        """Delete old versions of one mirror. If the mirror cannot be read, the other mirrors are still thinned. The
+        next turn that needs the mirror reports what is wrong."""
         work = self._work
         with contained() as failed:
             work.target.let_go(name, promised, retention.GRACE, lambda: True)

@@ -1,4 +1,4 @@
-"""Takes a turn: brings what the log holds up to a boundary into every followed mirror. The run then publishes it."""
+"""Takes a turn: applies the log, up to a boundary, to every followed mirror. The run then publishes a point."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class Turn:
     """Tables whose mirror changed."""
     seconds: dict[str, float]
     outdated: list[TableName] = field(default_factory=list)
-    """Tables that wait for a copy instead, because a partition came, and perhaps went again."""
+    """Tables that now wait for a copy, because they were partitions of another table for a while."""
 
 
 def take_turn(work: Work, upto: Lsn, tables: Sequence[TableRecord] | None = None) -> Turn:
-    """Bring those of the tables (default: all followed ones) that stand below ``upto`` to it.
+    """Bring the tables (default: all followed tables) that are below ``upto`` to ``upto``.
 
     ``upto`` must be a boundary up to which the log is complete. Tables without changes move without a commit. A table
-    that cannot be followed is set aside; the others go on. A table stays below ``upto`` until the next turn if another
-    writer's commits to its mirror came first each time, and until a look at the catalog if a row came under a
-    structure, or of a partition, that its mirror does not have.
+    that cannot be followed is set aside, and the other tables go on. A table stays below ``upto`` in two cases. If
+    another writer's commits to its mirror came first at each attempt, the table stays there until the next turn. If the
+    log has a row with a structure, or of a partition, that the mirror does not have, the table stays there until the
+    next catalog check.
     """
     entries = work.progress.followed() if tables is None else tables
     behind = [entry for entry in entries if entry.replay_lsn < upto and not entry.reshaping
@@ -51,17 +52,19 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableRecord] | None = None
 
 
 def _goes_on(work: Work, name: TableName) -> bool:
-    """Whether the table is followed, and waits for no look."""
+    """Whether the table is followed, and does not wait for a catalog check."""
     record = work.progress[name]
     return record.followed and record.stray is None and record.unread is None
 
 
 def _note_strays(work: Work, tables: Sequence[TableRecord]) -> list[TableName]:
-    """Note the tables of which the log has rows of an unknown leaf, for a look at the catalog, and ask for new copies
-    of those whose rows came as another table's; returns the names of these.
+    """Find the tables for which the log has rows of partitions that their mirrors do not know.
 
-    Rows of a partition that are published via the root look like all other rows of the root. If the partition was
-    dropped or detached since, the catalog shows nothing of it.
+    A partitioned table with rows of an unknown leaf waits for a catalog check. A table that was itself a partition for
+    a while, so that its rows came as rows of another table, is copied again. Returns the names of the tables to copy.
+
+    Rows of a partition that are published via the root look like all other rows of the root. If the partition has been
+    dropped or detached since, the catalog no longer shows it.
     """
     batches = work.log.batches(min((entry.replay_lsn for entry in tables), default=work.log.position()))
     outdated: list[TableName] = []
@@ -92,7 +95,7 @@ def _derive_and_apply(
     outrun = {result.table.name for result in applied if result.outrun}
     applied = [result for result in applied if not result.outrun]
     done = [record(work, result, parts[result.table.name].counts, seconds["transform"]) for result in applied]
-    # A structure that the mirror does not have yet is looked up in the catalog.
+    # If a row has a structure that the mirror does not have, the catalog is checked for it.
     waits = work.settings.schema_changes != "set_aside"
     unread = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None and part.restructured}
     for name, (lsn, reason) in unread.items() if waits else ():
@@ -108,9 +111,9 @@ def _derive_and_apply(
 
 
 def _changed(work: Work, behind: Sequence[TableRecord], upto: Lsn) -> set[TableName]:
-    """The tables for which the batches between the lowest position and ``upto`` have messages."""
+    """The tables for which the batches between the tables' lowest position and ``upto`` have messages."""
     span = LsnRange(min(entry.replay_lsn for entry in behind), upto)
-    # A boundary that verify asked for may cut through a batch: that batch counts too.
+    # A boundary that verify asked for may be inside a batch. That batch counts too.
     batches = [batch for batch in work.log.batches(span.start) if batch.start < upto]
     relations = {relation for batch in batches for relation in batch.counts}
     if not relations:
@@ -121,8 +124,8 @@ def _changed(work: Work, behind: Sequence[TableRecord], upto: Lsn) -> set[TableN
 
 
 def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:
-    """Note where a table stands now; returns what was done to it. ``changes`` of its feed were derived in
-    ``seconds``."""
+    """Note a table's new position and version; returns what was done to the table. ``changes``: the rows of its feed,
+    which were derived in ``seconds``."""
     version = result.version if result.version >= 0 else None
     work.progress.moved(result.table.name, result.replay_lsn, version, result.table)
     return TableTurn(
