@@ -1,4 +1,4 @@
-"""Ranges by hand: apply forward, derive again, repair. All of it uses only the log; the source is not touched."""
+"""Backfills of ranges: check, derive again, apply, repair. They use only the log, never the source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 def check(work: Work, span: LsnRange) -> RangeReport:
-    """Verify that the range is in the log, whole and readable; it is never received twice."""
+    """Verify that the whole range is in the log and can be read. A range is never received twice."""
     span = widened(work, span)
     work.log.verify(span)
     return _report(work, span, {})
@@ -31,8 +31,8 @@ def check(work: Work, span: LsnRange) -> RangeReport:
 def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
     """Write the change feeds of a range again, from the log.
 
-    What lies above a table's ``replay_lsn`` is derived from there on, as the turn that will apply it does. What lies
-    below its copy stays as it is, because the table may have been a different one then.
+    The part above a table's ``replay_lsn`` is derived from ``replay_lsn`` on, as the turn that will apply it does. The
+    part below the table's copy is not derived again, because the table may have been a different table then.
     """
     span = widened(work, span)
     entries = [_readable(work, name) for name in tables]
@@ -67,9 +67,9 @@ def messages(work: Work, span: LsnRange) -> RangeReport:
 
 
 def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-    """Apply a range to some mirrors: what lies above a table's ``replay_lsn`` is applied, what lies below is repaired.
+    """Apply a range to some mirrors. The part above a table's ``replay_lsn`` is applied, the part below is repaired.
 
-    A gap between ``replay_lsn`` and the range is filled first: the log holds it.
+    If there is a gap between ``replay_lsn`` and the range, the gap is applied too, from the log.
     """
     span = widened(work, span)
     turns: dict[TableName, TableTurn] = {}
@@ -91,7 +91,7 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
 
 
 def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
-    """Derive anew, from the log up to ``replay_lsn``, the keys that a range touched, and merge them."""
+    """Derive the keys that a range touched again, from the log up to ``replay_lsn``, and merge them into the mirror."""
     span = widened(work, span)
     entry = work.progress[name]
     if entry.state in (TableState.WAITING, TableState.COPYING):

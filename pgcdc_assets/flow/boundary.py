@@ -61,10 +61,11 @@ class Boundary:
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """A snapshot of the source, taken while the running sync starts no turn, so that no turn passes its LSN.
+        """A snapshot of the source. While it is taken, the running sync starts no turn, so that no turn passes the
+        snapshot's LSN.
 
-        Slot creation waits for every open transaction. The sync would stop for that long, so old transactions are
-        waited for before the sync is held.
+        The creation of a slot waits for every open transaction. The sync would pause for that long. So this method
+        waits for old transactions before it pauses the sync.
         """
         deadline = time.monotonic() + LOCK_SECONDS
         with ExitStack() as stack:
@@ -85,7 +86,7 @@ class Boundary:
                     self._tell_holders()
                     continue
                 if self._request.is_late and time.monotonic() < deadline:
-                    # The running sync may have gone on.
+                    # The running sync may have started a turn again, and have passed the snapshot's LSN.
                     continue
                 stack.enter_context(attempt.pop_all())
                 return taken
@@ -114,7 +115,7 @@ class Boundary:
                 time.sleep(_POLL_SECONDS)
 
     def reach(self, lsn: Lsn) -> Point:
-        """The consistent point at exactly ``lsn``. LakeError if it is not there within POINT_SECONDS."""
+        """The consistent point at exactly ``lsn``. LakeError if it is not made within POINT_SECONDS."""
         assert self._request is not None
         self._request.at(lsn)
         deadline = time.monotonic() + POINT_SECONDS
@@ -143,7 +144,7 @@ class Boundary:
         return LakeError(what, thing=f"lake {self._settings.lake}", lsn=lsn, do=do)
 
     def _refuse(self) -> None:
-        """Raise LakeError if no point can be made: nothing is followed, or nothing is to be applied."""
+        """Raise LakeError if no point can be made, because no table is followed or applying is paused."""
         if sentinel.read(self._layout).paused:
             raise sentinel.apply_paused(self._layout)
         states = {row.state for row in TableStates(self._layout).all().values()}
@@ -158,5 +159,5 @@ class Boundary:
 
 
 def _is_old(transaction: Blocker) -> bool:
-    """A transaction whose age the server does not show to us counts as young."""
+    """Whether a transaction is old. If the server does not show its age to our role, it counts as young."""
     return transaction.age is not None and transaction.age.total_seconds() >= HELD_SECONDS

@@ -1,5 +1,5 @@
-"""The ranges of a run. What its turns take is counted into the open range. Closing it writes its report, and merges its
-many small files."""
+"""The ranges of a run. What the run's turns take is counted into the open range. When the range is closed, its report
+is written and its many small files are merged."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class RunRanges:
         start = known[-1].end if known else work.log.start
         self._open = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
         self._counted = start
-        """Batches up to here are counted."""
+        """Batches up to this LSN are counted."""
         self._thinning = Thinning(work)
         self._told: set[tuple[int, str]] = set()
-        """Relations for which it was reported that no mirror takes their rows, and why."""
+        """Relations, and reasons why no mirror takes their rows, that were reported already."""
         self.turns = self.transactions = self.rows = 0
 
     @property
@@ -46,7 +46,7 @@ class RunRanges:
         return self._open.due
 
     def count(self, turn: Turn) -> None:
-        """Take in what a turn of all tables applied."""
+        """Count a turn of all tables, with its batches."""
         batches = [b for b in self._work.log.batches(self._counted, turn.upto) if b.end <= turn.upto]
         if batches:
             self._counted = batches[-1].end
@@ -57,7 +57,7 @@ class RunRanges:
         self.count_late(turn)
 
     def count_late(self, turn: Turn) -> None:
-        """Count a turn, but no batches: those of a turn of late tables alone were counted with the other tables."""
+        """Count a turn of late tables. Its batches were counted already, in a turn of the other tables."""
         self.turns += bool(turn.tables)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class RunRanges:
 
 
 def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> RangeReport:
-    """Close the range and say what it held; ``source_position`` is the source's flush LSN now."""
+    """Close the range; returns its report. ``source_position``: the source's flush LSN now."""
     span, batches, turns, seconds = open_range.close()
     report = range_report(work, span, batches, turns, seconds, source_position)
     keep_untaken(work, batches, report.untaken)
@@ -88,7 +88,8 @@ def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> Ran
 
 
 def merge_files(work: Work, report: RangeReport) -> None:
-    """Merge the small files of batches and turns to files of ranges, so that a turn reads log and feeds cheaply."""
+    """Merge the small files of batches and turns into one file per range, so that later turns read log and feeds
+    fast."""
     compact(work.log, report.span)
     merge_messages(work)
     for name in report.tables:
@@ -97,7 +98,7 @@ def merge_files(work: Work, report: RangeReport) -> None:
 
 
 def _merge_feed(work: Work, entry: TableRecord) -> None:
-    """Merge a feed's small files. If that fails they stay: the mirror has taken what they held, and goes on."""
+    """Merge a feed's small files. If this fails, the files stay. The mirror has applied them already, and goes on."""
     with contained() as failed:
         FeedTable(work.layout, work.identity, entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:
@@ -132,7 +133,8 @@ def range_report(
 
 
 def _from_log(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> dict[TableName, TableTurn]:
-    """Changed tables as the log counts them: also those that an earlier run applied before it died."""
+    """The changed tables, as the log counts their rows. Changes that an earlier run applied before it died are
+    included."""
     places = {shape.relation_id: work.progress.router.place(shape) for shape in work.log.shapes(span).values()}
     mirrors = {relation: place.table for relation, place in places.items() if place.table is not None}
     changes: dict[TableName, Counter[str]] = {}

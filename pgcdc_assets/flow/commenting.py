@@ -1,7 +1,7 @@
 """Carries comments of tables and columns to the mirrors, after each catalog check.
 
-They change no row and no position, and need no exact LSN. A mirror that cannot take them is followed all the same. A
-copy has the comments of its snapshot from its commit on, and they stay through each change of the structure.
+Comments change no row and no position, and need no exact LSN. A mirror that cannot take them is still followed. A copy
+has the comments of its snapshot as soon as it is committed. A change of the structure keeps the comments.
 """
 
 from __future__ import annotations

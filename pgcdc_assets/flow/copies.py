@@ -1,4 +1,4 @@
-"""The copies of one run: begun beside its turns, taken in as they land, tried again if somebody altered or locked the
+"""The snapshot copies of one run. They are made during its turns, and are tried again if somebody altered or locked the
 table."""
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.target import Failures
 
 COPY_ROUNDS = 3
-"""The most copies of a table, each under a new snapshot, if somebody alters it during each of them or right after."""
+"""How often a table is copied at most, each time under a new snapshot, if somebody alters it during or right after each
+copy."""
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """Tables of a round that were not copied because somebody altered or locked them."""
+    """How a round of copies ended."""
 
     again: set[TableName] = field(default_factory=set)
-    """To be tried again at once."""
+    """Tables that were not copied because somebody altered or locked them, and that are tried again at once."""
 
 
 class Copies:
-    """One round at a time copies the tables that wait, under one snapshot, in a thread of its own. Every method runs in
-    the run's own thread. ``follow``: the run goes on, and tries tables again after a rest."""
+    """Copies the tables that wait, in rounds. A round copies tables under one snapshot, in its own thread. There is one
+    round at a time. Every method runs in the run's thread. ``follow``: the run follows, so it tries tables again at
+    each regular catalog check."""
 
     def __init__(self, work: Work, conninfo: str, *, follow: bool) -> None:
         self._work = work
@@ -41,16 +43,16 @@ class Copies:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
         self._round: Future[Failures] | None = None
         self._asked: Sequence[TableName] = ()
-        """The tables of the round that is under way, or was the last."""
+        """The tables of the round in progress, or of the last round."""
         self._rounds: Counter[TableName] = Counter()
-        """How often the copy of each table was begun: in this run, or, if the run follows, since a copy of it landed or
-        since the last regular look with no copy under way."""
+        """How often a copy of each table was begun in this run. If the run follows, a table's count starts again when
+        its copy is committed, and all counts start again at a regular catalog check with no copy in progress."""
         self.failure: PgcdcError | None = None
-        """The first failure that is not one table's: no further round begins, and the run raises it once the other
-        tables have caught up."""
+        """The first failure that concerns more than one table. No further round begins, and the run raises the failure
+        once the other tables have caught up."""
         self.made: list[Copied] = []
         self.paused = False
-        """No round begins for now."""
+        """Whether no round begins for now."""
 
     @property
     def under_way(self) -> bool:
@@ -58,17 +60,17 @@ class Copies:
 
     @property
     def ended(self) -> bool:
-        """Whether the round under way has ended: nothing more of it lands, and :meth:`close` says how it went."""
+        """Whether the round has ended. No more of its copies are committed, and :meth:`close` says how it went."""
         return self._round is not None and self._round.done()
 
     @property
     def highest(self) -> Lsn:
-        """The consistent point of the last copy that landed; ZERO before any did."""
+        """The highest consistent point of the committed copies; ZERO if there are none."""
         return max((copied.report.consistent_point for copied in self.made), default=ZERO)
 
     def begin(self, but: Collection[TableName] = ()) -> None:
-        """Begin a round with the tables that wait for a copy, unless copies are under way, paused or have failed: then
-        a later round or the next run copies them."""
+        """Begin a round with the tables that wait for a copy. Does nothing if copies are in progress, paused or have
+        failed: a later round or the next run then copies the tables."""
         if self._round is not None or self.failure is not None or self.paused:
             return
         names = [table.name for table in self._work.progress.waiting() if table.name not in but]
@@ -79,12 +81,13 @@ class Copies:
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
 
     def rested(self) -> None:
-        """Note that a regular look begins: a run that follows tries all tables anew, unless a copy is under way."""
+        """Note that a regular catalog check begins. A run that follows then tries all tables again, unless a copy is in
+        progress."""
         if self._follow and self._round is None:
             self._rounds.clear()
 
     def landed(self) -> Iterator[Copied]:
-        """The copies that were committed since the last call. Reports the notes of the copies' thread, too."""
+        """The copies that were committed since the last call. Also reports the notes of the copies' thread."""
         while not self.channel.notes.empty():
             self._say(self.channel.notes.get())
         while not self.channel.landed.empty():
@@ -95,8 +98,7 @@ class Copies:
             yield copied
 
     def close(self) -> RoundEnd:
-        """Close a round that has :attr:`ended`. A table that cannot be copied does not keep the others from catching
-        up."""
+        """Close a round that has :attr:`ended`. If a table could not be copied, the other tables still catch up."""
         assert self._round is not None
         ended, self._round = self._round, None
         try:
@@ -107,20 +109,22 @@ class Copies:
         return self._sorted(failures)
 
     def begin_next(self, end: RoundEnd) -> None:
-        """Begin the round after this one: with the tables to be tried again, and those that were found meanwhile."""
+        """Begin the next round, with the tables that are tried again, and with tables that were not in this round."""
         self.begin(but=set(self._asked) - end.again)
 
     def give_up(self) -> None:
-        """End a round under way, and wait for its end: it must not commit once the lock is free."""
+        """Cancel a round in progress, and wait until it has ended, because it must not commit after the lock is
+        released."""
         self.channel.given_up.set()
         while self._round is not None and not self._round.done():
-            # Repeated, because the copy may be before its first job, or between two.
+            # Repeated, because a copy that has no Spark job at this moment cannot be cancelled.
             self._work.target.cancel_copies()
             wait_for([self._round], timeout=1)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _worth_a_copy(self, name: TableName) -> bool:
-        """Whether the table may be copied once more: under a storm of DDL, copies without a limit would never end."""
+        """Whether the table may be copied once more. Without a limit, a table that is altered all the time would be
+        copied for ever."""
         if self._rounds[name] < COPY_ROUNDS:
             return True
         if not self._follow:
@@ -129,11 +133,11 @@ class Copies:
         return False
 
     def _sorted(self, failures: Failures) -> RoundEnd:
-        """Find the failures that another copy may help: somebody altered or locked those tables. A right that is
-        lacking does not come by itself: such a table is tried again at the next regular look.
+        """Find the tables for which another copy may succeed, because somebody altered or locked them. A table for
+        which a right is missing is not tried again at once, but at the next regular catalog check.
 
-        A run that follows tries them again and again, with rests. Any other run fails in the end, as with any other
-        failure.
+        A run that follows tries such tables again at each regular catalog check. Any other run ends with the failure,
+        once the other tables have caught up.
         """
         end = RoundEnd()
         for name, failure in failures.items():
@@ -152,7 +156,7 @@ class Copies:
         return end
 
     def _not_copied(self, name: TableName, failure: PgcdcError) -> None:
-        """A failure of this table's copy alone sets the table aside; a run that follows goes on with the others."""
+        """Set the table aside if the failure concerns only this table. Otherwise the failure ends the copies."""
         reason, progress = of_one_table(failure), self._work.progress
         if reason is None or name not in progress:
             self._fail(failure)

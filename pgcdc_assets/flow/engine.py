@@ -1,4 +1,5 @@
-"""The operations behind every command, job and asset. Each takes the lake's lock, and gives it back."""
+"""The operations that commands, jobs and assets call. Each operation takes the lake's lock and releases it at its
+end."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ from pgcdc_assets.spark.session import jvm_death_told
 
 
 class Engine:
-    """``conninfo`` is the source's (the embedded server's where the settings name none)."""
+    """``conninfo``: of the source, which is the embedded server if the settings say so."""
 
     def __init__(
         self,
@@ -85,12 +86,14 @@ class Engine:
     def sync(
         self, bounds: Bounds, *, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
     ) -> SyncReport:  # fmt: skip
-        """Copy what is not yet copied, receive, and apply, until ``bounds`` say so.
+        """Copy tables that are not copied yet, receive, and apply, until ``bounds`` end the sync.
 
-        ``copy_anew`` and ``heal``: tables to copy again, or to follow again although they were set aside. A sync that
-        follows gives way for them. A run that follows gives way too, and goes on afterwards unless it has a time limit.
-        It also connects again after it has lost the source. Any other run goes on until it leaves no table behind, for
-        a few rounds.
+        ``copy_anew``: tables to copy again. ``heal``: tables to resume although they were set aside. For these tables,
+        another sync that follows gives way.
+
+        If this sync follows, it gives way to other commands, and continues afterwards unless it has a time limit. It
+        also connects again after it has lost the source. If it does not follow, it is repeated until it leaves no table
+        behind, a few times at most.
         """
         if copy_anew or heal:
             self._refuse_while_paused()
@@ -113,10 +116,11 @@ class Engine:
             try:
                 report = self._sync(bounds.from_now(time.monotonic() - started)).after(report)
             except LockHeld as held:
-                # Another command was quicker: it is waited for as well, or the tables stay behind.
+                # Another command took the lock first. A run that gave way waits for it, too. Otherwise the tables may
+                # stay behind.
                 report = report if report.lost is None else replace(report, lost=held)
             except (SourceUnavailable, SlotActive) as error:
-                # The server may need a minute to notice that the session which held the slot is gone.
+                # The server may need a minute to notice that the session that held the slot has ended.
                 if not bounds.follow or (report.lost is None and isinstance(error, SlotActive)):
                     raise
                 report = replace(report, lost=error)
@@ -141,7 +145,7 @@ class Engine:
             begin_messages(work)
             stream = LogStream(receiver, log, conn)
             self._check_level(work, stream.source_position())
-            # The receiver checks it as well, but only after copies have started Spark.
+            # The receiver checks the slot too, but only after copies have started Spark.
             slotstatus.usable_slot(conn, catalog.identity.slot, two_phase=self._settings.two_phase)
             work.progress.request_copy(copy_anew)
             work.progress.heal(heal)
@@ -151,43 +155,44 @@ class Engine:
             return report
 
     def check_range(self, span: LsnRange) -> RangeReport:
-        """``change_log`` by hand: check that the log holds the whole range."""
+        """A backfill of ``change_log``: check that the log holds the whole range."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.check(work, span)
 
     def transform_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-        """``changes/...`` by hand: derive the feeds of a range again."""
+        """A backfill of ``changes/...``: derive the feeds of a range again."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.derive(work, tables, span)
 
     def messages_range(self, span: LsnRange) -> RangeReport:
-        """``messages`` by hand: derive those of a range again."""
+        """A backfill of ``messages``: derive the messages of a range again."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.messages(work, span)
 
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-        """Mirrors by hand: apply what lies above their ``replay_lsn``, repair what lies below."""
+        """A backfill of mirrors: apply the part of the range above a mirror's ``replay_lsn``, and repair the part
+        below."""
         self._refuse_while_paused()
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.apply(work, tables, span)
 
     def repair(self, table: TableName, span: LsnRange) -> RangeReport:
-        """Derive anew the keys that a range touched, and merge them."""
+        """Derive the keys that a range touched again, and merge them into the mirror."""
         self._refuse_while_paused()
         with self._by_hand(OperationKind.REPAIR) as work:
             return backfill.repair(work, table, span)
 
     def maintain(self, allowance: Allowance) -> MaintenanceReport:
-        """Delete what nobody needs, and merge small files. The source is not asked."""
+        """Delete what nobody needs, and merge small files. The source is not used."""
         with self._by_hand(OperationKind.MAINTENANCE, allowance.stop) as work:
             report = Maintenance(work, allowance).run()
-            # What it could not do is recorded with the operation's end.
+            # The failures are recorded with the operation's end.
             work.operation.failures += [LakeError(error) for _, error in report.failed]
             work.operation.given_up = allowance.stop.is_set
             return report
 
     def forget(self, tables: Sequence[TableName]) -> ForgetReport:
-        """Delete the mirrors of tables that are not followed any more. The source is not asked."""
+        """Delete the mirrors of tables that are no longer followed. The source is not used."""
         with self._by_hand(OperationKind.FORGETTING) as work:
             return forget(work, tables)
 
@@ -196,7 +201,7 @@ class Engine:
             raise apply_paused(self._settings.layout)
 
     def _at_once(self, *, gives_way: bool) -> AbstractContextManager[None]:
-        """The lake's lock, for what is refused beside another writer."""
+        """The lake's lock, for operations that fail if another writer holds it."""
         return lake_lock(self._settings.layout, self._command, gives_way=gives_way)
 
     def _receiver_settings(self, catalog: Catalog, highest: Lsn) -> ReceiverSettings:
@@ -208,13 +213,13 @@ class Engine:
         )  # fmt: skip
 
     def _in_turn(self, stop: threading.Event) -> AbstractContextManager[None]:
-        """The lake's lock, for what is done beside a sync that follows."""
+        """The lake's lock, for operations to which a sync that follows gives way."""
         return lake_in_turn(self._settings.layout, self._command, partial(self._observer.progress, "lock"), stop)
 
     @contextmanager
     def _operation(self, kind: OperationKind, lake: AbstractContextManager[None]) -> Iterator[Operation]:
-        """Run a block as the lake's one writer, and record its end for ``status``. A refusal because of another writer
-        is not a failure."""
+        """Run a block as the lake's only writer, and record for ``status`` how it ended. If another writer holds the
+        lock, nothing is recorded."""
         layout, command = self._settings.layout, self._command
         refuse_other_lake(layout)
         say = partial(self._observer.progress, "outcome")
@@ -256,8 +261,8 @@ class Engine:
         return saved
 
     def _live_catalog(self, conn: psycopg.Connection[Any], saved: Catalog) -> Catalog:
-        """Tables as the source has them now, with what is new published; as they were saved, where a lock prevents the
-        look: the run's own look waits for it, or says so."""
+        """The catalog as the source has it now. New tables are published first. If a lock prevents reading the catalog:
+        the saved catalog. The run's own catalog check then waits for the lock, or reports it."""
         publish_new(conn, self._settings, saved, TableStates(self._settings.layout), self._observer)
         try:
             live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables, saved.tables)
@@ -269,10 +274,10 @@ class Engine:
         return live
 
     def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:
-        """The change log. If there is none, one is made that begins where the slot stands.
+        """The change log. If there is none, a log is created that begins at the slot's confirmed position.
 
-        Nothing is lost by that, whatever was confirmed before: a mirror that was copied before the log's start is
-        copied anew.
+        No change is lost by this, even if the slot was confirmed for an earlier log: a mirror that was copied below the
+        log's start is copied again.
         """
         log = ChangeLog(self._settings.layout)
         if not log.exists:
@@ -289,13 +294,14 @@ class Engine:
                 f"belongs to {log.identity.app_id()}, but this project was set up for {identity.app_id()}",
                 thing=f"change log {log.path}", do="set `lake` or `source` to the matching one",
             )  # fmt: skip
-        # Before anything is confirmed to the slot.
+        # Noted before anything is confirmed to the slot.
         note_lake(log)
         return log
 
     def _check_level(self, work: Work, source: Lsn) -> None:
         """Raise LogAhead if the lake is ahead of the source. A source that was restored to an earlier time writes other
-        transactions at LSNs that the lake has passed: no copy and no change could be told from those that it holds."""
+        transactions at LSNs that the lake has passed. The lake could not distinguish them from the copies and changes
+        that it holds."""
         stands = work.progress.highest
         if stands > source:
             raise LogAhead(

@@ -1,4 +1,4 @@
-"""What of the followed tables the newest consistent point lists, and what the next one may."""
+"""Which followed tables the newest consistent point lists, and which tables the next point may list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class ListedTables:
-    """``records``: all known tables, by name, as they stand at any time."""
+    """``records``: all known tables, by name. The mapping always has their present records."""
 
     def __init__(self, points: ConsistentPoints, records: Mapping[TableName, TableRecord]) -> None:
         self._points = points
@@ -21,8 +21,8 @@ class ListedTables:
 
     @property
     def unlisted(self) -> bool:
-        """Whether the newest point lacks a followed table, or is below its mirror: an operation ended after the copy or
-        the apply, and before a point of it."""
+        """Whether the newest point lacks a followed table, or is below a table's mirror. This is so if an operation
+        ended after a copy or an apply, and before it published a point."""
         newest, followed = self._points.newest(), [record for record in self._records.values() if record.followed]
         if newest is None:
             return bool(followed)
@@ -32,13 +32,13 @@ class ListedTables:
 
     @property
     def shown_from(self) -> Lsn:
-        """The LSN from which on all followed tables have the structures of their mirrors, if no point has come so far;
-        ZERO otherwise."""
+        """The LSN from which on all followed tables have the structures of their mirrors. ZERO if the newest point is
+        at or above this LSN."""
         newest, since = self._points.newest(), listing.structures_from(self._records.values())
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 
     def late(self) -> list[TableRecord]:
-        """As :func:`listing.late`, of the newest point."""
+        """The late tables: :func:`listing.late` for the newest point."""
         newest = self._points.newest()
         return [] if newest is None else listing.late(self._records.values(), newest.replay_lsn)
 
@@ -47,8 +47,12 @@ class ListedTables:
         return listing.versions_at(self._records.values(), lsn)
 
     def kept_at(self, lsn: Lsn) -> Point | None:
-        """The newest point, if it is of this LSN, with the tables alone that have another structure or name since, are
-        not followed any more, or whose names others have by now: there they are as they were before."""
+        """The part of the newest point that another point at ``lsn`` must keep; None if there is no such part, or if
+        the newest point is not at ``lsn``.
+
+        The part consists of the tables that got another structure or name since, that are no longer known, or whose
+        names other tables have now. The other point lists them as the newest point does.
+        """
         newest = self._points.newest()
         if newest is None or newest.replay_lsn != lsn:
             return None

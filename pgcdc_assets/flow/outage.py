@@ -1,4 +1,4 @@
-"""The pauses of a run that follows while the source is away: each is longer than the one before."""
+"""The pauses of a run that follows, while the source is unreachable. Each pause is longer than the pause before."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pgcdc_assets.flow.decide import Bounds
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
-"""Seconds. A restart of a server takes a few; a server that is away for hours is asked once a minute."""
+"""Seconds. A restart of a server takes a few seconds. A server that is unreachable for hours is tried once a minute."""
 _LOOK_SECONDS: Final = 0.2
 
 
 class Outage:
-    """The pauses of one run. ``say`` reports each to people."""
+    """The pauses of one run. ``say`` reports each pause to people."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -29,10 +29,10 @@ class Outage:
         self._tried = time.monotonic()
 
     def waited(self, why: PgcdcError, bounds: Bounds) -> bool:
-        """Pause before the next try; False if the bounds end the run first."""
+        """Pause before the next try. False if the bounds end the run first."""
         now = time.monotonic()
         if self._tried is None or now - self._tried > LONGEST_PAUSE:
-            # The run has followed the source until a moment ago.
+            # The run was connected for a while, so this is a new outage.
             self._pause, self._lost_at = FIRST_PAUSE, now
         self._say(f"{why}; next try in {self._pause:g} s")
         ends = [] if bounds.max_seconds is None else [now + bounds.max_seconds]

@@ -1,7 +1,7 @@
-"""Keeps how the last operations on a lake ended, so that ``status`` can report what nobody watched.
+"""Records how the last operations on a lake ended, so that ``status`` can report it later.
 
-The holder of the lake's lock writes one small file, always whole, when an operation begins and when it ends. A process
-that is killed leaves only the beginning: without a holder of the lock this means that the operation did not end.
+The holder of the lake's lock writes one small file, always whole, when an operation begins and when it ends. If the
+process is killed, only the beginning is recorded. If then no process holds the lock, the operation was killed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pgcdc_assets.store import storage
 KILLED: Final = "did not end: its process was killed, or the machine lost its power"
 GOES_ON: Final = "run it again: it goes on from what is durable"
 _MISTAKES: Final = (UsageError, UnknownTable, RangeGap)
-"""Mistakes of whoever asked, to whom they are reported: nothing is wrong with the lake."""
+"""Mistakes of the caller. They are reported to the caller, and nothing is wrong with the lake."""
 
 
 class OperationKind(StrEnum):
-    """Operations of one kind stand for each other: once one succeeds, earlier failures no longer count."""
+    """Kinds of operations. Once an operation succeeds, earlier failures of the same kind no longer count."""
 
     SYNC = "sync"
-    """Includes copies: every sync makes those that are due."""
+    """Includes copies: every sync makes the copies that are due."""
     REPAIR = "repair"
     BACKFILL = "backfill"
     MAINTENANCE = "maintenance"
@@ -49,7 +49,7 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Failure:
-    """The error that ended an operation, as :class:`PgcdcError` has it; names and LSNs, never secrets."""
+    """The error that ended an operation, with the fields of :class:`PgcdcError`; names and LSNs, never secrets."""
 
     command: str
     at: datetime
@@ -61,12 +61,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of the operations of one kind."""
+    """The last outcome of one kind of operations."""
 
     succeeded: datetime | None = None
-    """When an operation was last seen to do its work: at its end or, for a sync that follows, when it is level."""
+    """The time of the last success: the end of an operation or, for a sync that follows, the time when a point listed
+    all that the log held."""
     failed: Failure | None = None
-    """The last failure since then."""
+    """The last failure after ``succeeded``."""
     under_way: UnderWay | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class Outcome:
         )  # fmt: skip
 
     def ended(self) -> Outcome:
-        """The outcome if nobody is working any more: an operation under way was killed."""
+        """The outcome if no process holds the lock: an operation in progress was killed."""
         if self.under_way is None:
             return self
         killed = Failure(self.under_way.command, self.under_way.began, KILLED)
@@ -102,7 +103,7 @@ def read(layout: Layout) -> dict[str, Outcome]:
     """
     outcomes = _load(layout)
     if any(outcome.under_way for outcome in outcomes.values()) and lock.holder(layout) is None:
-        # Read again: an operation may have ended between the two looks, or another have begun.
+        # Read again, because the operation may have ended before the lock was checked, or another may have begun.
         again = _load(layout)
         return {
             kind: outcome.ended() if outcome.under_way == outcomes.get(kind, Outcome()).under_way else outcome
@@ -113,24 +114,25 @@ def read(layout: Layout) -> dict[str, Outcome]:
 
 @dataclass
 class Operation:
-    """An operation that is under way, for the code that does it."""
+    """An operation in progress, for the code that carries it out."""
 
     succeed: Callable[[], None] = lambda: None
-    """Record that it does its work, although it may go on for days: earlier failures no longer count."""
+    """Records a success before the operation's end, which may be days away. Earlier failures no longer count."""
     failures: list[PgcdcError] = field(default_factory=list)
-    """What it could not do while it did the rest."""
+    """Failures of parts of the operation, while the other parts succeeded."""
     renewed: list[str] = field(default_factory=list)
-    """Tables that it copied anew: failures to repair them no longer count."""
+    """Tables that the operation copied again. Failures to repair them no longer count."""
     given_up: Callable[[], bool] = lambda: False
-    """Whether somebody stopped it, so that its end proves nothing."""
+    """Whether the operation was stopped, so that its end is no success."""
 
 
 @contextmanager
 def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> Iterator[Operation]:
     """Record how the block ends. The caller holds the lake's lock.
 
-    A mistake of whoever asked is not a failure, and whoever interrupts the block knows: the earlier outcome stands. If
-    the disk does not take the record, ``say`` reports it and the block goes on: maintenance may be what frees the disk.
+    A mistake of the caller and an interrupt are not recorded: the earlier outcome stays. If the record cannot be
+    written, ``say`` reports that and the block continues. The disk may be full, and the block may be the maintenance
+    that makes room.
     """
     book = _Book(layout, kind, command, say)
     operation = Operation(book.succeeded)
@@ -143,7 +145,7 @@ def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[s
         book.failed(error)
         raise
     except Exception as error:
-        # The error's text may hold values; the traceback goes to where the operation was asked for.
+        # The error's text may hold values, so it is left out. The traceback goes to the caller.
         book.failed(LakeError(f"unexpected {type(error).__name__}", do="the traceback is with the run, or in "
                               ".pgcdc/failure.txt"))  # fmt: skip
         raise
@@ -163,7 +165,7 @@ class _Book:
     def __init__(self, layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> None:
         self._layout, self._kind, self._command, self._say = layout, kind, command, say
         try:
-            # We hold the lock: an operation that is under way in the file was killed.
+            # This process holds the lock, so an operation that the file shows as in progress was killed.
             self._all = {name: outcome.ended() for name, outcome in _load(layout).items()}
         except LakeError as error:
             say(str(error))

@@ -1,7 +1,7 @@
-"""Where every mirrored table stands: its state, its effective ``replay_lsn``, its mirror's version.
+"""The progress of every table: its state, its effective ``replay_lsn``, and its mirror's version.
 
-The truth is in the lake and the target. This is one run's view of it, read once at the start and updated with every
-copy and turn, so that quiet tables cost nothing per turn.
+The lake and the target hold the truth. This is one run's view of it, which is read once at the start and updated with
+every copy and turn. So tables without changes cost nothing in a turn.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class TablesProgress:
-    """All tables of the catalog. A mirror can no longer be followed if it was copied before the log began, or stands
-    below the position at which retention has cut off the log."""
+    """All tables of the catalog. A mirror can no longer be followed if it was copied below the LSN at which the log
+    began, or if its position is below the log's present start, because retention has deleted the log below."""
 
     def __init__(self, layout: Layout, catalog: Catalog, target: Target, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
@@ -38,16 +38,17 @@ class TablesProgress:
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
         self.recovered = target.recover(rows)
-        """Names of the files, by place, that a power cut left torn in the mirrors, and that were put aside."""
+        """Names of the files, by place, that a power cut had left incomplete in the mirrors, and that were put
+        aside."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
         self.listed = ListedTables(self.points, self._tables)
         self._note_away()
         self._note_changed()
 
     def _note_away(self) -> None:
-        """Have points list tables again only from the next look on that older points list and the newest does not: they
-        were away under another name. A table that no point has listed since its copy was not away: its run ended
-        early."""
+        """Find the tables that an older point lists and the newest point does not: they had another name for a while.
+        No point lists them again below the next catalog check. A table that no point has listed since its copy does not
+        count: the run that copied it ended early."""
         newest = self.points.newest()
         if newest is None:
             return
@@ -74,12 +75,12 @@ class TablesProgress:
         return iter(list(self._tables.values()))
 
     def waiting(self) -> list[Table]:
-        """Tables to be copied, in the catalog's order."""
+        """The tables that wait for a copy, in the catalog's order."""
         return [entry.table for entry in self._tables.values()
                 if entry.state is TableState.WAITING and not entry.reshaping and entry.former is None]  # fmt: skip
 
     def renamed_tables(self) -> list[TableRecord]:
-        """Tables whose mirrors stand under former names so far."""
+        """The tables whose mirrors still have the tables' former names."""
         return [entry for entry in self._tables.values() if entry.former is not None]
 
     def followed(self) -> list[TableRecord]:
@@ -87,7 +88,7 @@ class TablesProgress:
 
     @property
     def router(self) -> Router:
-        """Which of the followed tables takes the rows of a relation."""
+        """Finds the followed table that takes the rows of a relation."""
         return Router.of(entry.table for entry in self.followed())
 
     def set_aside(self) -> list[TableRecord]:
@@ -100,7 +101,7 @@ class TablesProgress:
 
     @property
     def highest(self) -> Lsn:
-        """The highest position that the lake holds of any table."""
+        """The highest position that any table has in the lake."""
         newest = self.points.newest()
         return max([newest.replay_lsn if newest else ZERO, *(entry.replay_lsn for entry in self._tables.values())])
 
@@ -112,10 +113,10 @@ class TablesProgress:
             self._tables[entry.table.name] = waiting
 
     def heal(self, tables: Sequence[TableName]) -> None:
-        """Follow tables again that were set aside, from where their mirrors stand: the log has held their changes.
+        """Resume tables that were set aside, from the positions of their mirrors. The log holds their changes.
 
-        UsageError for one that is not set aside, or cannot be mirrored; NotRepairable for one whose changes the log no
-        longer holds. What set the table aside is met again if it is still there.
+        UsageError for a table that is not set aside, or cannot be mirrored. NotRepairable for a table whose changes the
+        log no longer holds. If the cause still exists, the table is set aside again.
         """
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
@@ -139,9 +140,11 @@ class TablesProgress:
                        reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
-        """Have the table copied again, in this run or another: its mirror is wrong from ``lsn`` on at the latest."""
+        """Have the table copied again, in this run or a later one. Its mirror is wrong at ``lsn`` and above, and maybe
+        already below."""
         entry = self[name]
-        # An LSN above the copy that the mirror holds: a run that finds this state takes it for a copy that never came.
+        # The LSN is above the copy that the mirror holds. A later run concludes that the copy at this LSN was never
+        # committed.
         self.states.set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
         self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False, former=None)
 
@@ -153,14 +156,14 @@ class TablesProgress:
             self._tables[table.name] = TableRecord(table, TableState.COPYING, consistent_point, columns=columns)
 
     def not_copied(self, name: TableName, reason: str) -> bool:
-        """Note that a copy could not read the table, for this reason: it waits for another copy. Returns whether the
-        reason is a new one."""
+        """Note that a copy could not read the table, for this reason, so that it waits for another copy. Returns
+        whether the reason is new."""
         entry = self._tables.get(name)
         if entry is None or entry.state not in (TableState.COPYING, TableState.WAITING) or entry.reason == reason:
             return False
         lsn = entry.replay_lsn
         if entry.state is TableState.WAITING:
-            # The copy was not begun. The mirror that the table may have must not pass for it, as in :meth:`must_copy`.
+            # The copy was not begun. An older mirror must not be mistaken for it, as in :meth:`must_copy`.
             row = self.states.all().get(name)
             lsn = Lsn(max(lsn, row.lsn if row else ZERO) + 1)
         self.states.set(entry.table, TableState.COPYING, lsn, reason)
@@ -168,10 +171,11 @@ class TablesProgress:
         return True
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
-        """Note that a copy was committed. It is made durable before its state: an older mirror must not pass for it."""
+        """Note that a copy was committed. The copy is made durable before its state, because an older mirror must not
+        be mistaken for the copy."""
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
-        # The snapshot showed it under its name.
+        # Points may list the table at once: the snapshot showed it under its present name.
         self._tables[table.name] = TableRecord(table, TableState.CATCHING_UP, consistent_point, version)
 
     def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
@@ -187,9 +191,13 @@ class TablesProgress:
         )
 
     def columns_came(self, name: TableName, columns: Marks, position: Callable[[], Lsn]) -> Lsn:
-        """Note that the table has columns that came without a value, with the marks ``columns``; returns where it was
-        first seen so, which is ``position`` if that is now. A row from below may bring them. No point lists the table
-        until its mirror has them."""
+        """Note that the catalog shows new columns that are NULL in all older rows. ``columns``: the marks of all
+        columns.
+
+        Returns the LSN at which these columns were first seen. If they are seen now for the first time, this is the
+        LSN that ``position`` returns. A row below that LSN may still bring the columns. No point lists the table until
+        its mirror has them.
+        """
         entry = self[name]
         seen = entry.since_columns
         if seen is None or seen[1] != columns:
@@ -198,18 +206,18 @@ class TablesProgress:
         return seen[0]
 
     def wait_for_look(self, name: TableName, *, stray: str | None = None, unread: str | None = None) -> None:
-        """Have the table stand where it is until a look at the catalog, for one of these reasons."""
+        """Keep the table at its position until the next catalog check, for one of these reasons."""
         entry = self[name]
         self._tables[name] = replace(entry, stray=stray or entry.stray, unread=unread or entry.unread)
 
     def looked(self, name: TableName, told: str, *, answered: bool) -> None:
-        """Note what a look told of a table, and whether it ``answered`` what the table waited for."""
+        """Note what a catalog check reported about a table. ``answered``: the table no longer waits for the check."""
         entry = replace(self[name], told=told)
         self._tables[name] = replace(entry, stray=None, unread=None) if answered else entry
 
     def columns_seen(self, live: Iterable[Table], altered: Container[TableName]) -> None:
-        """Note the columns' rows as a look showed them. The ``altered`` tables are listed again from the next position
-        on."""
+        """Note the marks of all columns as a catalog check showed them. The ``altered`` tables are listed again only
+        from the position on that :meth:`listed_from` gets next."""
         for table in live:
             entry = replace(self[table.name], columns=table.marks.columns)
             self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
@@ -229,8 +237,8 @@ class TablesProgress:
         self._tables[name] = replace(self[name], reshaping=True)
 
     def reshaped(self, table: Table, version: int) -> bool:
-        """Note that a mirror has another structure; returns whether its table is still followed. It is made durable
-        before its state: the structure tells how the rows that follow are to be read."""
+        """Note that a mirror has got another structure; returns whether its table is still followed. The mirror is made
+        durable before its state, because the structure decides how later rows are read."""
         entry = replace(self[table.name], reshaping=False, since_columns=None)
         self._tables[table.name] = entry
         if not entry.state.readable:
@@ -242,10 +250,11 @@ class TablesProgress:
         return True
 
     def renamed(self, name: TableName, former: TableName, version: int) -> bool:
-        """Note that the mirror of a table's former name goes on as its own; returns whether the table is followed.
+        """Note that the mirror with the table's former name has got the table's new name; returns whether the table is
+        followed.
 
-        It is not if the log no longer holds what came since, or if a copy has been asked for meanwhile: then the table
-        waits for that.
+        The table is not followed if the log no longer holds its changes, or if a copy was requested in between. It then
+        waits for a copy.
         """
         entry, held = self[name], self._target.standing(name)
         self._tables[name] = replace(entry, reshaping=False)
@@ -257,7 +266,8 @@ class TablesProgress:
         self._target.settle({name: version})
         self.states.set(entry.table, TableState.CATCHING_UP, held.replay_lsn, entry.reason)
         if former not in self._tables:
-            # A crash right before leaves both: then the one that stands higher goes on.
+            # A crash just before this line leaves mirrors under both names. The mirror at the higher position is then
+            # used.
             self.states.set(replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"goes on as {name}")
         passed(FaultPoint.RENAME_RECORDED)
         self._tables[name] = replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=version,
@@ -265,8 +275,8 @@ class TablesProgress:
         return True
 
     def rest(self, name: TableName, now: Table) -> None:
-        """Note that a followed table still is as its mirror has it, but for its files: from now on, others again are
-        new files, whatever made these."""
+        """Note that a followed table is as its mirror has it. Only its files may differ. The present files are noted,
+        so that only later changes of its files count from now on."""
         entry = self[name]
         self._tables[name] = entry = replace(entry, since_columns=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
@@ -278,8 +288,8 @@ class TablesProgress:
             self._tables[name] = replace(entry, table=table)
 
     def commented(self, name: TableName, comments: tuple[tuple[int, str], ...], version: int | None) -> None:
-        """Note that these comments were carried to a followed table's mirror, which has them in this version, and make
-        them durable. ``version``: None if the mirror could not take them."""
+        """Note that these comments were carried to a followed table's mirror, and make them durable. ``version``: the
+        mirror's version with the comments, or None if the mirror could not take them."""
         entry = self[name]
         table = replace(entry.table, comments=comments)
         if version is not None:
@@ -293,14 +303,15 @@ class TablesProgress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False, former=None)
 
     def refuse(self, table: Table, reason: str) -> None:
-        """Set the table aside because no mirror can hold it as it is. Not stored: each look shows it again."""
+        """Set the table aside because no mirror can hold it as it is. This is not stored, because each catalog check
+        finds it again."""
         entry = self[table.name]
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
     def gone(self, published: Container[TableName]) -> list[TableName]:
         """Stop following the tables that are no longer ``published``; returns their names.
 
-        What is stored of them stays, so that a table that is published again is known to have been away.
+        Their stored states stay. So if a table is published again, it is known that it was not published in between.
         """
         lost = [
             name for name, entry in self._tables.items()
@@ -311,7 +322,7 @@ class TablesProgress:
         return lost
 
     def renamed_among(self, published: Iterable[Table]) -> None:
-        """Forget the entries whose names other known tables have now. :meth:`found` takes these tables in."""
+        """Remove the entries whose names other known tables have now. :meth:`found` adds those tables."""
         oids = {entry.table.oid for entry in self}
         for table in published:
             entry = self._tables.get(table.name)
@@ -321,8 +332,8 @@ class TablesProgress:
                 del self._tables[table.name]
 
     def found(self, published: Iterable[Table]) -> list[TableName]:
-        """Take in the tables that were not known; returns their names. A table that was away stands where it was
-        left."""
+        """Add the published tables that are not known yet; returns their names. A table that was followed earlier
+        resumes at its mirror's position."""
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:
@@ -330,17 +341,17 @@ class TablesProgress:
         return [table.name for table in new]
 
     def publish(self, lsn: Lsn, transform_lsn: Lsn, messages: Lsn | None = None) -> bool:
-        """Publish a consistent point of all tables that stand exactly at ``lsn``; returns whether it lists every
-        followed one.
+        """Publish a consistent point of all tables that are exactly at ``lsn``; returns whether the point lists every
+        followed table.
 
-        No point stands above ``transform_lsn``, the log's recorded position: such a one raises LakeError before
-        anything is written. A source is compared with the log's position, so a point above it could be one that a
-        restored or promoted source never had.
+        LakeError, before anything is written, if ``lsn`` is above ``transform_lsn``, the log's recorded position. A
+        source is compared with the log's position. So a point above that position could have an LSN that a restored or
+        promoted source never had.
 
-        No point is made below the newest. A table whose copy took long catches up behind the others, and one that was
-        copied just now is ahead of them; each is listed once it stands where they do.
+        No point is made below the newest point. A table whose copy took long is behind the others, and a table that was
+        just copied is ahead of them. Each is listed once it is at the same LSN as the others.
 
-        ``messages``: the position that the feed of messages itself records, if it is complete to ``lsn``.
+        ``messages``: the position that the feed of messages itself records, if the feed is complete to ``lsn``.
         """
         if lsn > transform_lsn:
             raise LakeError(
@@ -352,7 +363,7 @@ class TablesProgress:
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
         self._target.settle(versions)
-        # Changes by other writers are noted before a point rests on these versions.
+        # Changes by other writers are noted before a point lists these versions.
         self._note_changed()
         self._target.publish(lsn, versions, self.changed, messages, self.listed.kept_at(lsn))
         for name in versions:
@@ -360,8 +371,8 @@ class TablesProgress:
         return len(versions) == len(self.followed())
 
     def republish(self, versions: Mapping[TableName, int]) -> None:
-        """Publish the newest point again with these versions of mirrors, which are at its LSN; nothing if it has them
-        already. The other tables stay as it lists them."""
+        """Publish the newest point again with these versions of mirrors, which are at the point's LSN. The other tables
+        stay as the point lists them. Does nothing if the point has these versions already."""
         newest = self.points.newest()
         if newest is None or versions.items() <= newest.tables.items():
             return
@@ -370,8 +381,8 @@ class TablesProgress:
         self._target.publish(newest.replay_lsn, versions, self.changed, newest.messages, beside=newest)
 
     def publish_repaired(self, name: TableName) -> None:
-        """List a repaired mirror at the newest point's LSN, if the table is listed and is there: the next change, and
-        so the next point, may be days away."""
+        """Publish the newest point again with the repaired mirror, if the point lists the table and the mirror is at
+        its LSN. The next change, and so the next point, may be days away."""
         newest = self.points.newest()
         if newest is not None and name in newest.tables:
             now = self.listed.versions_at(newest.replay_lsn)
@@ -379,7 +390,8 @@ class TablesProgress:
 
     @property
     def changed(self) -> dict[TableName, str]:
-        """The followed tables of whose mirrors another writer changed rows, in words; a new copy ends it."""
+        """The followed tables whose mirrors have rows that another writer changed, with a description. A new copy
+        removes a table from this list."""
         return {entry.table.name: entry.reason for entry in self.followed() if entry.reason is not None}
 
     def _note_changed(self) -> None:
@@ -390,7 +402,7 @@ class TablesProgress:
                 self._tables[name] = replace(entry, reason=what)
 
     def reread_versions(self) -> None:
-        """Read the versions of the mirrors again, so that ``verify`` sees a change made from outside."""
+        """Read the versions of the mirrors again, so that ``verify`` sees the changes of other writers."""
         for entry in self.followed():
             with contained() as failed:
                 version = self._target.version(entry.table.name)

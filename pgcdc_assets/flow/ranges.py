@@ -1,8 +1,8 @@
-"""When a range is cut, and what it held.
+"""Decides when a range is closed, and sums up what it held.
 
-Batches are for latency, ranges for people and backfills: a range is one or more whole batches, cut by
-size and by a minimum age. What a closed range held is counted from the log's own summaries, so that a
-run that died before its range was closed leaves nothing uncounted.
+Batches serve latency. Ranges serve people and backfills. A range is one or more whole batches. It is closed when it has
+reached a size, or a minimum age. What a closed range held is counted from the log's own summaries. So if a run dies
+before its range is closed, the next run counts everything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROW_KINDS = ("I", "U", "D", "T")
 
 @dataclass
 class OpenRange:
-    """The range that applied batches are being gathered into."""
+    """The range that collects the applied batches."""
 
     start: Lsn
     max_bytes: int
@@ -35,7 +35,7 @@ class OpenRange:
     _seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, batches: Sequence[BatchSummary], turns: Sequence[TableTurn], seconds: dict[str, float]) -> None:
-        """Take in what one turn applied. Batches without transactions open no range."""
+        """Add what one turn applied. Batches without transactions open no range."""
         self._batches += batches
         if self._opened is None and any(batch.transactions for batch in batches):
             self._opened = self.clock()
@@ -66,7 +66,7 @@ class OpenRange:
 
 
 def summed(left: TableTurn, right: TableTurn) -> TableTurn:
-    """Two turns of one table as one; positions are the later turn's."""
+    """The sum of two turns of one table, with the position and version of the later turn, ``right``."""
     return TableTurn(
         table=right.table,
         replay_lsn=right.replay_lsn,
@@ -81,7 +81,7 @@ def summed(left: TableTurn, right: TableTurn) -> TableTurn:
 
 
 def rows_by_kind(batches: Sequence[BatchSummary]) -> dict[str, int]:
-    """Row messages of some batches, by pgoutput letter."""
+    """The number of row messages of some batches, by pgoutput's letter for the kind."""
     total: Counter[str] = Counter()
     for batch in batches:
         for kinds in batch.counts.values():
@@ -90,7 +90,7 @@ def rows_by_kind(batches: Sequence[BatchSummary]) -> dict[str, int]:
 
 
 def up_to(batches: Sequence[BatchSummary], max_bytes: int) -> list[BatchSummary]:
-    """The first batches that together reach ``max_bytes`` of payload: what one turn takes at most."""
+    """The first batches that together reach ``max_bytes`` of payload. One turn takes at most these."""
     taken: list[BatchSummary] = []
     size = 0
     for batch in batches:

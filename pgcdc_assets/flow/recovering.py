@@ -1,4 +1,4 @@
-"""Repairs what a power cut left of the lake, at the start of every operation that takes its lock."""
+"""Repairs the lake after a power cut. Every operation that takes the lake's lock does this first."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pgcdc_assets.points.states import TableStates
 
 
 def recover_log_and_feeds(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """Repair all but the mirrors, which the target mends; yields each folder, and the files put aside there."""
+    """Repair the log, the ledgers and the feeds; the target repairs the mirrors. Yields each folder, and the files that
+    were put aside there."""
     yield layout.change_log, recover_log(layout.change_log)
     yield from recover_ledgers(layout)
     yield from recover_feeds(layout, TableStates(layout).all())
 
 
 def put_aside(folder: Location | str, names: tuple[str, ...]) -> str:
-    """What was repaired, in words."""
+    """The message about a repair."""
     return f"{folder}: {len(names)} files of its log were torn, from {names[0]} on; put aside"

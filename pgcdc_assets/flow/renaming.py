@@ -1,7 +1,8 @@
-"""Lets the mirror of a table that was renamed, or moved to another schema, go on under the new name, without a copy.
+"""Renames the mirror of a table that was renamed or moved to another schema, without a copy.
 
-A relation keeps its OID, and the log's rows find their table by that. So the mirror's rows are as right under the new
-name, and what came since follows from the log. From the look that showed the name on, points list the table under it.
+A renamed relation keeps its OID, and the log's rows find their table by the OID. So the mirror's rows stay correct
+under the new name, and later changes follow from the log. Points list the table under its new name at or above the LSN
+of the catalog check that showed this name.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 def rename(work: Work, entries: Sequence[TableRecord]) -> None:
-    """Begin to let the mirrors go on that stand under their tables' former names. The former place stays as it is, so a
-    run that dies on the way is followed by one that begins again."""
+    """Begin to rename the mirrors that still have their tables' former names. The mirror at the former place is not
+    changed, so if the run dies, the next run begins again."""
     for entry in entries:
         assert entry.former is not None
         work.progress.reshaping(entry.table.name)
@@ -29,13 +30,13 @@ def rename(work: Work, entries: Sequence[TableRecord]) -> None:
 
 
 def land(work: Work, renamed: Reshaped, since: Lsn) -> bool:
-    """Take in a mirror that goes on under a new name; returns whether its table is followed by it. Otherwise the table
-    waits for a copy. ``since``: the look that showed the name."""
+    """Take in a mirror that has been renamed; returns whether its table is followed. If not, the table waits for a
+    copy. ``since``: the LSN of the catalog check that showed the new name."""
     name, former = renamed.after.name, renamed.former
     assert former is not None
     if name not in work.progress:
         return False
-    # What was derived there, and is not applied, is of the table that had the name until now.
+    # Rows in this feed that are not applied yet belong to the table that had the name before.
     begin_anew_if_unreadable(work.layout, work.identity, renamed.after)
     FeedTable(work.layout, work.identity, renamed.after).end_at(work.progress[name].replay_lsn)
     if renamed.failure is not None:

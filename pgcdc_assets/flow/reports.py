@@ -1,4 +1,4 @@
-"""Results of the stages as plain values: for metadata, progress and the commands."""
+"""Results of the stages as plain values, for metadata, progress messages and commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgcdc_assets.mirror.target import CopyReport
 
 @dataclass(frozen=True)
 class TableTurn:
-    """One table's part of a range (sums over the range's turns)."""
+    """One table's part of a range: the sums over the range's turns."""
 
     table: TableName
     replay_lsn: Lsn
@@ -23,9 +23,9 @@ class TableTurn:
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
-    """Rows changed in the mirror: net effects, so fewer than the changes."""
+    """Rows changed in the mirror. These are net effects, so they may be fewer than the changes of the feed."""
     changes: dict[str, int] = field(default_factory=dict)
-    """Rows of the change feed by operation."""
+    """Rows of the change feed, by operation."""
     seconds_transform: float = 0.0
     seconds_apply: float = 0.0
 
@@ -43,11 +43,11 @@ class Untaken:
 
 @dataclass(frozen=True)
 class MessagesReport:
-    """Logical messages of a range."""
+    """The logical messages of a range."""
 
     count: int
     complete_to: Lsn
-    """Every message below it that was asked for is in the feed."""
+    """The feed holds every requested message below this LSN."""
     version: int
     """Delta version of the feed."""
 
@@ -59,7 +59,7 @@ class RangeReport:
     span: LsnRange
     transactions: int
     rows: dict[str, int]
-    """Messages by kind (I, U, D, T)."""
+    """Row messages by kind (I, U, D, T)."""
     bytes: int
     """Payload bytes in the change log."""
     transform_lsn: Lsn
@@ -67,18 +67,18 @@ class RangeReport:
     lag_bytes: int
     lag_seconds: float | None
     tables: dict[TableName, TableTurn]
-    """Only tables that changed."""
+    """The tables that changed."""
     seconds: dict[str, float]
     """Wall seconds by stage: transform, apply, publish."""
     untaken: list[Untaken] = field(default_factory=list)
-    """By relation; all other rows went into their mirrors, or lay below their copies."""
+    """Rows that no mirror took, by relation. All other rows went into their mirrors, or were below their copies."""
     messages: MessagesReport | None = None
-    """None where messages are not asked for."""
+    """None if the setting ``messages`` is empty, or if the feed has failed."""
 
 
 @dataclass(frozen=True)
 class Restructured:
-    """How a mirror goes on after a change of its table's structure."""
+    """How a mirror follows a change of its table's structure."""
 
     table: TableName
     what: str
@@ -86,9 +86,9 @@ class Restructured:
     before: Table
     after: Table
     since: Lsn
-    """The end of the transaction that changed it, or the look at the catalog that showed the new structure."""
+    """The LSN of the catalog check that showed the new structure, or of the end of the transaction that changed it."""
     copied: bool
-    """By a new copy, which has been asked for; otherwise by its own rows, in ``version``."""
+    """Whether the table is copied again. Otherwise the mirror's own rows have got the new structure, in ``version``."""
     version: int | None = None
 
 
@@ -97,35 +97,36 @@ class SyncReport:
     """A whole run."""
 
     start: Lsn
-    """replay_lsn when it began."""
+    """``replay_lsn`` when the run began."""
     end: Lsn
-    """replay_lsn when it ended."""
+    """``replay_lsn`` when the run ended."""
     transform_lsn: Lsn
     copied: list[CopyReport]
     turns: int
     transactions: int
     rows: int
     stream_aborts: int
-    """Stream Aborts that were passed over: PostgreSQL 18 reports rollbacks of transactions that it never sent."""
+    """The number of ignored Stream Abort messages. PostgreSQL 18 reports rollbacks of transactions that it never
+    sent."""
     seconds: float
     set_aside: list[tuple[TableName, str]]
     changed: list[tuple[TableName, str]] = field(default_factory=list)
-    """Followed tables of whose mirrors another writer changed rows, in words."""
+    """The followed tables whose mirrors have rows that another writer changed, with a description."""
     refused: frozenset[TableName] = frozenset()
-    """The set-aside tables that cannot be mirrored at all."""
+    """The tables that are set aside because they cannot be mirrored at all."""
     paused: bool = False
-    """Whether applying was paused at the run's end: an operator has paused it, or the run only received."""
+    """Whether applying was paused at the run's end: by an operator, or because the run only received."""
     gave_way: bool = False
-    """Whether it ended because a command waits for the lake."""
+    """Whether the run ended because a command waits for the lake."""
     left: list[tuple[TableName, str]] = field(default_factory=list)
-    """Tables that a run which does not follow left behind the others, with the reason: they wait for a copy, or no
-    point lists them yet."""
+    """Tables that a run that does not follow left behind, with the reason: they wait for a copy, or no point lists them
+    yet."""
 
     lost: PgcdcError | None = None
-    """How a run that follows lost the source, if that ended it."""
+    """The error by which a run that follows lost the source, if this ended the run."""
 
     def after(self, before: SyncReport) -> SyncReport:
-        """Both runs as one; ``before`` is the earlier one."""
+        """Both runs in one report. ``before``: the report of the earlier run."""
         return replace(
             self,
             start=before.start,

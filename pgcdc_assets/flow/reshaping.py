@@ -1,4 +1,4 @@
-"""Changes of mirrors' structures and names, done beside the turns: those of other tables go on meanwhile."""
+"""Changes structures and names of mirrors in a separate thread, while the turns of other tables go on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pgcdc_assets.structure.record import TableRecord
 
 @dataclass(frozen=True)
 class Reshaped:
-    """A change that has ended: the mirror's version, or why its structure could not be changed."""
+    """A change of a mirror that has ended, with the mirror's version, or the reason why it failed."""
 
     after: Table
     what: str
     """The change on the source, in words."""
     version: int
     former: TableName | None = None
-    """The name of the mirror until now, if it is that which has changed."""
+    """The mirror's former name, if its name was changed."""
     failure: str | None = None
 
 
@@ -40,7 +40,8 @@ class _UnderWay:
 
 
 class Reshapes:
-    """Those of one run, one after the other in a thread of their own. Every method runs in the run's own thread."""
+    """The changes of mirrors in one run. They are made one after the other, in a separate thread. Every method runs in
+    the run's own thread."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -49,7 +50,7 @@ class Reshapes:
 
     @property
     def any(self) -> bool:
-        """Whether some are under way."""
+        """Whether any change is in progress."""
         return bool(self._under_way)
 
     def begin(self, before: Table, after: Table, what: str, *, by_metadata: bool = False) -> None:
@@ -61,7 +62,7 @@ class Reshapes:
         self._under_way.append(_UnderWay(entry.table, what, former, self._pool.submit(rename)))
 
     def landed(self) -> Iterator[Reshaped]:
-        """Those that have ended since the last call. Raises what concerns more than one table."""
+        """The changes that have ended since the last call. Raises a failure that concerns more than one table."""
         for one in [one for one in self._under_way if one.done.done()]:
             self._under_way.remove(one)
             with contained() as failed:
@@ -69,12 +70,12 @@ class Reshapes:
             yield one.ended(version) if failed.reason is None else one.ended(failure=failed.reason)
 
     def give_up(self) -> None:
-        """End what is under way, and wait for its end: nothing may commit once the lock is free. What was committed
-        right before is told by the mirror itself."""
+        """Cancel the changes in progress, and wait until they have ended, because nothing may be committed after the
+        lock is released. If a change was committed just before, the mirror itself records it."""
         for one in self._under_way:
             one.done.cancel()
         while left := [one.done for one in self._under_way if not one.done.done()]:
-            # Repeated, because it may be between two jobs.
+            # Repeated, because a change that has no Spark job at this moment cannot be cancelled.
             self._target.cancel_copies()
             wait_for(left, timeout=1)
         self._under_way.clear()

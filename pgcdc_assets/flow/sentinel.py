@@ -1,8 +1,8 @@
-"""What an operator tells the runs of a lake while they go on: how far to follow, and whether to apply.
+"""The operator's requests to the runs of a lake: the LSN at which following ends, and whether changes are applied.
 
-The idea is that of pgcopydb's sentinel. Each of the two is a file of its own in the lake, so that no command undoes
-another's, and is in force for all runs, also those of the sensor, until it is taken back. A run looks at the files
-between its turns.
+The idea comes from pgcopydb's sentinel. Each request is a separate file in the lake, so that no command overwrites the
+other request. A request is in force for all runs, also for the runs of the sensor, until it is withdrawn. A run reads
+the files between its turns.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pgcdc_assets.store import storage
 @dataclass(frozen=True)
 class Sentinel:
     endpos: Lsn | None = None
-    """A run that follows ends at the last boundary at or below this position; a run that is already past it, where it
-    is. None: it does not end."""
+    """A run that follows ends at the last boundary at or below this LSN. A run that has passed the LSN already ends at
+    its present position. None: the run does not end."""
     paused: bool = False
-    """Nothing is applied: changes go into the log, and the slot is freed."""
+    """Nothing is applied. Changes go only into the log, and the slot can advance."""
 
     def reached(self, position: Lsn) -> bool:
-        """Whether a log that stands at ``position`` has all that is to be followed."""
+        """Whether a log at ``position`` has reached the LSN at which following ends."""
         return self.endpos is not None and position >= self.endpos
 
 
 def read(layout: Layout) -> Sentinel:
-    """What the operator says now. LakeError if the file of ``endpos`` does not hold an LSN."""
+    """The operator's present requests. LakeError if the file of ``endpos`` does not hold an LSN."""
     try:
         text = storage.read(layout.endpos).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -42,12 +42,12 @@ def read(layout: Layout) -> Sentinel:
 
 
 def apply_paused(layout: Layout) -> LakeError:
-    """The error for operations that would change mirrors while applying is paused."""
+    """The error for operations that would change mirrors although applying is paused."""
     return LakeError("is not applied to: that was paused", thing=f"lake {layout.root}", do="run `pgcdc resume apply`")
 
 
 def follow_until(layout: Layout, lsn: Lsn | None) -> None:
-    """Have every run that follows end at ``lsn``; None takes that back."""
+    """Have every run that follows end at ``lsn``. None withdraws the request."""
     if lsn is None:
         storage.delete([layout.endpos])
     else:
@@ -55,7 +55,7 @@ def follow_until(layout: Layout, lsn: Lsn | None) -> None:
 
 
 def pause_apply(layout: Layout, *, paused: bool) -> bool:
-    """Stop applying, or go on with it; returns whether that changes anything."""
+    """Pause applying, or resume it; returns whether this changed anything."""
     before = storage.exists(layout.apply_paused)
     if paused and not before:
         storage.replace(layout.apply_paused, b"")

@@ -1,4 +1,4 @@
-"""Reads from the lake where a table stands: from its stored state, and from what its mirror itself says."""
+"""Reads a table's state and position from the lake: from its stored state, and from what the mirror itself records."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class Standings:
-    """A mirror can no longer be followed if it was copied before the log began, or stands below the position at which
-    retention has cut off the log."""
+    """A mirror can no longer be followed if it was copied below the LSN at which the log began, or if its position is
+    below the log's present start, because retention has deleted the log below."""
 
     def __init__(self, target: Target, states: TableStates, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
@@ -30,11 +30,12 @@ class Standings:
         return max(self._log_began, self.log_start)
 
     def in_log(self, held: Generation) -> bool:
-        """Whether the log holds what came after the mirror's position."""
+        """Whether the log holds all changes above the mirror's position."""
         return held.snapshot_lsn >= self._log_began and held.replay_lsn >= self.log_start
 
     def load(self, table: Table, rows: Mapping[TableName, StateRow]) -> TableRecord:
-        """Where a table stands; set aside if its mirror cannot be read. ``rows``: the last of every table."""
+        """The table's record. The table is set aside if its mirror cannot be read. ``rows``: the last state of every
+        table."""
         row = rows.get(table.name)
         with contained() as failed:
             found = self._found(table, row)
@@ -60,17 +61,18 @@ class Standings:
         if row.state is TableState.SET_ASIDE:
             return TableRecord(shape, row.state, held.replay_lsn, held.version, row.reason)
         if not self.in_log(held):
-            # The table was copied under an earlier log, which this one need not continue, or was away while the log
-            # was cut.
+            # The table was copied under an earlier log, which this log need not continue. Or the table was not followed
+            # for a while, and the log was deleted above the mirror's position.
             return TableRecord(table, TableState.WAITING)
-        # A mirror that went on from another name, or in another structure, in a run that ended before a point listed
-        # it: nothing stored says since when the source has it so.
+        # The mirror got another name or structure in a run that ended before a point listed it. The LSN since which the
+        # source has this name or structure is not stored.
         listed_from = None if held.unlisted else ZERO
         return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason,
                            listed_from=listed_from)  # fmt: skip
 
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
-        """The table as the mirror's rows have it: a run may have died right after changing the structure."""
+        """The table as the mirror's rows have it. If a run died right after it changed the structure, the stored state
+        has the old structure."""
         if held.followed is None or not _newer(held.followed, noted):
             return noted
         followed = replace(held.followed, comments=noted.comments)
@@ -78,14 +80,15 @@ class Standings:
         return followed
 
     def _of_former(self, waiting: TableRecord, rows: Mapping[TableName, StateRow]) -> TableRecord:
-        """A table without a copy of its own, with the mirror that it has under a former name, if it was followed.
+        """The record of a table that has no mirror under its present name. If the table was followed under a former
+        name, the record has the mirror of that name.
 
-        A mirror moves only to a name that is free. Where another table's mirror stands, as if two tables swapped their
-        names, the table is copied.
+        A mirror is renamed only if no other table's mirror has the new name. If another table's mirror has it, for
+        example because two tables swapped their names, the table is copied.
         """
         name, oid = waiting.table.name, waiting.table.oid
         if name in rows and rows[name].state is TableState.COPYING and _oid(rows[name]) == oid:
-            # Its copy was asked for, or begun.
+            # Its copy was requested or begun.
             return waiting
         own = [row for row in rows.values() if _oid(row) == oid]
         there = [row for row in own if row.name != name]
@@ -101,7 +104,7 @@ class Standings:
         )  # fmt: skip
 
     def _aside(self, waiting: TableRecord, last: StateRow) -> TableRecord:
-        """A table that was set aside under its last name stays so: another name is no word that it be copied."""
+        """A table that was set aside under its last name stays set aside: a new name is no request to copy it."""
         if last.state is not TableState.SET_ASIDE or last.table is None:
             return waiting
         noted = replace(last.table, name=waiting.table.name)

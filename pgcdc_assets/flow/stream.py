@@ -1,4 +1,4 @@
-"""The run's view of its receiver: how far the log is complete, and how far it is to go."""
+"""The run's view of its receiver: how far the log is complete, and how far the receiver has to go."""
 
 from __future__ import annotations
 
@@ -29,31 +29,33 @@ class LogStream:
         self._marks: set[Lsn] = set()
         self._reported = Lsn(0)
         self.complete_to = log.position()
-        """The log's recorded position, as far as it is known: every transaction with ``commit_lsn`` below is in it."""
+        """The log's last known recorded position: every transaction with a ``commit_lsn`` below it is in the log."""
         self.arrived = False
-        """The goal set by :meth:`until` is reached; the receiver has ended or is about to."""
+        """Whether the goal set by :meth:`until` is reached. The receiver has then ended, or is about to end."""
         self.stream_aborts = 0
-        """Stream Aborts that were passed over: PostgreSQL 18 reports rollbacks of transactions that it never sent."""
+        """The number of ignored Stream Abort messages. PostgreSQL 18 reports rollbacks of transactions that it never
+        sent."""
 
     def start(self) -> None:
         self._receiver.start()
 
     def until(self, lsn: Lsn) -> None:
-        """Receive up to here, then end."""
+        """Receive up to ``lsn``, then end."""
         self._receiver.until(lsn)
 
     def follow(self) -> None:
-        """Take back a goal that is not reached yet: receive until told otherwise."""
+        """Remove a goal that is not reached yet. The receiver then continues until it gets a new goal or is stopped."""
         self._receiver.follow()
 
     def mark(self, lsn: Lsn) -> None:
-        """Have the log recorded at ``lsn``, a known boundary, as soon as it is complete to there; go on receiving."""
+        """Record the log's position at ``lsn`` as soon as the log is complete to it. ``lsn`` is a known boundary. The
+        receiver continues."""
         if lsn > self.complete_to and lsn not in self._marks:
             self._marks.add(lsn)
             self._receiver.mark(lsn)
 
     def take_events(self) -> None:
-        """Take in what the receiver said; raises its error, or ReceiverDied."""
+        """Take in the receiver's events. Raises the receiver's error, or ReceiverDied."""
         for event in self._receiver.events(0):
             self._take(event)
 
@@ -64,9 +66,9 @@ class LogStream:
         self.stream_aborts = max(self.stream_aborts, event.stream_aborts)
 
     def wait(self, seconds: float) -> None:
-        """Sleep until the receiver says something, at most this long."""
+        """Sleep until the receiver sends an event, at most this long."""
         if self.arrived:
-            # The receiver has ended, so no event of it can wake us.
+            # The receiver has ended, so it sends no event that could end the wait.
             time.sleep(seconds)
         else:
             self._receiver.wait(seconds)
@@ -77,21 +79,21 @@ class LogStream:
             self._receiver.report_apply(lsn)
 
     def source_position(self) -> Lsn:
-        """The source's flush position now: all that is durable there ends at or before it."""
+        """The source's flush position now. All WAL that is durable on the source ends at or below it."""
         return flush_lsn(self._conn)
 
     def mark_now(self) -> Lsn:
-        """Mark the position at which the source stands now, and return it."""
+        """Mark the source's present position, and return it."""
         now = boundary(self._conn)
         self.mark(now)
         return now
 
     def look(self, catalog: Catalog, patterns: Sequence[str]) -> CatalogLook:
-        """The catalog's tables as the source has them now."""
+        """Read the tables from the source's catalog."""
         return CatalogLook.now(self._conn, catalog.publications, patterns, catalog.tables)
 
     def publish_new(self, work: Work) -> None:
-        """Publish the tables and partitions that came since."""
+        """Publish new tables and partitions."""
         publish_new(self._conn, work.settings, work.catalog, work.progress.states, work.observer)
 
     def without_rows(self, relation: int) -> bool:
@@ -99,9 +101,9 @@ class LogStream:
         return without_rows(self._conn, relation)
 
     def stands(self, look: CatalogLook) -> bool:
-        """Whether the source's catalog is still as this look saw it."""
+        """Whether the source's catalog is still as this catalog check showed it."""
         return look.stands(self._conn)
 
     def stop(self) -> None:
-        """End the receiver at a boundary and wait for it."""
+        """End the receiver at a boundary, and wait until it has ended."""
         self._receiver.stop()

@@ -1,4 +1,4 @@
-"""Carries out what a verdict says of a table, and takes in the mirrors that have got another structure."""
+"""Carries out the verdict of the catalog check on a table, and takes in mirrors that have got another structure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, Se
 
 
 def carry_out(work: Work, found: Verdict, record: TableRecord, now: Table, position: Callable[[], Lsn]) -> None:
-    """Do what the verdict on a table says, which the catalog shows as ``now``. ``position``: of the source, now."""
+    """Carry out the verdict on a table. ``now``: the table as the catalog shows it. ``position``: returns the source's
+    present position."""
     name = now.name
     match found:
         case SetAside(reason, refused=True):
@@ -42,9 +43,9 @@ def carry_out(work: Work, found: Verdict, record: TableRecord, now: Table, posit
 
 
 def _reshape(work: Work, found: Reshape, record: TableRecord, now: Table, since: Lsn) -> None:
-    """Begin to give the mirror the structure that the source has at ``since`` at the latest."""
+    """Begin to change the mirror to the new structure, which the source has at ``since`` or already below."""
     if found.leaves:
-        # Rows of a leaf that went may have been derived, and not applied yet.
+        # The feed may hold rows of a removed leaf that are not applied yet.
         FeedTable(work.layout, work.identity, record.table).end_at(record.replay_lsn)
     after = (with_leaves if found.leaves else successor)(record.table, now, since)
     work.progress.reshaping(after.name)
@@ -53,9 +54,9 @@ def _reshape(work: Work, found: Reshape, record: TableRecord, now: Table, since:
 
 
 def land(work: Work, reshaped: Reshaped) -> bool:
-    """Take in a change of structure that has ended; returns whether the table goes on with it.
+    """Take in a change of structure that has ended; returns whether the table is followed with the new structure.
 
-    A table that waits for a copy meanwhile, or was set aside, does not.
+    It is not if the change failed, or if the table was set aside or has to be copied for another reason.
     """
     name = reshaped.after.name
     if name not in work.progress or not work.progress[name].reshaping:

@@ -1,5 +1,5 @@
-"""The turns of one run: what is taken next, how far, and the points that follow. Tables that get another structure on
-the way are followed to it."""
+"""The turns of one run: which tables a turn brings to which boundary, and the points that are published after it. If
+rows of another structure come, the catalog is checked and the mirrors follow."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Turns:
         self.requests = hold.Requests(work.layout)
         self._follow = follow
         self._blocked: str | None = None
-        """Why the last look at the catalog could not be made."""
-        # If an earlier operation copied a table, applied to it, or followed its structure, and ended before a point
-        # listed that, this run owes the point in any case.
+        """Why the catalog could not be checked the last time."""
+        # An earlier operation may have copied a table, applied changes or changed a structure, and have ended before a
+        # point listed the result. Then this run publishes a point in any case.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
 
     @property
@@ -51,11 +51,11 @@ class Turns:
         return level and not self.point.at(complete)
 
     def look(self) -> bool:
-        """Publish what is new, look at the catalog, and carry the comments that it shows. A table that is listed only
-        from there on again, or whose mirror got comments, is owed a point.
+        """Publish new tables, check the catalog, and carry comments to the mirrors. A point is due if a table may be
+        listed again only from this check on, or if a mirror got comments.
 
-        Returns False if somebody has a table locked without which the catalog cannot be read. A run that follows goes
-        on without points until the lock is gone; any other run ends with CopyBlocked.
+        Returns False if a lock on a table prevents reading the catalog. A run that follows then continues without
+        points until the lock is released. Any other run ends with CopyBlocked.
         """
         self._stream.publish_new(self._work)
         before = self._catalog.named
@@ -77,7 +77,7 @@ class Turns:
         return True
 
     def begin_copies(self) -> None:
-        """Begin those that wait. Once the receiver has ended, a new copy could not catch up: the next run begins with
+        """Begin the copies that wait. Once the receiver has ended, a new copy could not catch up, so the next run makes
         it."""
         if not self._stream.arrived:
             self._copies.begin()
@@ -86,7 +86,7 @@ class Turns:
         """Carry out the next step; returns whether anything moved."""
         moved = False
         if not paused:
-            # An earlier turn may have come upon rows of another structure while no look was possible.
+            # An earlier turn may have found rows of another structure while the catalog could not be read.
             self._go_on_restructured()
         view = self._view(paused=paused, gathers=gathers)
         if view.exact is not None:
@@ -101,7 +101,7 @@ class Turns:
         return moved
 
     def _view(self, *, paused: bool, gathers: bool) -> View:
-        # Read the position before the request: a request that this look misses has an LSN above the position.
+        # The position is read before the request. So a request that is missed here has an LSN above the position.
         complete, progress = self._stream.complete_to, self._work.progress
         request = self.requests.current()
         exact = request.lsn if request is not None else None
@@ -123,8 +123,8 @@ class Turns:
         )
 
     def _catch_up(self, step: TakeLateTurn) -> bool:
-        """Bring late tables, which were copied while the others went on, nearer to the others; returns whether one came
-        further."""
+        """Bring late tables, which were copied while the other tables went on, nearer to the other tables. Returns
+        whether any table moved."""
         before = self._entries(step.tables)
         turn = take_turn(self._work, step.upto, before)
         self._ranges.count_late(turn)
@@ -137,7 +137,8 @@ class Turns:
         return moved
 
     def _take(self, step: TakeTurn) -> bool:
-        """Take a turn and publish; returns whether it brought anything, or the point that was asked for."""
+        """Take a turn and publish a point. Returns whether the turn changed anything, or the requested point was
+        made."""
         progress = self._work.progress
         turn = take_turn(self._work, step.upto, self._entries(step.tables))
         messages = take_messages(self._work, step.upto)
@@ -155,17 +156,18 @@ class Turns:
         return bool(turn.tables or messages.count) or (step.exact and not self.point.due)
 
     def _go_on_restructured(self) -> None:
-        """Look up the structures and partitions of which rows have come; the next turn goes on with them."""
+        """Check the catalog if a table waits for it, because rows of an unknown structure or partition came. The next
+        turn then applies these rows."""
         if self._work.progress.waits_for_look:
             self.look()
             self.begin_copies()
 
     def publish(self, upto: Lsn) -> bool:
-        """Publish a point of the tables that are right at ``upto``, as far as the catalog shows; returns whether it
-        lists every followed table. No point is published while the catalog cannot be read.
+        """Publish a point of the tables whose mirrors are correct at ``upto`` according to the catalog; returns whether
+        the point lists every followed table. No point is published while the catalog cannot be read.
 
-        The log was complete to ``upto`` before this look at the catalog. So DDL that made a mirror wrong there has been
-        committed, and is seen: its table is set aside or waits for a copy before the point is made.
+        The log was complete to ``upto`` before this catalog check. So if DDL made a mirror wrong at ``upto``, the DDL
+        is committed, and the check sees it. The table is then set aside, or waits for a copy, before the point is made.
         """
         if not self._catalog.stands:
             if not self.look():
@@ -176,7 +178,7 @@ class Turns:
         return whole
 
     def tell_changed(self) -> None:
-        """Report once for each table that another writer changed rows of its mirror."""
+        """Report, once for each table, that another writer changed rows of its mirror."""
         for name, what in self._work.progress.changed.items():
             if name not in self._work.changed_told:
                 self._work.changed_told.add(name)

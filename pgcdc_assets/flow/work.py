@@ -1,4 +1,4 @@
-"""The parts that every operation on a lake works with, opened under the lock."""
+"""The parts that every operation on a lake works with. They are opened under the lock."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Work:
     catalog: Catalog
     log: ChangeLog
     target: Target
-    """Where the mirrors are."""
+    """Holds the mirrors."""
     progress: TablesProgress
     observer: Observer
     session: SparkOnDemand
-    """For the transform; the target uses the same one."""
+    """The Spark session for the transform. The target uses the same session."""
     changed_told: set[TableName] = field(default_factory=set)
     """Tables for which this run has reported that another writer changed rows of the mirror."""
     reshapes: Reshapes = field(init=False)
-    """Mirrors whose structure is being changed."""
+    """Mirrors whose structure or name is being changed."""
     messages: MessageFeed | None = None
-    """The feed of logical messages, where they are asked for and it can be written."""
+    """The feed of logical messages; None if the setting ``messages`` is empty, or if the feed cannot be opened."""
     messages_told: set[str] = field(default_factory=set)
-    """Failures of that feed that this run has reported."""
+    """Failures of the feed of messages that this run has reported."""
     operation: Operation = field(default_factory=Operation)
-    """The operation as which this run is recorded for ``status``."""
+    """The operation as which ``status`` reports this run."""
 
     def __post_init__(self) -> None:
         self.reshapes = Reshapes(self.target)
