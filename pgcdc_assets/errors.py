@@ -271,7 +271,7 @@ class TornLog(LakeError):
 
 
 class MergeMismatch(LakeError):
-    """The rows of a mirror are not those that its changes require."""
+    """The rows of a mirror do not fit the changes that are applied to it."""
 
 
 class NotRepairable(LakeError):

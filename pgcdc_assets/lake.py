@@ -88,7 +88,7 @@ class LakeAt:
     def path(self, table: TableName | str) -> str:
         """The mirror's folder, as a path or URL for other readers; pass them :attr:`versions` too.
 
-        LakeError if the version is not the one that was published, or if another writer has changed its rows.
+        LakeError if the version is not the version that was published, or if another writer has changed its rows.
         """
         return str(self._layout.mirror(self._as_published(table)))
 

@@ -40,7 +40,7 @@ class ProjectNote:
 
 
 def load_note() -> ProjectNote:
-    """The note; an empty one if there is none. Raises SettingsError if it cannot be read."""
+    """The note; an empty note if there is no file. Raises SettingsError if the file cannot be read."""
     try:
         found = json.loads(NOTE_FILE.read_text())
         return ProjectNote(_text(found["lake"]), _text(found["log"]), tuple(str(thing) for thing in found["made"]))

@@ -46,7 +46,7 @@ class LockHolder:
     gives_way: bool = False
     """Whether it ends its run when a command waits for the lake."""
     process: ProcessName | None = field(default=None, compare=False)
-    """None if the lock does not say."""
+    """The holder's unique name; None if the lock's text does not say it."""
 
     def __str__(self) -> str:
         if not self.pid:

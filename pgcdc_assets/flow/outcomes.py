@@ -160,7 +160,7 @@ def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[s
 
 
 class _Book:
-    """The file, as one operation writes to it."""
+    """Writes the file for one operation."""
 
     def __init__(self, layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> None:
         self._layout, self._kind, self._command, self._say = layout, kind, command, say

@@ -223,7 +223,7 @@ class TablesProgress:
             self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
 
     def listed_from(self, position: Lsn) -> None:
-        """Note that the catalog showed all tables under their names before the source came to ``position``."""
+        """Note that the catalog showed all tables under their present names before the source reached ``position``."""
         for name, entry in self._tables.items():
             if entry.listed_from is None:
                 self._tables[name] = replace(entry, listed_from=position)

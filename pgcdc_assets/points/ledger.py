@@ -100,7 +100,7 @@ class Ledger:
             yield self._rows(file)
 
     def files(self) -> list[LedgerFile]:
-        """The live files, the one with the newest rows first."""
+        """The live files, the file with the newest rows first."""
         table = self._newest()
         with reading(f"statistics of ledger {self.path}"):
             live = sorted(table.files, key=_last, reverse=True) if table is not None else []

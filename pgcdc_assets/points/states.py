@@ -55,7 +55,7 @@ class TableStates:
         self._writing = Lock()
 
     def all(self) -> dict[TableName, StateRow]:
-        """The last row of every table that has one."""
+        """The last row of every table."""
         found: dict[TableName, dict[str, Any]] = {}
         for rows in self._ledger.newest_first():
             for row in reversed(entries(rows)):

@@ -42,7 +42,8 @@ from pgcdc_assets.store.base import Guard, Lease
 TTL: Final = 75.0
 """Seconds without a sign of life after which a place is free."""
 RENEWED: Final = 30.0
-"""Seconds from one sign of life to the next: two requests in a minute in which nothing else happens."""
+"""Seconds between two links that the holder adds to show that it lives. This makes two requests per minute on an idle
+lake."""
 _MARGIN: Final = 5.0
 """Seconds by which a holder ends its time early, because clocks do not run equally fast."""
 _SKEW: Final = 60.0

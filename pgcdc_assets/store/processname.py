@@ -52,7 +52,7 @@ class ProcessName:
 
     @property
     def told(self) -> str:
-        """For people: the pid, and the host if it is not this one."""
+        """For people: the pid, and the host if the pid cannot be looked up from here."""
         return f"pid {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
     def lives(self) -> bool | None:
