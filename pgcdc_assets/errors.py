@@ -231,7 +231,7 @@ class LogCorrupt(PgcdcError):
 
 
 class LogConflict(PgcdcError):
-    """Another writer moved the log's position while we were writing."""
+    """Another writer moved the log's position while this process was writing."""
 
 
 class ReceiverDied(PgcdcError):
@@ -251,7 +251,7 @@ class SparkDied(PgcdcError):
 
 
 class LakeError(PgcdcError):
-    """A mirror, feed or point in the lake is not what it must be."""
+    """A mirror, feed or point in the lake is missing, damaged, or not as it must be."""
 
 
 class CommitLost(LakeError):

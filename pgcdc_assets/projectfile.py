@@ -1,5 +1,5 @@
-"""Reads ``pgcdc.yaml``, the settings file of a project directory, which may hold no secrets, and writes its ``source``
-line for setup."""
+"""Reads ``pgcdc.yaml``, the settings file of a project directory, and writes its ``source`` line for setup. The file
+must not contain secrets."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def save_source(source: str) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a name that a map has twice: YAML's own loader takes the last, so a setting would change unseen."""
+    """Refuses a map that has the same name twice. YAML's own loader would silently use the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set[str]()
         for key, _ in node.value:
-            # Lower case, as settings are read.
+            # Compared in lower case, because the names of settings are.
             if isinstance(key, yaml.ScalarNode) and key.value.lower() in seen:
                 where = f"holds `{key.value}` twice, the second time in line {key.start_mark.line + 1}"
                 raise SettingsError(where, thing=str(SETTINGS_FILE), do="keep one of the two")

@@ -81,8 +81,8 @@ def _rows(batch: BatchSummary, relation: int) -> int:
 
 
 def _came(work: Work, table: Table, leaf: int) -> bool:
-    """Whether a leaf, whose rows the table does not take yet, is one whose rows are in the stream now: it was
-    unlogged, or away. A look at the catalog has the table copied with it."""
+    """Whether a leaf whose rows the table does not take yet has its rows in the stream now. It was unlogged, or was not
+    attached for a while. A catalog check then has the table copied again, with the leaf."""
     now = work.catalog.table(table.name)
     known = {one.oid for one in table.outside} | {one.oid for one in (now.leaves if now is not None else ())}
     return leaf in known

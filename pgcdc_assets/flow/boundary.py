@@ -92,8 +92,8 @@ class Boundary:
                 return taken
 
     def _tell_holders(self) -> None:
-        """Report those whom an attempt waited for in vain: the server shows no role but a privileged one how old
-        other roles' transactions are, so these are not waited for beforehand."""
+        """Report the transactions for which an attempt waited in vain. The server shows the age of other roles'
+        transactions only to privileged roles, so they may not have been waited for before the attempt."""
         with connect(self._conninfo, application_name=f"{APPLICATION}/watch") as conn:
             if holders := transactions(conn):
                 self._on_wait(holders)

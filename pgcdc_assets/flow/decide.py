@@ -187,7 +187,7 @@ class Situation:
 
     running_seconds: float
     idle_seconds: float
-    """Seconds since anything moved."""
+    """Seconds since the run last made progress."""
     following: bool
     """The run has to follow, and no copy has failed."""
     copying: bool

@@ -41,7 +41,7 @@ class Hold:
 
     lsn: Lsn | None
     by: ProcessName | None = field(default=None, compare=False)
-    """None if the request does not say who placed it."""
+    """The process that placed the request; None if the request does not say it."""
     tenure: str = field(default="", compare=False)
     """Distinguishes two requests of the same process."""
 

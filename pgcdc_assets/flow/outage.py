@@ -25,7 +25,7 @@ class Outage:
         self._lost_at = 0.0
 
     def tries(self) -> None:
-        """Note that the run begins, or tries to."""
+        """Note that the run begins, or tries to begin."""
         self._tried = time.monotonic()
 
     def waited(self, why: PgcdcError, bounds: Bounds) -> bool:

@@ -78,7 +78,7 @@ class Sync:
         return self.summary()
 
     def _step(self) -> bool:
-        """One pass of the loop; returns whether anything moved."""
+        """One pass of the run's loop; returns whether it made any progress."""
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
         moved = self._stream.complete_to > before

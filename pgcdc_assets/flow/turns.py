@@ -83,7 +83,7 @@ class Turns:
             self._copies.begin()
 
     def turn(self, *, paused: bool, gathers: bool) -> bool:
-        """Carry out the next step; returns whether anything moved."""
+        """Carry out the next step; returns whether it made any progress."""
         moved = False
         if not paused:
             # An earlier turn may have found rows of another structure while the catalog could not be read.

@@ -79,7 +79,7 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, at: Location) -> pa.NativeFile:
-        """The file for reading at any position, as Parquet's readers do."""
+        """Open the file for reading at any position, as Parquet's readers require."""
 
     @abstractmethod
     def head(self, at: Location) -> Entry | None:

@@ -40,7 +40,7 @@ from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Guard, Lease
 
 TTL: Final = 75.0
-"""Seconds without a sign of life after which a place is free."""
+"""Seconds without a new link after which a place is free."""
 RENEWED: Final = 30.0
 """Seconds between two links that the holder adds to show that it lives. This makes two requests per minute on an idle
 lake."""
