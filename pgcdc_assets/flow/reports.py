@@ -69,7 +69,7 @@ class RangeReport:
     tables: dict[TableName, TableTurn]
     """The tables that changed."""
     seconds: dict[str, float]
-    """Wall seconds by stage: transform, apply, publish."""
+    """Wall seconds by stage: transform and apply."""
     untaken: list[Untaken] = field(default_factory=list)
     """Rows that no mirror took, by relation. All other rows went into their mirrors, or were below their copies."""
     messages: MessagesReport | None = None
