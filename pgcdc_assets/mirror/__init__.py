@@ -1,7 +1,7 @@
 """Mirrors: each table's rows as the source has them at an LSN.
 
-feed -> net/ (what is left of many changes) -> delta/ (into the mirror's files, one commit a table)
+feed -> net/ (the net effect of the changes) -> delta/ (into the mirror's files, one commit per table)
 
-target      what the flow asks of the place that keeps the mirrors, whichever that is
-net/        target-neutral net effect           delta/      the target that there is: Delta tables
+target      the contract between the flow and a target, which is the place that keeps the mirrors
+net/        net effect, the same for every target     delta/      the implemented target: Delta tables
 """

@@ -1,39 +1,42 @@
-"""The contract of a target: what the flow asks of the place that keeps the mirrors, and what it may rely on.
+"""The contract of a target, the place that keeps the mirrors: what the flow asks for, and what the flow can rely on.
 
-The flow (:mod:`pgcdc_assets.flow`) knows the change log, the feeds and the points. It knows its mirrors by this page
-alone. :class:`pgcdc_assets.mirror.delta.deltatarget.DeltaTarget` implements it for Delta tables.
+The flow (:mod:`pgcdc_assets.flow`) knows the change log, the feeds and the points. It uses its mirrors only through
+this contract. :class:`pgcdc_assets.mirror.delta.deltatarget.DeltaTarget` implements the contract for Delta tables.
 
 **Generation.** Each copy of a table begins a new generation of its mirror. A generation holds exactly the rows that the
-source had at its ``replay_lsn``: first those of the copy's consistent point, then also what was applied since.
+source had at the generation's ``replay_lsn``: the rows of the copy's consistent point, with all changes that were
+applied since.
 
 **Applied.** A table applies a transaction exactly when ``commit_lsn >=`` its ``replay_lsn``. Rows and ``replay_lsn``
-change together, in one atomic step of the target, in a copy as in an apply: nobody ever sees the one without the other,
-not even after a crash. So every call may come twice. A run that died is followed by one that asks for the same again,
-and the target passes over what its mirror holds already. It never infers its position from rows.
+change together, in one atomic step of the target, both in a copy and in an apply. No reader ever sees one without the
+other, not even after a crash. So every call may be repeated: after a run that died, the next run asks for the same
+again, and the target skips what its mirror already holds. The target never infers its position from rows.
 
-**Set aside is a result.** What fails for one table alone (its file, its value, its commit, its structure) comes back
-as this table's part of the result, in words, and its mirror stays as it was. The other tables of the call go on. An
-error that is raised concerns everybody (a full disk, a dead JVM) and ends the run; what was committed stands. The
-questions about one table (:meth:`Target.standing`, :meth:`Target.version` and the upkeep) raise: the flow asks
-:func:`pgcdc_assets.failures.of_one_table` whose failure it is.
+**Set aside is a result.** A failure of one table alone (its file, its value, its commit, its structure) is returned as
+that table's part of the result, with the reason as text. Its mirror stays as it was, and the other tables of the call
+continue. A raised error concerns all tables (a full disk, a dead JVM) and ends the run; commits that were made before
+it stay. The questions about one table (:meth:`Target.standing`, :meth:`Target.version` and the upkeep) raise: the flow
+asks :func:`pgcdc_assets.failures.of_one_table` whether the failure concerns that table alone.
 
-**Committed is not yet durable.** What :meth:`Target.copy` and :meth:`Target.apply` have committed can be read, and a
-power cut may take it: the log still holds it, and it is applied again. :meth:`Target.settle` makes it durable. The flow
-asks for that before it records anything that rests on it: the state of a copied table, the end of a repair, a point.
+**Committed is not yet durable.** What :meth:`Target.copy` and :meth:`Target.apply` have committed can be read, but a
+power cut may undo it. The log still holds these changes, and they are applied again. :meth:`Target.settle` makes
+commits durable. The flow calls it before it records anything that depends on a commit: the state of a copied table, the
+end of a repair, a point.
 
-**Published.** :meth:`Target.publish` makes one LSN readable: from then on, and for as long as the point is kept, each
-table that it lists can be read as the source was at this LSN, also after a power cut. It first settles the versions
-that it names.
+**Published.** :meth:`Target.publish` makes one LSN readable. As long as the point is kept, each table that it lists can
+be read as the source was at this LSN, also after a power cut. :meth:`Target.publish` first settles the versions that it
+names.
 
-**Version.** A number that the target gives: it grows with each commit to a mirror. The flow keeps it in points and
-reports, compares it and counts by it, and hands it back; it knows nothing else of it.
+**Version.** A number that the target assigns; it grows with each commit to a mirror. The flow keeps versions in points
+and reports, compares them, counts with them, and passes them back to the target. It assumes nothing else about them.
 
-**Another writer** may commit to a mirror, too. If it changed rows, :attr:`Target.changed` says so until the table is
-copied anew. If its commits came first at every attempt, the table is ``outrun``: the next turn tries again.
+**Another writer** may also commit to a mirror. If another writer changed rows, :attr:`Target.changed` reports it until
+the table is copied again. If another writer's commits came first at every attempt, the table is ``outrun``: the next
+turn tries again.
 
-**Threads.** The run's thread makes all calls but one: :meth:`Target.copy` runs in a thread of its own, while the run's
-thread applies changes of other tables and may call :meth:`Target.cancel_copies`. The lake's lock is held throughout:
-there is one flow.
+**Threads.** The run's thread makes all calls except :meth:`Target.copy`. A copy runs in a thread of its own, while the
+run's thread applies changes of other tables and may call :meth:`Target.cancel_copies`. The lake's lock is held all the
+time, so there is only one flow.
 """
 
 from __future__ import annotations
@@ -66,13 +69,13 @@ class Generation:
     """Effective: the larger of what the mirror itself records, and the newest point that lists this generation."""
     version: int
     oid: int | None = None
-    """The OID of the table whose rows it has; None where nothing tells."""
+    """The OID of the table whose rows the generation has; None if the mirror does not record it."""
     followed: Table | None = None
-    """The table as the mirror's rows have it since the last :meth:`Target.reshape` or :meth:`Target.rename`; None
-    before any."""
+    """The table with the structure and name that the mirror's rows have since the last :meth:`Target.reshape` or
+    :meth:`Target.rename`; None before the first."""
     unlisted: bool = False
-    """Whether no point has listed the mirror since :attr:`followed` began: under its name one may list another
-    table's rows."""
+    """Whether no point has listed the mirror since :attr:`followed` began. A point that lists this name may then mean
+    the rows of another table."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +102,25 @@ class Applied:
     table: Table
     """The table as the feed's part has it: with the columns that appeared."""
     version: int
-    """The version of the mirror; -1 if it was not looked at, or could not be."""
+    """The version of the mirror; -1 if the mirror was not read, or could not be read."""
     replay_lsn: Lsn
-    """The mirror's position now: the end of what was applied, or where it stood if it is set aside."""
+    """The mirror's position after the apply: the end of what was applied, or the unchanged position if it is set
+    aside."""
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     seconds: float = 0.0
     set_aside: tuple[Lsn, str] | None = None
-    """Set if the mirror and the changes disagree, or either cannot be read: from which LSN on, and how."""
+    """Set if the mirror and the changes disagree, or if either cannot be read: the first LSN concerned, and the
+    reason."""
     outrun: bool = False
     """Another writer's commits came first at every attempt: nothing was applied, and the next turn tries again."""
 
 
 @dataclass(frozen=True)
 class Freed:
-    """What was deleted of a mirror: files of rows, and their size. Zero where only its history became shorter."""
+    """What was deleted from a mirror: the number of its data files, and their size. Zero if only the log became
+    shorter."""
 
     files: int
     bytes: int
@@ -126,87 +132,91 @@ class Target(Protocol):
     # Standing -----------------------------------------------------------------------------------
 
     def refusal(self, table: Table) -> str | None:
-        """Why no mirror can hold the table as it is, in words; None where one can."""
+        """Why no mirror can hold the table as it is, as text; None if a mirror can hold it."""
 
     def recover(self, names: Iterable[TableName]) -> Mapping[str, tuple[str, ...]]:
-        """Mend what a power cut left of these mirrors. Called once, before anything else is asked.
+        """Repair what a power cut damaged in these mirrors. Called once, before all other calls.
 
-        Returns the names of the files that were put aside for that, by place.
+        Returns the names of the files that were put aside for the repair, by the mirror's place.
         """
 
     def standing(self, name: TableName) -> Generation | None:
-        """Where the mirror stands; None where no copy was committed. IdentityMismatch if it is another stream's."""
+        """The generation that the mirror holds; None if no copy was committed. IdentityMismatch if the mirror belongs
+        to another stream."""
 
     def version(self, name: TableName) -> int:
-        """The mirror's version now, whoever made it; -1 where there is no mirror."""
+        """The mirror's current version, also if another writer committed it; -1 if there is no mirror."""
 
     @property
     def changed(self) -> Mapping[TableName, str]:
-        """Mirrors whose rows another writer changed since their copy, as far as :meth:`recover` and :meth:`settle`
-        have seen, in words."""
+        """Mirrors whose rows another writer changed since their copy, with a description of the change. Only changes
+        that :meth:`recover` and :meth:`settle` have seen are included."""
 
     # Copy ---------------------------------------------------------------------------------------
 
     def copy(self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None]) -> Failures:
-        """Begin a generation of each table with the rows that the snapshot shows; returns which failed, and why.
+        """Begin a generation of each table with the rows that the snapshot shows; returns which tables failed, and why.
 
-        A mirror stays readable as it was until its copy is committed. ``on_table`` hears of each commit at once, in
-        the calling thread. CopyOutdated and CopyBlocked are failures of tables that somebody altered or locked
-        meanwhile: another copy may help.
+        A mirror keeps its old state for readers until its copy is committed. ``on_table`` is called at once after each
+        commit, in the calling thread. CopyOutdated and CopyBlocked are failures of tables that another session altered
+        or locked during the copy: another copy may succeed.
         """
 
     def cancel_copies(self) -> None:
-        """Make a copy that is under way fail soon. The flow calls this again and again until the copy has ended,
-        because the copy may be between two steps."""
+        """Make a running copy fail soon. The flow calls this repeatedly until the copy has ended, because a single call
+        may fall between two steps of the copy."""
 
     # Apply --------------------------------------------------------------------------------------
 
     def apply(self, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]) -> list[Applied]:
-        """Bring the mirrors of these feeds' parts to ``upto``, a transaction boundary, each from where it stands.
+        """Apply these feeds' parts to their mirrors up to ``upto``, a transaction boundary. Each mirror continues from
+        its own position.
 
-        Tables for which nothing is left to do are not in the result. ``known``: the tables as their mirrors last took
-        them. The mirror gets a column that appeared since. A known column that the mirror lacks was removed by another
-        writer, and sets the table aside.
+        Tables without changes left to apply are not in the result. ``known``: the tables with the columns that their
+        mirrors last had. A column that appeared since is added to the mirror. A known column that the mirror lacks was
+        removed by another writer; the table is then set aside.
         """
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
-        """Derive what ``span`` did again from the log, and merge it; the mirror stands at ``replay_lsn`` before and
+        """Derive again from the log what ``span`` did, and merge the result. The mirror is at ``replay_lsn`` before and
         after.
 
-        NotRepairable where the log does not hold enough: nothing is guessed.
+        NotRepairable if the log does not hold enough: no value is guessed.
         """
 
     def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:
-        """Give a mirror another structure by its own rows; returns its version then. Its position stays.
+        """Change the structure of a mirror by its own rows, without the source; returns its version after the change.
+        Its position stays.
 
-        Columns are the same by attnum. A column that ``before`` lacks has its ``missing`` in all rows. Rows and
-        structure change together, in one atomic step, and :attr:`Generation.followed` tells the structure. The rows are
-        then as the source's would be, had the structure changed before them: it is up to the flow that no point lists
-        them below the change. Rows of leaves that ``after`` lacks go. ``by_metadata``: rows are not written anew where
-        the target can say without that what changed.
+        Columns are identified by attnum. A column that ``before`` lacks gets its ``missing`` value in all rows. Rows
+        and structure change together, in one atomic step, and :attr:`Generation.followed` then has the new structure.
+        The rows are then as if the structure had changed on the source before they were written. So the flow must
+        ensure that no point below the change lists them. Rows of leaves that ``after`` lacks are deleted.
+        ``by_metadata``: rows are not rewritten if the target can express the change without that.
         """
 
     def comment(self, table: Table) -> int:
-        """Give the mirror the comments of the table and of its columns; returns its version then, which is the same as
-        before if it has them. Neither its rows nor its position change.
+        """Write the comments of the table and of its columns to the mirror. Returns the mirror's version after that;
+        the version does not change if the mirror already has these comments. Rows and position do not change.
 
-        A new copy has them from its commit on, and they stay through :meth:`reshape` and :meth:`rename`. One that the
-        source has no more goes; one that another writer made, where the source has none, stays.
+        A new copy has the comments from its commit on, and :meth:`reshape` and :meth:`rename` keep them. A comment that
+        the source no longer has is removed. A comment by another writer stays if the source has no comment there.
         """
 
     def rename(self, former: TableName, table: Table, version: int, position: Lsn) -> int:
-        """Let the mirror of a table that was renamed go on under its new name; returns its version there.
+        """Continue the mirror of a renamed table under its new name; returns its version there.
 
-        The rows are not read: they and the columns that ``version`` has at the former name become, in one atomic step,
-        a generation of the new name that was copied at ``position``, in place of whatever was there. The former name
-        keeps what it has, and may hold another table's rows by now. Raises LakeError if the new name has another
-        table's copy at that position, which has gone on since: nothing would tell the two apart.
+        The rows are not read. In one atomic step, the rows and columns that ``version`` has at the former name become a
+        generation of the new name, copied at ``position``. This generation replaces everything that the new name held.
+        The mirror at the former name does not change, and may already hold another table's rows. Raises LakeError if
+        the new name holds a copy of another table at the same position to which changes were applied since: the two
+        generations could not be told apart.
         """
 
     # Publish ------------------------------------------------------------------------------------
 
     def settle(self, versions: Mapping[TableName, int]) -> None:
-        """Make these versions durable, for all tables together. LakeError for one that holds no copy."""
+        """Make these versions durable, for all tables together. LakeError for a version that holds no copy."""
 
     def publish(
         self,
@@ -216,38 +226,40 @@ class Target(Protocol):
         messages: Lsn | None = None,
         beside: Point | None = None,
     ) -> None:
-        """Add a consistent point of these versions; all of it is durable when this returns.
+        """Add a consistent point of these versions. The whole point is durable when this returns.
 
-        ``changed``: those of the tables whose rows another writer has changed, and how. ``messages``: where the feed of
-        messages stands, if it is complete to ``lsn``. ``beside``: a point; the new one lists its other tables as it
-        does.
+        ``changed``: the tables whose rows another writer has changed, and how. ``messages``: the position of the feed
+        of messages, if that feed is complete to ``lsn``. ``beside``: an existing point. The new point also lists all
+        other tables of that point, with the same versions.
         """
 
     # Upkeep -------------------------------------------------------------------------------------
 
     def unmoved(self, name: TableName, version: int) -> int | None:
-        """The mirror's version now, if it holds the same as that earlier one; None if it has taken changes or a copy
-        since, if the earlier one cannot be read any more, or if there is no mirror."""
+        """The mirror's current version, if it holds the same as ``version``. None if the mirror has taken changes or a
+        copy since, if ``version`` can no longer be read, or if there is no mirror."""
 
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
-        """Keep a mirror cheap to read, and what its readers are promised readable, if it is :meth:`unmoved` since its
-        published version. Does nothing to a mirror that has moved.
+        """Keep a mirror cheap to read, and keep what its readers are promised readable, if it is :meth:`unmoved` since
+        its published version. Does nothing to a mirror that has moved.
 
-        Returns whether the mirror's rows were written to other files; ``may_begin`` is asked before that. ``table``: as
-        the mirror has it, if that is known.
+        Returns whether the mirror's rows were written to other files; ``may_begin`` is asked before that. ``table``:
+        the table with the structure of the mirror, if known.
         """
 
     def keeps(self, name: TableName) -> bool:
-        """Whether there is a mirror of this name. IdentityMismatch if it is somebody else's."""
+        """Whether there is a mirror of this name. IdentityMismatch if it belongs to another owner."""
 
     def forget(self, name: TableName) -> Freed:
-        """Delete a mirror whole. A kill at any point leaves what is still :meth:`keeps`, or nothing."""
+        """Delete a whole mirror. After a kill at any point, :meth:`keeps` still reports the mirror, or nothing is
+        left."""
 
     def let_go(
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
     ) -> Freed | None:
-        """Delete the files that neither the promised versions need, nor those younger than ``grace``, nor the newest.
+        """Delete the files that no kept version needs. Kept versions are the promised versions, versions younger than
+        ``grace``, and the newest version.
 
-        A kill at any point is harmless. None if there was nothing to delete, or ``may_begin`` said no. LakeError if a
-        version that stays could not be read without the files; then nothing is deleted.
+        A kill at any point is harmless. None if there was nothing to delete, or if ``may_begin`` returned False.
+        LakeError if a kept version could not be read without the files; then nothing is deleted.
         """

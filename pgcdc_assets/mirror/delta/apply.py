@@ -1,15 +1,15 @@
-"""Applies what the feeds hold of a turn to the mirrors, in one atomic commit per table.
+"""Applies the changes that the feeds hold for a turn to the mirrors, in one atomic commit per table.
 
-Inserts alone are appended: the feed's own files become files of the mirror, in a commit of milliseconds. After a
-truncate of the whole table, the changes that are left are the complete table, and overwrite the mirror. All other
-changes are collapsed and merged in Spark's tasks: deletion vectors take away the rows that change or go, and a new file
-holds the rows that come. Spark's own MERGE does the same to a table, but costs seconds of CPU time however little there
-is to do. Each commit carries the position with the data.
+If there are only inserts, they are appended: the feed's own files become files of the mirror, in a commit of
+milliseconds. After a truncate of the whole table, the remaining changes are the complete table, and overwrite the
+mirror. All other changes are collapsed and merged in Spark's tasks. Deletion vectors remove the rows that change or are
+deleted, and a new file holds the changed and inserted rows. Spark's own MERGE has the same effect, but costs seconds of
+CPU time even for a small change. Each commit carries the position with the data.
 
-A merge fails before its commit if the mirror lacks a row that changed or holds one that was inserted, if the changes
+A merge fails before its commit if the mirror lacks a row that changed or holds a row that was inserted, if the changes
 contradict each other, or if a file of one table cannot be read. Then the mirror stays as it was, and the table is set
-aside: going on would hide that it differs from the source. A failure of one table (:mod:`pgcdc_assets.failures`) does
-not keep the other tables from their commits.
+aside: to continue would hide that the mirror differs from the source. A failure of one table
+(:mod:`pgcdc_assets.failures`) does not prevent the commits of other tables.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ def apply_tables(
     spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
     known: Mapping[TableName, Table] | None = None, compaction: Compaction = COMPACTION,
 ) -> list[Applied]:  # fmt: skip
-    """Bring the mirrors of ``parts`` to ``upto`` (a transaction boundary), each from where it stands.
+    """Apply the changes of ``parts`` to their mirrors up to ``upto`` (a transaction boundary), each from its own
+    position.
 
-    Tables without changes are left out of the result. A table that alone fails comes back with ``set_aside``. Any other
-    error ends the apply; what was committed before it stands, and is skipped next time. ``known``: the tables as their
-    mirrors last took them; a known column that a mirror lacks is not made again. A table for which another writer's
-    commit came first is tried again without the others, and after the last attempt left for the next turn.
+    Tables without changes are left out of the result. A failure of one table alone is returned as ``set_aside``. Any
+    other error ends the apply. Commits made before that error stay, and the next apply skips them. ``known``: the
+    tables with the columns that their mirrors last had; a known column that a mirror lacks is not added again. If
+    another writer's commit came first, the table is tried again without the other tables. After the last attempt the
+    table is left for the next turn.
     """
     done: list[Applied] = []
     left = list(parts)
@@ -74,7 +76,8 @@ def _attempted(
     spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
     known: Mapping[TableName, Table],
 ) -> list[Applied]:  # fmt: skip
-    """Look at each mirror and commit to it once; a few tables at a time, because a commit mostly waits for the disk."""
+    """Read each mirror and commit to it once. Several tables run together, because a commit mostly waits for the
+    disk."""
     done: list[Applied] = []
     rest: list[tuple[TableWork, list[Collapsing]]] = []
     with ThreadPoolExecutor(_COMMITS, thread_name_prefix="commit") as pool:
@@ -94,8 +97,8 @@ def _begun(
     layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
     part: FeedPart,
 ) -> Applied | tuple[TableWork, list[Collapsing]] | None:  # fmt: skip
-    """Look at a mirror once, and append the feed's files if that is all there is to do; otherwise return the work to
-    collapse. None if nothing of the part is left to do."""
+    """Read a mirror once, and append the feed's files if nothing else is to be done; otherwise return the work to
+    collapse. None if nothing of the part is left to apply."""
     work = _own(part.table, part.span.start, partial(TableWork.of, layout, identity, part, upto, known))
     if not isinstance(work, TableWork):
         return work
@@ -109,7 +112,7 @@ def _committed(seconds: float, found: tuple[tuple[TableWork, list[Collapsing]], 
 
 
 def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Applied:
-    """Do a step of one table's apply. A failure of that table alone sets it aside where it stands, at ``start``."""
+    """Do a step of one table's apply. A failure of that table alone sets it aside at ``start``, its position."""
     with contained() as failed:
         return step()
     set_aside = None if failed.outrun else (start, failed.told)
@@ -119,8 +122,8 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
 def _compacted(
     spark: SparkSession, layout: Layout, identity: Identity, compaction: Compaction, done: Sequence[Applied]
 ) -> list[Applied]:
-    """Rewrite files of mirrors that have many small files or a worn one; returns what was applied, with the versions
-    after that."""
+    """Rewrite files of mirrors that have many small files or a worn file; returns what was applied, with the versions
+    after the rewrite."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[MergeTarget] = []
@@ -137,7 +140,7 @@ def _compacted(
 
 
 def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
-    """Commit a merged file. If another writer's commit came first, the files are left for the next look."""
+    """Commit a merged file. If another writer's commit came first, the files are left for the next check."""
     if made.failure is not None:
         return replace(result, set_aside=(result.replay_lsn, made.failure))
     with contained() as failed:
@@ -151,7 +154,8 @@ def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added]
 
 
 def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
-    """Collapse the units of several tables in one job, many small ones to a task; effects in the same order."""
+    """Collapse the units of several tables in one job, many small units per task; returns the effects in the same
+    order."""
     units = [(place, unit) for place, work in enumerate(works) for unit in work]
     workers = cores(spark)
     groups: list[list[tuple[int, Collapsing]]] = [[] for _ in range(min(2 * workers, len(units)))]

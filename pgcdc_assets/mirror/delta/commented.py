@@ -1,9 +1,9 @@
-"""Comments of a table and its columns on its mirror, where readers of Delta look for them.
+"""Writes the comments of a table and its columns to its mirror, where readers of Delta look for them.
 
-A column's comment is the ``comment`` of its metadata, a table's is the description in the table's. Beside each of ours
-stands a mark (:data:`pgcdc_assets.delta.mapping.OURS`), for a column in its metadata, for the table among its
-properties. So a comment goes from the mirror as it goes from the source, and what another writer says stays where the
-source says nothing.
+A column's comment is the ``comment`` of the column's metadata. A table's comment is the description in the table's
+metadata. Each comment from the source has a mark beside it (:data:`pgcdc_assets.delta.mapping.OURS`): in the column's
+metadata, or among the table's properties. The mark shows which comments may be removed when the source removes them. A
+comment by another writer stays if the source has no comment there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pgcdc_assets.mirror.delta.mirror import Mirror
 
 @dataclass(frozen=True)
 class Commented:
-    """The metadata of a mirror with the comments of its table. ``description``: None leaves it as it is."""
+    """The metadata of a mirror with the comments of its table. ``description``: None leaves the description as it
+    is."""
 
     columns: Columns
     properties: Mapping[str, str]
@@ -31,8 +32,8 @@ class Commented:
 
     @classmethod
     def of(cls, delta: DeltaVersion, table: Table, columns: Columns | None = None) -> Self:
-        """``columns``: those that the mirror is to get in place of its own. Columns of the table that it lacks are
-        passed over."""
+        """``columns``: the columns that the mirror is to get in place of its own. Columns of the table that it lacks
+        are skipped."""
         held = stated(delta.metadata)
         same = {field["name"]: field["name"] for field in held.fields}
         left = Columns(held.fields, {}) if columns is None else columns.commented_as(held, same)
@@ -43,13 +44,14 @@ class Commented:
         return cls(told, {} if ours else {OURS: "true"}, comment)
 
     def stands(self, delta: DeltaVersion) -> bool:
-        """Whether the mirror has all of it already."""
+        """Whether the mirror already has this metadata."""
         same = self.columns.fields == stated(delta.metadata).fields and not self.properties
         return same and self.description in (None, delta.metadata.get("description"))
 
 
 def comment_mirror(found: Mirror, table: Table) -> int:
-    """Give the mirror the comments of its table; returns its version then. The rows are not touched."""
+    """Write the comments of the table to its mirror; returns the mirror's version after that. The rows are not
+    touched."""
 
     def attempt() -> int:
         mirror = found.again()

@@ -1,9 +1,9 @@
 """Rewrites files of a mirror during sync, so that a turn's cost does not grow with the number of turns.
 
-Each turn leaves a small file in each mirror that changed. Once there are many, their live rows are written to one
-file, in a commit that changes no row and no position. Each turn also rewrites the whole deletion vector of every file
-that it touches. So a large file with many deleted rows is written again without them, one file at a time. Files of
-middling size are left to ``pgcdc maintain``.
+Each turn leaves a small file in each mirror that changed. Once there are many small files, their live rows are written
+to one file, in a commit that changes no row and no position. Each turn also rewrites the whole deletion vector of every
+file that it touches. So a large file with many deleted rows is rewritten without these rows, one file at a time. Files
+of medium size are left to ``pgcdc maintain``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Compaction:
     """When files of a mirror are rewritten."""
 
     look_every: int = 10
-    """Versions of a mirror from one look at its files to the next: the number of its small files grows by one a
-    version, its vectors by the rows that go."""
+    """Versions of a mirror between two checks of its files. Each version adds one small file, and adds the rows that it
+    deletes to the vectors."""
     most_small: int = 32
-    """Up to this many small files are left alone: opening one costs a merge less than a millisecond."""
+    """Up to this many small files are left alone: to open a file costs a merge less than a millisecond."""
     worn_share: int = 32
-    """A file is worn if one row in this many is deleted: a vector has two bytes for each, and is written with every
-    turn."""
+    """A file is worn if one row in this many is deleted. A vector has two bytes for each deleted row, and is written
+    with every turn."""
     fewest_worn: int = 10_000
     """A file with fewer deleted rows than this is not worn."""
 
@@ -59,7 +59,7 @@ COMPACTION: Final = Compaction()
 
 @dataclass(frozen=True)
 class Compacted:
-    """The result of rewriting a mirror's files; ``failure`` says in words that one of them could not be read."""
+    """The result of rewriting a mirror's files. ``failure``: why one of these files could not be read."""
 
     report: FileReport | None = None
     failure: str | None = None
@@ -73,7 +73,7 @@ def compact_mirror(target: MergeTarget) -> Compacted:
 
 
 def compact_file(target: MergeTarget) -> FileReport | None:
-    """Write the live rows of the target's files to one file; None if there are none. Runs in a Spark task."""
+    """Write the live rows of the target's files to one file; None if there are no live rows. Runs in a Spark task."""
     with DataFile(target.folder, target.schema) as file:
         for rows in gathered(group.read(target.names).filter(pa.array(group.alive)) for group in target.groups({})):
             file.write(rows.columns)

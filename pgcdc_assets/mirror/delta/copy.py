@@ -1,7 +1,7 @@
 """Snapshot copies: parallel tasks run PostgreSQL's COPY and write files of the mirrors; one commit per table follows.
 
-The commit that brings the rows brings ``snapshot_lsn`` too, so a mirror holds a copy whole or not at all. A new copy
-overwrites the mirror in one commit, which also changes its columns where they have changed.
+The commit that adds the rows also records ``snapshot_lsn``, so a mirror holds a whole copy or no copy. A new copy
+overwrites the mirror in one commit, which also changes its columns if they have changed.
 """
 
 from __future__ import annotations
@@ -53,21 +53,23 @@ SMALLEST_PIECE: Final = 4 << 20
 PIECES_PER_CORE: Final = 4
 """Several pieces for each core, so that the last piece, which runs alone, is a small part of the whole."""
 TABLES_PER_JOB: Final = 10
-"""At most this many small tables share the cost of a connection and a job; their commits follow the job."""
+"""At most this many small tables share the cost of a connection and a job; they are committed after the job."""
 JOBS: Final = 2
-"""At least this many Spark jobs run at a time: the tasks of the next job use the cores that the last tasks of a job
-leave, and its mirrors are made meanwhile."""
+"""At least this many Spark jobs run at a time. The tasks of the next job use cores that are idle while the last tasks
+of a job run. The mirrors of the next job are created during that time, too."""
 
 
 def copy_tables(
     session: SparkSession, conninfo: str, tables: Sequence[Table], layout: Layout, identity: Identity,
     snapshot: Snapshot, on_table: Callable[[CopyReport], None], retention: timedelta = timedelta(0),
 ) -> Failures:  # fmt: skip
-    """Copy the tables as the snapshot shows them; ``on_table`` is called for each after its commit, in this thread.
+    """Copy the tables as the snapshot shows them; ``on_table`` is called for each table after its commit, in this
+    thread.
 
-    A table that fails does not keep the others from their commits. Returns which tables failed, and why: CopyOutdated
-    and CopyBlocked if somebody altered a table meanwhile, IdentityMismatch if a mirror's folder holds somebody else's
-    table. ``retention``: for how long versions of the mirrors are promised to readers.
+    A failure of one table does not prevent the commits of the other tables. Returns which tables failed, and why:
+    CopyOutdated and CopyBlocked if another session altered or locked a table during the copy, IdentityMismatch if a
+    mirror's folder holds a table of another owner. ``retention``: how long versions of the mirrors are promised to
+    readers.
     """
     copier = _Copier(session, conninfo, layout, identity, snapshot, retention)
     jobs, failures = copier.jobs(tables)
@@ -84,7 +86,7 @@ _Outcome = tuple[list[CopyReport], Failures]
 def _in_parallel(
     copy: Callable[[list[CopyTask]], _Outcome], jobs: Sequence[list[CopyTask]], at_a_time: int
 ) -> Iterator[_Outcome]:
-    """Run the jobs, ``at_a_time`` together; yields the outcome of each when it ends."""
+    """Run the jobs, ``at_a_time`` together; yields the outcome of each job when the job ends."""
     pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="copy")
     waiting = iter(jobs)
     running: set[Future[_Outcome]] = set()
@@ -97,7 +99,7 @@ def _in_parallel(
             for future in done:
                 yield future.result()
     finally:
-        # A copy that follows a failure may make the same mirrors: no job of this one may still do so.
+        # A later copy, after a failure, may create the same mirrors. So all jobs of this copy must have ended.
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -117,8 +119,8 @@ class _Copier:
     # Planning -------------------------------------------------------------------------------------
 
     def jobs(self, tables: Sequence[Table]) -> tuple[list[list[CopyTask]], Failures]:
-        """Plan Spark jobs, the largest tables first: a task for each piece of a large table, one task for several small
-        tables."""
+        """Plan Spark jobs, the largest tables first. Each piece of a large table has a task of its own; several small
+        tables share a task."""
         with connect(self._conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             cut, failures = self._cut(conn, tables)
         sizes = {name: sum(piece.bytes_estimate for piece in found) for name, found in cut.items()}
@@ -177,7 +179,8 @@ class _Copier:
         return targets, failures
 
     def _target(self, table: Table) -> CopyTarget:
-        """The mirror's folder, and the columns that it has or is to get. Makes the mirror if there is none."""
+        """The mirror's folder, and the columns that the mirror has or is to get. Creates the mirror if there is
+        none."""
         schema = MirrorSchema.of(table)
         mirror = self._opened(table.name)
         point = int(self._snapshot.consistent_point)
@@ -195,7 +198,8 @@ class _Copier:
         return CopyTarget(table, mirror.path, mirror.physical(schema), point)
 
     def _opened(self, name: TableName) -> Mirror:
-        """The mirror. If its own log cannot be read, it is first moved away, so that the copy makes a new one."""
+        """The mirror. If its own log cannot be read, the mirror is first moved away, so that the copy creates a new
+        one."""
         mirror = Mirror(self._layout, self._identity, name)
         try:
             mirror.delta  # noqa: B018 - reads its log
@@ -223,7 +227,7 @@ class _Copier:
 def _pieces(
     conn: SourceConnection, tables: Sequence[Table], size: int
 ) -> tuple[dict[TableName, list[Piece]], Failures]:
-    """The pieces of each table; a table that is gone is among the failures."""
+    """The pieces of each table; a table that no longer exists is among the failures."""
     found: dict[TableName, list[Piece]] = {}
     gone: Failures = {}
     for table in tables:
@@ -235,8 +239,8 @@ def _pieces(
 
 
 def _packed(small: Sequence[CopyPart], sizes: dict[TableName, int]) -> Iterator[list[CopyPart]]:
-    """Group small tables into shares of about one piece's size, and of no more tables than should wait for each
-    other."""
+    """Group small tables into shares of about one piece's size. The number of tables in a share is limited, because
+    their commits wait for each other."""
     share: list[CopyPart] = []
     size = 0
     for table, cut in small:
@@ -250,7 +254,7 @@ def _packed(small: Sequence[CopyPart], sizes: dict[TableName, int]) -> Iterator[
 
 
 def _ready(job: Sequence[CopyTask], targets: dict[TableName, CopyTarget]) -> list[CopyTask]:
-    """The tasks with the targets of their tables, without the tables that have none."""
+    """The tasks with the targets of their tables. Tables without a target are left out."""
     ready: list[CopyTask] = []
     for task in job:
         parts = tuple(part for part in task.parts if part[0].name in targets)

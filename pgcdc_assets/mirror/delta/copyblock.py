@@ -22,7 +22,8 @@ from pgcdc_assets.protocol.text.typed import row_hash, row_identities, typed
 
 @dataclass(frozen=True)
 class BlockReader:
-    """``commit_lsn`` of all rows is the copy's consistent point, because their own transactions are not known."""
+    """``commit_lsn`` of all rows is the copy's consistent point, because the transactions that wrote them are not
+    known."""
 
     table: Table
     own: tuple[str, ...]
@@ -32,7 +33,8 @@ class BlockReader:
     def columns(
         self, block: bytes, leaf: TableName | None, encoding: Encoding = UTF8
     ) -> list[pa.Array | pa.ChunkedArray]:  # fmt: skip
-        """The rows of a block in the mirror's order of columns. ProtocolError for a value that is no text."""
+        """The rows of a block in the mirror's order of columns. ProtocolError for a value that is not text in its
+        encoding."""
         names = [column.name for column in self.table.columns]
         fields, rows = self._fields(block)
         text = [self._text(fields, place, encoding) for place in range(len(fields))]

@@ -27,7 +27,7 @@ from pgcdc_assets.source.snapshot.pieces import Piece
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
 
 BLOCK_BYTES: Final = 8 << 20
-"""Bytes of CSV that a task converts at a time, which bounds its memory to some 100 MB. A block is a row group of its
+"""Bytes of CSV that a task converts at a time, which limits its memory to about 100 MB. A block is a row group of its
 file."""
 
 
@@ -40,7 +40,7 @@ class CopyTarget:
     schema: pa.Schema
     commit_lsn: int
     columns: Columns | None = None
-    """What the table gets with the commit, if its columns are to change."""
+    """The columns that the table gets with the commit, if its columns are to change."""
 
     @property
     def reader(self) -> BlockReader:
@@ -78,7 +78,7 @@ def copy_parts(task: CopyTask) -> list[WrittenPart]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Where pieces are read, and as of which snapshot."""
+    """The connection and the snapshot with which pieces are read."""
 
     conninfo: str
     snapshot: str
@@ -90,7 +90,8 @@ def _copy_part(reading: _Reading, target: CopyTarget, cut: Sequence[Piece]) -> W
         passed(FaultPoint.PIECE_COPIED)
         return WrittenPart(target.table.name, report)
     except MachineError:
-        # Every table's, and perhaps of this machine alone: whoever runs the task adds its name.
+        # This error concerns all tables, and perhaps only this machine: the code that runs the task adds the machine's
+        # name.
         raise
     except Exception as error:
         if (failure := copy_failure(target.table.name, error)) is None:
@@ -107,7 +108,8 @@ def copy_failure(name: TableName, error: Exception) -> PgcdcError | None:
 
 
 def _file(reading: _Reading, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
-    """The file of one reading. The file of an interrupted reading is deleted: the next one begins its own."""
+    """Write one reading of the pieces to a file. The file of an interrupted reading is deleted, because the next
+    reading begins its own file."""
     reader = target.reader
     with DataFile(target.folder, target.schema) as file:
         try:

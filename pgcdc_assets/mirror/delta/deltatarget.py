@@ -1,7 +1,8 @@
-"""Mirrors as Delta tables, as the flow knows them: the contract of :mod:`pgcdc_assets.mirror.target`.
+"""Mirrors as Delta tables: implements the contract of :mod:`pgcdc_assets.mirror.target`.
 
-A mirror's position is the application transaction of the Delta commit that brings the rows. A version is Delta's.
-Durable means synced: :mod:`pgcdc_assets.mirror.delta.settlement`. Points are those of :mod:`pgcdc_assets.points`.
+A mirror's position is the application transaction of the Delta commit that adds the rows. A version is the version of
+the Delta table. Durable means synced to disk (:mod:`pgcdc_assets.mirror.delta.settlement`). Points are implemented in
+:mod:`pgcdc_assets.points`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class DeltaTarget:
-    """The mirrors of a lake. ``retention``: for how long versions are promised to readers."""
+    """The mirrors of a lake. ``retention``: how long versions are promised to readers."""
 
     compaction: ClassVar[Compaction] = COMPACTION
 
@@ -55,7 +56,7 @@ class DeltaTarget:
         self._settlement = Settlement(layout, identity.app_id())
 
     def _mirror(self, name: TableName) -> Mirror:
-        """The mirror as it is now."""
+        """The mirror in its current state."""
         return Mirror(self._layout, self._identity, name)
 
     # Standing -----------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class DeltaTarget:
         )
 
     def cancel_copies(self) -> None:
-        """Cancels all that runs in Spark: no apply is under way while the run's thread calls this."""
+        """Cancels all Spark jobs: no apply is running while the run's thread calls this."""
         if self._spark.started is not None:
             cancel_jobs(self._spark.started)
 
@@ -116,7 +117,8 @@ class DeltaTarget:
         place = self._mirror(table.name)
         others = place.snapshot_lsn == position and place.oid != table.oid
         if others and place.effective_replay_lsn(self._points) != position:
-            # Whoever found the place later would take where the other table's copy stands for where this one does.
+            # A later run that opens the mirror would take the position of the other table's copy for the position of
+            # this table.
             raise LakeError(f"holds a copy of {position} that has gone on", thing=f"mirror {place.name}", lsn=position)
         return rename_mirror(held, place, table, self._layout.root, position)
 
@@ -150,7 +152,7 @@ class DeltaTarget:
         mirror = self._mirror(name)
         if not mirror.exists or not upkeep.stands_as(mirror, published):
             return False
-        # This must come before any new version: points of the last days name the version of now.
+        # This must come before any new version: points of the last days name the current version.
         upkeep.keep_readable(mirror)
         upkeep.keep_promised(mirror, self._retention)
         files = mirror.delta.files if mirror.delta else ()

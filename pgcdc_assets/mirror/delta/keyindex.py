@@ -1,8 +1,8 @@
 """Finds the rows of a target that have one of the keys in a merge source.
 
-Key columns are compared one after the other, so that the second is compared only in rows where the first matches.
-Values compare as in PostgreSQL's keys, except that 0 and -0 are equal. A value that does not fit its Arrow type is
-stored as NULL, and is identified by its text in ``_pgcdc_raw``.
+Key columns are compared one after the other, so the second column is compared only in rows where the first column
+matches. Values compare as in PostgreSQL's keys, except that 0 and -0 are equal. A value that does not fit its Arrow
+type is stored as NULL, and is identified by its text in ``_pgcdc_raw``.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ class KeyIndex:
 
 @dataclass
 class _Step:
-    """One column, or its texts. Numbers the distinct pairs (number from the columns before, value) densely."""
+    """One key column, or its texts. Numbers the distinct pairs (number from the preceding columns, value) without
+    gaps."""
 
     column: FeedColumn
     text: bool
 
     def number(self, rows: pa.Table, before: Ints) -> Ints:
-        """Number the indexed rows, given ``before``, their numbers from the columns before; kept for :meth:`found`."""
+        """Number the indexed rows. ``before``: their numbers from the preceding columns. :meth:`found` uses the
+        numbers."""
         values = self._values(rows)
         self._spelling = _Spelling(values) if pa.types.is_list(values.type) else None
         values = self._comparable(values)
@@ -68,7 +70,7 @@ class _Step:
         return numbers.astype(np.int64)
 
     def found(self, target: pa.Table, at: Ints, before: Ints) -> tuple[Ints, Ints]:
-        """Which of the target's rows ``at`` match, as places in ``at``, and the number of each match."""
+        """Which of the target's rows ``at`` match, as indexes into ``at``, and the number of each match."""
         values = self._values(target)
         if len(at) < target.num_rows:
             values = values.take(pa.array(at))
@@ -93,10 +95,10 @@ class _Step:
 
 
 class _Spelling:
-    """Spells each list as a text, equal for equal lists, because Arrow does not compare lists."""
+    """Converts each list to a text, equal for equal lists, because Arrow does not compare lists."""
 
     def __init__(self, lists: pa.ListArray) -> None:
-        """Learn the elements of ``lists``; any other element is spelled ``?``."""
+        """Learn the elements of ``lists``; any other element is written as ``?``."""
         items = lists.flatten()
         self._inner = _Spelling(items) if pa.types.is_list(items.type) else None
         self._letters = pc.unique(self._comparable(items))

@@ -1,4 +1,4 @@
-"""Removes a lake from its folder, which may hold files of others as well."""
+"""Removes a lake from its folder, which may also hold files of other owners."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pgcdc_assets.store import storage
 
 
 def remove_lake(layout: Layout) -> list[str]:
-    """Delete the mirrors and the folder of everything else that is ours, then the lake's folder if it is empty.
+    """Delete the mirrors and the folder with all other files of this project, then the lake's folder if it is empty.
 
-    Returns the files that stay, which are not ours. Raises MachineError if a file of ours stays.
+    Returns the files that stay because they are not ours. Raises MachineError if a file of ours could not be deleted.
     """
     mirrors = list(_mirrors(layout))
     with suppress(OSError):
         for folder in mirrors:
             remove_table(folder)
             _delete_empty(folder)
-    # This says which tables have begun, so it goes last.
+    # This folder records which tables have begun, so it is deleted last.
     storage.delete_folder(layout.own)
     storage.delete_empty(layout.root)
     left = [entry.name for entry in storage.walk(layout.root, hidden=True)]
@@ -38,9 +38,9 @@ def remove_lake(layout: Layout) -> list[str]:
 
 
 def _mirrors(layout: Layout) -> Iterator[Location]:
-    """The folders of our mirrors, by what their own Delta logs say, or by the tables' states where a log is damaged.
+    """The folders of our mirrors. Their own Delta logs identify them, or the tables' states if a log is damaged.
 
-    Deletes what copies have written for tables that have no Delta log yet.
+    Also deletes what copies have written for tables that have no Delta log yet.
     """
     known: set[Location] = set()
     with suppress(PgcdcError, OSError, *MALFORMED):

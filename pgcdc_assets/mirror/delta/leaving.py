@@ -1,4 +1,4 @@
-"""Takes rows of partitions that went out of a mirror, by deletion vectors. The source is not read."""
+"""Deletes the rows of removed partitions from a mirror, by deletion vectors. The source is not read."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def without_leaves(
     spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, table: Table, leaves: Sequence[Leaf],
     properties: Mapping[str, str],
 ) -> int:  # fmt: skip
-    """Take the rows of these leaves out of this version of a mirror, and set properties in the same commit; returns the
-    new version. ``table``: as the mirror has it, with the leaves.
+    """Delete the rows of these leaves from this version of a mirror, and set properties in the same commit; returns the
+    new version. ``table``: the table as the mirror has it, including the leaves.
 
-    It is what a TRUNCATE of the leaves does, and done by the same task.
+    This has the effect of a TRUNCATE of the leaves, and the same task does the work.
     """
     names = tuple(str(leaf.name) for leaf in leaves)
     shares = max(1, cores(spark())) if delta.files else 0

@@ -1,4 +1,4 @@
-"""The rows of a mirror as its own files have them, for tables that delta-rs does not query."""
+"""Reads the rows of a mirror directly from its files, for tables that delta-rs cannot query."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 
 
 def live_rows(table: DeltaVersion) -> Iterator[pa.Table]:
-    """All rows, by row groups, under the table's own names. LakeError for a file that is missing or damaged."""
+    """All live rows, by row groups, under the table's own column names. LakeError for a file that is missing or
+    damaged."""
     held = held_columns(table)
     source = MergeTarget(table.folder, physical(held, table.schema), tuple(held.names), table.files)
     for group in source.groups({}):
@@ -21,5 +22,5 @@ def live_rows(table: DeltaVersion) -> Iterator[pa.Table]:
 
 
 def held_columns(table: DeltaVersion) -> pa.Schema:
-    """The columns of a table, under the names and with the types that it has for them."""
+    """The columns of a table, with the table's own names and types."""
     return pa.schema(pa.schema(table.schema.to_arrow()))

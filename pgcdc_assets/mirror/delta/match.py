@@ -1,9 +1,9 @@
-"""Merges a net effect into a mirror's files: finds the rows that go, and makes the rows that come.
+"""Merges a net effect into a mirror's files: finds the rows to delete, and writes the rows to add.
 
-No file is rewritten. Rows that go are named by file and position, for a deletion vector; rows that come, changed ones
-among them, make one new file. The merge also checks what the target must hold: a row that changes must be there, a row
-that arrives must not. If the mirror disagrees nothing is committed, so that a mirror that differs from its source is
-never written over.
+No file is rewritten. Rows to delete are named by file and position, for a deletion vector. Rows to add, including
+changed rows, make one new file. The merge also checks what the target must hold: a row that changes must be there, a
+row that is inserted must not. If the mirror disagrees, nothing is committed, so that a mirror that differs from its
+source is never overwritten.
 
 Imported by Spark's workers, so it must not import Spark.
 """
@@ -33,8 +33,8 @@ TWICE = "the mirror holds a row twice"
 
 
 FETCHED_BYTES = 64 << 20
-"""Bytes of values kept from the target that are held before they are written with their rows: a change of a few bytes
-may keep megabytes that were not sent."""
+"""Bytes of kept values from the target that are held in memory before they are written with their rows. A change of a
+few bytes may keep megabytes that were not sent."""
 
 Write = Callable[[pa.Table], None]
 """Receives the rows to add, under feed names; they are discarded if the merge fails."""
@@ -42,10 +42,10 @@ Write = Callable[[pa.Table], None]
 
 @dataclass(frozen=True)
 class Merged:
-    """The changes of a merge to a mirror, besides the rows to add; counts are rows."""
+    """The changes of a merge to a mirror, except the rows to add; counts are rows."""
 
     gone: dict[str, BitMap64]
-    """By file, the positions of the rows that go."""
+    """The positions of the rows to delete, by file."""
     inserted: int
     updated: int
     deleted: int
@@ -55,10 +55,10 @@ def merge_keyed(
     target: MergeTarget, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
     write: Write,
 ) -> Merged:  # fmt: skip
-    """Merge a source (of :func:`pgcdc_assets.mirror.net.keyed.collapse`) whose ``masked`` attnums may lack values.
+    """Merge a source (of :func:`pgcdc_assets.mirror.net.keyed.collapse`). Values of the ``masked`` attnums may be
+    missing in it.
 
-    ``leaves`` are emptied: all their rows go. Raises MergeMismatch if the target does not hold what
-    it must.
+    All rows of ``leaves`` are deleted. Raises MergeMismatch if the target does not hold what it must.
     """
     match = _Match(source, columns, masked, write)
     emptied = _Emptied(leaves)
@@ -77,7 +77,7 @@ def merge_keyed(
 def merge_multiset(
     target: MergeTarget, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
 ) -> Merged:
-    """Take away as many copies of each removed row as its COUNT says. Raises MergeMismatch if one is not there."""
+    """Delete as many copies of each removed row as its COUNT says. Raises MergeMismatch if a copy is missing."""
     emptied = _Emptied(leaves)
     gone = _Gone()
     copies = _Copies(net.removed, columns)
@@ -91,7 +91,7 @@ def merge_multiset(
 
 
 class _Gone:
-    """Positions by file; each position once."""
+    """Positions of the rows to delete, by file; each position once."""
 
     def __init__(self) -> None:
         self.positions: dict[str, BitMap64] = defaultdict(BitMap64)
@@ -108,7 +108,7 @@ class _Gone:
 
 @dataclass(frozen=True)
 class _Emptied:
-    """The truncated leaves, by their values of ``_pgcdc_leaf``."""
+    """The truncated leaves, as values of ``_pgcdc_leaf``."""
 
     leaves: Sequence[str]
 
@@ -118,7 +118,7 @@ class _Emptied:
         return [LEAF] if self.leaves else []
 
     def of(self, rows: RowGroups) -> Bools:
-        """The places of rows that lie in these leaves."""
+        """Per row, whether it is live and lies in one of these leaves."""
         if not self.leaves:
             return np.zeros(len(rows.alive), dtype=bool)
         names = rows.columns[LEAF]
@@ -139,7 +139,7 @@ class _Match:
         self._lacking = np.zeros(source.num_rows, dtype=bool)
         for column in self._kept:
             self._lacking |= _bools(source[f"{MASK}{column.attnum}"])
-        # Rows whose masked values stand under the key that they had before.
+        # Rows with masked values that moved to another key: the target has these values under the old key.
         self._moved = np.flatnonzero(_bools(pc.is_valid(source[ORIGIN])))
         origins = self._source[ORIGIN].filter(pc.is_valid(self._source[ORIGIN])).combine_chunks()
         self._origins = pa.Table.from_struct_array(origins)
@@ -152,7 +152,7 @@ class _Match:
         self.hits = np.zeros(source.num_rows, dtype=np.int64)
         """Per row of the source, how many rows of the target have its key."""
         self._emptied_hits = np.zeros(source.num_rows, dtype=np.int64)
-        """How many of these lie in a leaf that was truncated."""
+        """How many of these target rows lie in a truncated leaf."""
         self.live: Bools = _bools(pc.equal(source[OP], UPSERT))
 
     @property
@@ -170,7 +170,7 @@ class _Match:
         return list(dict.fromkeys([*self._own.columns, *self._from.columns]))
 
     def take(self, rows: RowGroups, emptied: Bools) -> Ints:
-        """The places of rows that have a key of the source."""
+        """The places of the live rows that have a key of the source."""
         at, of = _alive(rows, *self._own.find(rows.columns))
         self.hits += np.bincount(of, minlength=len(self.hits))
         self._emptied_hits += np.bincount(of[emptied[at]], minlength=len(self.hits))
@@ -191,7 +191,8 @@ class _Match:
             self._write_fetched()
 
     def check(self) -> None:
-        """Raises MergeMismatch if the target did not hold what it must, held what it must not, or held a row twice."""
+        """Raise MergeMismatch if the target lacks a row that it must hold, holds a row that it must not, or holds a row
+        twice."""
         present = self._source[PRESENT]
         must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
         if (must & (self.hits == 0)).any() or (self._lacking & (self._fetched_count == 0)).any():
@@ -202,12 +203,12 @@ class _Match:
             raise MergeMismatch(TWICE)
 
     def finish(self) -> None:
-        """Write what is not written yet."""
+        """Write the rows that are not written yet."""
         self._write_fetched()
         self._write(self._source.filter(pa.array(self.live & (self._fetched_count == 0))))
 
     def _write_fetched(self) -> None:
-        """Write the rows whose kept values were found, with these and their texts put in."""
+        """Write the rows whose kept values were found, with these values and their texts filled in."""
         if not self._fetched:
             return
         rows = self._source.take(pa.array(np.concatenate([at for at, _ in self._fetched])))
@@ -224,7 +225,7 @@ class _Match:
 def _raw_filled(
     own: pa.ChunkedArray, given: pa.ChunkedArray, masks: Mapping[str, pa.ChunkedArray]
 ) -> pa.Array | pa.ChunkedArray:
-    """The ``_pgcdc_raw`` of each row: the texts of masked columns come from where their values come from."""
+    """The ``_pgcdc_raw`` of each row. The text of a masked column comes from the same row as its value."""
     if own.null_count + given.null_count == 2 * len(own):
         return own
     names = pc.unique(pa.concat_arrays([map_keys(own), map_keys(given)])).to_pylist()
@@ -235,8 +236,8 @@ def _raw_filled(
 
 
 class _Copies:
-    """Takes away the first rows found that equal the removed rows of a multiset: which of several equal ones does not
-    matter."""
+    """Selects the rows to delete: the first rows found that equal the removed rows of a multiset. Which of several
+    equal rows is deleted does not matter."""
 
     def __init__(self, removed: pa.Table, columns: Sequence[FeedColumn]) -> None:
         own = [name for name in (HASH, LEAF) if name in removed.column_names]
@@ -246,7 +247,7 @@ class _Copies:
         self._left = removed[COUNT].to_numpy().copy()
 
     def take(self, rows: RowGroups) -> Ints:
-        """The places of the copies to take away."""
+        """The places of the copies to delete."""
         open_ = self._removed.filter(pa.array(self._left > 0))
         hashes = rows.columns[HASH]
         at = np.flatnonzero(_bools(pc.is_in(hashes, pc.unique(open_[HASH]))) & rows.alive)
@@ -254,7 +255,7 @@ class _Copies:
         return np.concatenate(taken) if taken else at
 
     def _take(self, group: RowGroup, at: Ints) -> Ints:
-        """Which of the rows ``at`` of a row group, whose hashes are those of removed rows, are copies to take away."""
+        """Which of the rows ``at`` of a row group are copies to delete. Their hashes are hashes of removed rows."""
         theirs = group.read(self._names).take(pa.array(at))
         asked = np.flatnonzero(_bools(pc.is_in(self._removed[HASH], pc.unique(theirs[HASH]))))
         both = [self._removed.take(pa.array(asked)), theirs]

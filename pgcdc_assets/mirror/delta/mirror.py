@@ -1,4 +1,4 @@
-"""Mirrors: how they are made, and where they stand."""
+"""Mirrors: how they are created, and how their positions are read."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
 
 IDENTITY: Final = "pgcdc.identity"
-"""Table property: whose changes the mirror takes."""
+"""Table property: the identity of the stream whose changes the mirror takes."""
 SOURCE_TABLE: Final = "pgcdc.table"
 SOURCE_OID: Final = "pgcdc.oid"
-"""Table property: the OID of the table whose rows the mirror has. A name may be another table's by now."""
+"""Table property: the OID of the table whose rows the mirror has. The table's name may belong to another table now."""
 STRUCTURE: Final = "pgcdc.structure"
-"""Table property: the table as its rows follow it since a change of its structure, or of its name, with the copy that
-this is of."""
+"""Table property: the table as the mirror's rows have it since a change of its structure or name. The property also
+names the copy that it applies to."""
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
@@ -51,22 +51,22 @@ PROPERTIES: Final = {
 
 
 def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
-    """:data:`SOURCE_OID` and :data:`STRUCTURE` of a mirror that has these rows. Its comments stand in the columns
-    themselves."""
+    """:data:`SOURCE_OID` and :data:`STRUCTURE` of a mirror that has the rows of this table. Comments are left out,
+    because the mirror's own metadata has them."""
     told = {"copy": copy, "table": replace(table, comments=()).to_json()}
     return {SOURCE_OID: str(table.oid), STRUCTURE: json.dumps(told)}
 
 
 def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str, str], root: Location) -> None:
-    """Make an empty mirror, durable with its folders up to the lake's ``root``."""
+    """Create an empty mirror. The mirror and its folders, up to the lake's ``root``, are durable when this returns."""
     if open_delta(path) is None:
         clear_what_was_begun(path)
     create_table(path, schema.columns(), {**PROPERTIES, **properties}, {}, root)
 
 
 def clear_what_was_begun(path: Location) -> None:
-    """Delete the log of a run that died before the first commit, and rows of a copy whose log a power cut took.
-    LakeError where files of other names are, which are somebody else's."""
+    """Delete the log of a run that died before the first commit, and data files of a copy whose log a power cut
+    destroyed. LakeError if there are files with other names, which belong to another owner."""
     storage.delete_folder(path / DELTA_LOG)
     names = [entry.name for entry in storage.list_after(path)]
     storage.delete([path / name for name in names if OWN_NAME.fullmatch(name)])
@@ -76,17 +76,18 @@ def clear_what_was_begun(path: Location) -> None:
 
 
 def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
-    """The position that a version of a mirror itself states; None before a copy was committed.
+    """The position that a version of a mirror itself records; None if no copy was committed.
 
-    ``positions`` are the version's, ``owner`` is :meth:`Identity.app_id`. Each copy begins a new generation, which is
-    an application of its own; the position of what a generation has applied is above its copy's.
+    ``positions`` are the application transactions of the version, ``owner`` is :meth:`Identity.app_id`. Each copy
+    begins a new generation with an application id of its own. The position of changes applied to a generation is above
+    the position of its copy.
     """
     snapshot = positions.get(f"{owner}/snapshot/{name.folder}")
     return None if snapshot is None else Lsn(max(snapshot, positions.get(f"{owner}/{snapshot:X}", snapshot)))
 
 
 class Mirror:
-    """One table's mirror as it was when first read; :meth:`again` reads it anew."""
+    """One table's mirror as it was when first read; :meth:`again` returns its current state."""
 
     def __init__(self, layout: Layout, identity: Identity, name: TableName) -> None:
         self.name = name
@@ -96,7 +97,7 @@ class Mirror:
 
     @cached_property
     def delta(self) -> DeltaVersion | None:
-        """The mirror's table, or None. IdentityMismatch if another stream, or somebody else, owns it."""
+        """The mirror's table, or None. IdentityMismatch if another stream or another owner has it."""
         table = open_delta(self.path)
         if table is None:
             return None
@@ -118,15 +119,15 @@ class Mirror:
 
     @property
     def staging(self) -> Location:
-        """The folder for files that are written before they get their names."""
+        """The folder for files that do not have their final names yet."""
         return self._layout.staging
 
     def again(self) -> Mirror:
-        """The same mirror, read again."""
+        """The same mirror, in its current state."""
         return Mirror(self._layout, self.identity, self.name)
 
     def at(self, version: int) -> Mirror | None:
-        """The same mirror at one of its versions; None if its log does not hold that version any more."""
+        """The same mirror at one of its versions; None if its log no longer holds that version."""
         if version == self.version:
             return self
         older = self.again()
@@ -142,7 +143,7 @@ class Mirror:
 
     @property
     def mapped(self) -> bool:
-        """Whether its files name columns otherwise than the table does."""
+        """Whether the data files name columns differently from the table (Delta's column mapping)."""
         return self.delta is not None and is_mapped(self.delta.configuration)
 
     @property
@@ -156,25 +157,25 @@ class Mirror:
 
     @cached_property
     def snapshot_lsn(self) -> Lsn | None:
-        """Consistent point of the copy that the mirror holds; None where no copy was committed."""
+        """Consistent point of the copy that the mirror holds; None if no copy was committed."""
         return self._position(self.snapshot_app_id)
 
     @property
     def generation_app_id(self) -> str | None:
-        """The application that applies changes on top of this copy: each copy begins a new one."""
+        """The application id under which changes are applied on top of this copy. Each copy has a new id."""
         return None if self.snapshot_lsn is None else self.identity.app_id(f"{self.snapshot_lsn:X}")
 
     @cached_property
     def replay_lsn(self) -> Lsn | None:
-        """The position that the mirror itself records: the consistent point of its copy, or the end of what was applied
-        since."""
+        """The position that the mirror itself records: the consistent point of its copy, or the end of the changes
+        applied since."""
         return None if self.delta is None else own_position(self.delta.positions, self.identity.app_id(), self.name)
 
     def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
-        """The larger of :attr:`replay_lsn` and the newest point that lists this copy of the table.
+        """The larger of :attr:`replay_lsn` and the LSN of the newest point that lists this copy of the table.
 
-        A point can be newer than a copy and still list the copy before it, because turns go on while tables are copied.
-        And a version that does not stand where the point says is not the version that was published.
+        A point can be newer than a copy and still list the previous copy, because turns continue while tables are
+        copied. If a version is at another position than the point says, it is not the version that was published.
         """
         listing = points.listing(self.name)
         if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
@@ -186,7 +187,8 @@ class Mirror:
 
     @property
     def followed(self) -> Table | None:
-        """The table as the mirror's rows have it; None for one that has the structure and the name of its copy."""
+        """The table as the mirror's rows have it; None if the mirror still has the structure and the name of its
+        copy."""
         told = None if self.delta is None else self.delta.configuration.get(STRUCTURE)
         if told is None:
             return None
@@ -196,13 +198,13 @@ class Mirror:
 
     @property
     def oid(self) -> int | None:
-        """As of :attr:`Generation.oid`."""
+        """See :attr:`Generation.oid`."""
         told = None if self.delta is None else self.delta.configuration.get(SOURCE_OID)
         return None if told is None else int(told)
 
     def unlisted(self, points: ConsistentPoints) -> bool:
-        """As of :attr:`Generation.unlisted`. The position of a copy does not tell: two tables may have been copied, or
-        left, at the same."""
+        """See :attr:`Generation.unlisted`. The position of a copy does not decide this: two tables may have been
+        copied, or abandoned, at the same position."""
         if self.followed is None:
             return False
         listing = points.listing(self.name)
@@ -223,7 +225,7 @@ class Mirror:
         return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema.arrow).fields]
 
     def physical(self, schema: MirrorSchema) -> pa.Schema:
-        """The columns as data files name them: mapped tables have names, and ids, of their own."""
+        """The columns as data files name them: mapped tables have separate names and ids there."""
         if self.delta is None:
             raise LakeError("does not exist", thing=f"mirror {self.name}")
         have = {field.name for field in self.delta.schema.fields}
@@ -235,11 +237,11 @@ class Mirror:
         return physical(schema.arrow, self.delta.schema)
 
     def target(self, table: Table, files: Sequence[Added] = ()) -> MergeTarget:
-        """What an apply writes to, and the files of the mirror that it reads."""
+        """The folder and columns that an apply writes to, and the files of the mirror that it reads."""
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
         assert self.delta is not None
-        # A run may have widened the mirror and died: rows from before have no value in the new columns.
+        # A run may have added columns to the mirror and died: earlier changes have no value in the new columns.
         held = pa.schema(self.delta.schema.to_arrow())
         more = [field for field in held if field.name not in schema.arrow.names]
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))

@@ -21,12 +21,13 @@ OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))
 
 
 def needs_column_mapping(names: Sequence[str]) -> bool:
-    """Whether columns must be mapped because of their names. Others are not: some readers cannot read mapped tables."""
+    """Whether a column name requires column mapping. Other tables are not mapped: some readers cannot read mapped
+    tables."""
     return any(REFUSED.search(name) for name in names)
 
 
 def refusal(table: Table) -> str | None:
-    """Why a table cannot be mirrored at all, in words; None where it can."""
+    """Why a table cannot be mirrored at all, as text; None if it can."""
     if (unread := _unread(table)) is not None:
         return f"{unread} is not text in the source's encoding"
     names = [column.name for column in table.columns]
@@ -48,7 +49,8 @@ def refusal(table: Table) -> str | None:
 
 
 def _unread(table: Table) -> str | None:
-    """What of the catalog could not be read, and would be written or asked for in other words."""
+    """The part of the table's definition that is not text in the source's encoding. A mirror or a query would use
+    another text in its place."""
     if marked(str(table.name)):
         return "its name"
     for column in table.columns:
@@ -63,7 +65,8 @@ def _unread(table: Table) -> str | None:
 
 
 def way_back(name: TableName, *, refused: bool) -> str:
-    """What to do about a table that is set aside. A new copy does not help one that cannot be mirrored."""
+    """What the operator can do about a table that is set aside. A new copy does not help if the table cannot be
+    mirrored."""
     if refused:
         return f"change that on the source, or leave the table out: '-{name}' in the setting `tables`"
     return f"run `pgcdc snapshot {name.shell}`"
@@ -71,14 +74,14 @@ def way_back(name: TableName, *, refused: bool) -> str:
 
 @dataclass(frozen=True)
 class MirrorSchema:
-    """The columns of a mirror: the table's own, names verbatim, then ours. All nullable, keys too:
-    delta-rs lets a NULL into a NOT NULL column, and readers then see a neighbour's value."""
+    """The columns of a mirror: the table's own with their exact names, then ours. All columns are nullable, also keys:
+    delta-rs lets a NULL into a NOT NULL column, and readers then see the value of a neighbouring row."""
 
     arrow: pa.Schema
 
     @classmethod
     def of(cls, table: Table) -> MirrorSchema:
-        """LakeError where :func:`refusal` has a reason."""
+        """LakeError if :func:`refusal` returns a reason."""
         reason = refusal(table)
         if reason is not None:
             raise LakeError(f"cannot be mirrored: {reason}", thing=f"table {table.name}")
@@ -90,12 +93,13 @@ class MirrorSchema:
         return needs_column_mapping(self.arrow.names)
 
     def columns(self, *, mapped: bool = False, highest: int = 0) -> Columns:
-        """As a table states them: mapped where a name needs it, or the table is already; see :meth:`Columns.of`."""
+        """The columns as a Delta table states them: mapped if a name needs it, or if the table is already mapped; see
+        :meth:`Columns.of`."""
         return Columns.of(self.arrow, mapped=mapped or self.mapped, highest=highest)
 
 
 def own_fields(table: Table) -> list[pa.Field]:
-    """Our columns: position, texts that fit no type, and where needed the partition and the row's identity."""
+    """Our columns: position, texts that fit no type, and if needed the partition and the row's identity."""
     fields = [
         pa.field(COMMIT_LSN, pa.int64()),
         pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),

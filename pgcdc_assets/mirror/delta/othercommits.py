@@ -1,7 +1,8 @@
 """Finds the commits by which another writer changed rows of a mirror.
 
-Comments, properties, columns of their own, OPTIMIZE and VACUUM leave the rows as they were. Any other commit makes the
-mirror differ from the source in a way that no position shows. The table is reported until it is copied again.
+Comments, properties, columns that another writer adds, OPTIMIZE and VACUUM leave the rows as they were. Any other
+commit makes the mirror differ from the source, and no position shows the difference. The table is reported until it is
+copied again.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ from pgcdc_assets.delta.logfiles import Action, commit_if_there
 from pgcdc_assets.delta.recovery import is_own
 
 _SPARK: Final = "Apache-Spark"
-"""The engine that reads INT96 timestamps exactly. Others may read them as nanoseconds, and write what they read."""
+"""The engine that reads INT96 timestamps exactly. Other engines may read them as nanoseconds, and then write wrong
+values."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The effect of a sequence of commits. ``copied``: a copy is among them, and ``change`` came after it."""
+    """The effect of a sequence of commits. ``copied``: the commits include a copy. ``change``: the first change of rows
+    by another writer after the last copy."""
 
     copied: bool = False
     change: str | None = None
 
 
 def seen(folder: Location, owner: str, commits: Mapping[int, Sequence[Action]]) -> Seen:
-    """Look at commits of a mirror; ``owner`` is :meth:`Identity.app_id`. The first change after a copy is reported."""
+    """Check commits of a mirror for changes by another writer. ``owner`` is :meth:`Identity.app_id`."""
     found = Seen()
     for number in sorted(commits):
         actions = commits[number]
@@ -61,7 +64,7 @@ def _changes_rows(folder: Location, actions: Sequence[Action]) -> bool:
     removed = [action["remove"] for action in actions if "remove" in action]
     if any(one.get("dataChange", True) for one in [*added, *removed]):
         return True
-    # The commit says that it only moves rows to other files. A writer may be wrong about that.
+    # The commit states that it only moves rows to other files. This may be wrong.
     before, after = ([_file(folder, one) for one in some] for some in (removed, added))
     if None not in before and None not in after and _rows(before) != _rows(after):
         return True
@@ -75,7 +78,7 @@ class _File:
 
 
 def _file(folder: Location, action: dict[str, Any]) -> _File | None:
-    """None for a file that cannot be read: it was deleted since, or whoever needs it reports it."""
+    """None for a file that cannot be read: it was deleted since, or its next reader reports the error."""
     try:
         with opened_parquet(folder / unquote(action["path"])) as file:
             footer = file.metadata

@@ -1,4 +1,4 @@
-"""A task of a change of structure: writes rows of a mirror's files anew, under the columns that they get.
+"""A task of a change of structure: rewrites the rows of a mirror's files with the new columns.
 
 Imported by Spark's workers, so it must not import Spark.
 """
@@ -24,14 +24,14 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Sourced:
-    """A column that the rows get: the values of ``held``, a column that they have, or one value for all."""
+    """A column that the rows get. Its values are those of ``held``, an existing column, or one value for all rows."""
 
     name: str
     type: pa.DataType
-    """As the mirror names and types it."""
+    """Name and type are those of the mirror."""
     held: str | None
     column: Column | None = None
-    """The column of PostgreSQL, where the value for all is its ``missing``."""
+    """The column of PostgreSQL, if its ``missing`` is the value for all rows."""
 
     @property
     def unchanged(self) -> bool:
@@ -39,7 +39,7 @@ class Sourced:
 
     @property
     def null(self) -> bool:
-        """Whether no row has a value in it."""
+        """Whether no row has a value in this column."""
         return self.held is None and (self.column is None or self.column.missing is None)
 
 
@@ -48,16 +48,16 @@ class Projection:
     """The live rows of some files, and the columns that they get."""
 
     held: MergeTarget
-    """The files, by the names that the mirror has for their columns."""
+    """The files, with the mirror's names for their columns."""
     columns: tuple[Sourced, ...]
     files: pa.Schema
     """The columns as the new files name them."""
     raw_names: Mapping[str, str | None] = field(default_factory=dict)
-    """Names that change in ``_pgcdc_raw``; None for those of columns that go."""
+    """Names that change in ``_pgcdc_raw``; None for the names of columns that are dropped."""
 
 
 def project(work: Projection) -> FileReport | None:
-    """Write the rows to one file; None if there are none. Memory is bounded by a row group."""
+    """Write the rows to one file; None if there are no rows. Memory is limited to about one row group."""
     with DataFile(work.held.folder, work.files) as file:
         for rows in gathered(_projected(work, group) for group in work.held.groups({})):
             file.write(rows.columns)
@@ -94,7 +94,8 @@ def _projected(work: Projection, group: RowGroup) -> pa.Table:
 
 
 def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Array | pa.ChunkedArray:
-    """``misfits`` gets the text of a value for all that its type cannot hold."""
+    """The values of a column for these rows. If all rows get one value that the type cannot hold, its text is added to
+    ``misfits``."""
     if column.held is not None:
         held = rows[column.held]
         return held if held.type == column.type else held.cast(column.type)
@@ -110,7 +111,7 @@ def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Arra
 def _raw(
     held: pa.ChunkedArray, names: Mapping[str, str | None], misfits: Mapping[str, str]
 ) -> pa.Array | pa.ChunkedArray:
-    """``_pgcdc_raw`` under the new names, with the texts that all rows get."""
+    """``_pgcdc_raw`` under the new names, with the texts of ``misfits`` added to all rows."""
     if not misfits and (not names or held.null_count == len(held)):
         return held
     texts: dict[str, pa.Array] = {}

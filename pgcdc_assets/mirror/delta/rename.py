@@ -1,8 +1,9 @@
-"""Lets a mirror go on at another place, under the new name of its table: no row is read or written.
+"""Continues a mirror in another folder, under the new name of its table. No row is read or written.
 
-The files of the newest version are linked into the new folder, or copied by the object store. One commit there then
-brings them, the columns, and the position of the old place as that of a copy. The old place stays as it is, for whoever
-reads older points; each place owns its files, so that neither loses any to the other's upkeep.
+The files of the newest version are linked into the new folder, or copied by the object store. Then one commit there
+adds the files and the columns, and records the position of the old mirror as the position of a copy. The old folder
+stays as it is, for readers of older points. Each folder owns its files, so that the upkeep of one folder never deletes
+files of the other.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from pgcdc_assets.store import storage
 
 
 def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, position: Lsn) -> int:
-    """Let the mirror ``former``, as it was read, go on at ``place``, as a copy of ``table`` at ``position``; returns
-    the version there.
+    """Continue the mirror ``former``, as it was read, at ``place``, as a copy of ``table`` at ``position``; returns the
+    version there.
 
-    ``position``: where the former mirror stands, which its own commits may state too low. ``root``: the lake's.
+    ``position``: the position of the former mirror; its own commits may record a lower position. ``root``: the lake's
+    folder.
     """
     held = former.delta
     if held is None:
@@ -46,7 +48,7 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
 
 
 def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
-    """The commit says which table the rows are of: the place may have been another one's until now."""
+    """The commit records which table has these rows, because the place may have been another table's mirror."""
     mirror = place.again()
     assert mirror.delta is not None
     owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
@@ -54,7 +56,7 @@ def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -
 
 
 def _link(source: Location, to: Location) -> None:
-    """Copy a file, whose name is its own in all folders. A run that died may have copied it, or a part of it."""
+    """Copy a file; its name is unique across folders. A run that died may have copied the file, or a part of it."""
     if (there := storage.head(to)) is not None:
         found = storage.head(source)
         if found is not None and found.size == there.size:

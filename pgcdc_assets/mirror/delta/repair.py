@@ -1,7 +1,7 @@
-"""Repairs a mirror: derives again from the log what a range did, and merges it into the mirror that has applied it.
+"""Repairs a mirror: derives again from the log what a range did, and merges the result into the mirror.
 
-The keys that the range touched are derived up to where the mirror stands. Nothing is guessed: a row for which the log
-does not hold all that is needed is refused, and a new copy brings it back.
+The mirror has applied the range already. The keys that the range touched are derived up to the mirror's position. No
+value is guessed: a row for which the log does not hold enough is refused, and a new copy restores it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def repair_table(
     spark: SparkSession, log: ChangeLog, layout: Layout, identity: Identity, table: Table, span: LsnRange,
     replay_lsn: Lsn,
 ) -> Applied:  # fmt: skip
-    """Derive again what ``span`` did, and merge it; the mirror stands at ``replay_lsn`` before and after.
+    """Derive again what ``span`` did, and merge the result. The mirror is at ``replay_lsn`` before and after.
 
-    The feed of everything from the start of ``span`` is derived again, too. Nothing is done for a range from before the
-    table's copy. Raises NotRepairable if the log does not hold enough.
+    The feed is also derived again, from the start of ``span``. Nothing is done for a range below the table's copy.
+    Raises NotRepairable if the log does not hold enough.
     """
     started = time.monotonic()
     mirror = Mirror(layout, identity, table.name)
@@ -67,7 +67,7 @@ def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touc
     if not table.key and not pending.emptied:
         what = "rows of a table without a key cannot be told apart" if table.multiset else "the table has no key"
         raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
-    # Any row may have come to a truncated leaf later, so all keys are derived.
+    # Any row may have moved to a truncated leaf after the truncate, so all keys are derived.
     wanted = None if pending.leaves else touched
     delta = mirror.delta
     assert delta is not None
@@ -77,7 +77,7 @@ def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touc
         units = [replace(unit, repair=True, touched=wanted) for unit in units]
     effects = _effects(spark, units, table, touched)
     counts = total(effects)
-    # The commit has no application transaction: a repair moves no position, and may be asked for again.
+    # The commit has no application transaction: a repair changes no position, and may be repeated.
     passed(FaultPoint.REPAIR_COMMITTING)
     if pending.emptied:
         reports = [effect.added for effect in effects if effect.added is not None]

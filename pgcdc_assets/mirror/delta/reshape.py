@@ -1,9 +1,9 @@
-"""Gives a mirror another structure by its own rows: the source is not read.
+"""Changes the structure of a mirror by its own rows: the source is not read.
 
-One commit brings the columns, the rows under these columns, and the table as the mirror now has it
-(:data:`STRUCTURE`): whoever finds the mirror after a crash knows which structure its rows are in. Its position stays.
-Where no row gets another value, the commit changes the columns alone. It does so too, if that is wanted, where columns
-only change their names, go, or get a wider type: the files stay, and fewer readers can read the mirror.
+One commit changes the columns, adds the rows under these columns, and records the table as the mirror now has it
+(:data:`STRUCTURE`). So a run that opens the mirror after a crash knows which structure its rows have. The position
+stays. If no row gets another value, the commit changes only the columns. With ``by_metadata``, this is also done if
+columns are only renamed, dropped or widened in type: the files stay, and fewer readers can read the mirror.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from pgcdc_assets.spark.tasks import run_tasks
 from pgcdc_assets.structure.casts import holds
 
 TASK_BYTES: Final = 64 << 20
-"""Size of the files that one task writes anew as one, so that small files do not stay small. A task that has one large
-file writes one."""
+"""Size of the files that one task rewrites as one file, so that small files do not stay small. A task that has one
+large file writes one file."""
 LEFT_CORES: Final = 1
-"""Cores that are left to the turns of other tables. Spark does the tasks of an earlier job first, so each wave of tasks
-is a job of its own."""
+"""Cores that are left for the turns of other tables. Spark runs the tasks of an earlier job first, so each wave of
+tasks is a job of its own."""
 
 
 def reshape_mirror(
     spark: SparkOnDemand, layout: Layout, identity: Identity, before: Table, after: Table, *,
     by_metadata: bool = False,
 ) -> int:  # fmt: skip
-    """Bring the mirror from one structure to the next (of :func:`pgcdc_assets.structure.successor.successor`);
-    returns its version then. It may have that structure already.
+    """Change the mirror from one structure to the next (of :func:`pgcdc_assets.structure.successor.successor`); returns
+    its version after that. The mirror may already have that structure.
 
-    Columns that were dropped go. Rows of leaves that ``after`` lacks go; then the columns are the same.
-    ``by_metadata``: no file is written anew where Delta's column mapping and type widening can say what changed.
+    Dropped columns are removed. Rows of leaves that ``after`` lacks are deleted; in this case the columns do not
+    change. ``by_metadata``: no file is rewritten if Delta's column mapping and type widening can express the change.
     """
     found = Mirror(layout, identity, after.name)
     if found.snapshot_lsn is None:
@@ -89,15 +89,16 @@ def _held(delta: DeltaVersion) -> pa.Schema:
 
 
 def _taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
-    """The table's columns that the mirror has, by attnum. A run that gave it more may have died before it noted so."""
+    """The table's columns that the mirror has, by attnum. A run may have added columns, and died before it recorded
+    them."""
     told = mirror.followed
     columns = (*(told.columns if told is not None else ()), *known.columns)
     return {column.attnum: column.name for column in columns}
 
 
 def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tuple[Sourced, ...]:
-    """The columns that the mirror gets: the table's, ours, and those of other writers. ``names``: of the table's
-    columns that it has."""
+    """The columns that the mirror gets: the table's, ours, and those of other writers. ``names``: the mirror's names of
+    the table's columns, by attnum."""
     held = {field.name: field.type for field in _held(delta)}
     found: list[Sourced] = []
     own = {field.name for field in own_fields(after)}
@@ -111,7 +112,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
         if source is not None and source not in held:
             raise LakeError(f"has no column {source!r} any more", thing=f"mirror {after.name}")
         if source is None and column.missing is None and field.name not in names.values():
-            # A run may have widened the mirror by it, and died.
+            # A run may have added this column to the mirror, and died.
             source = field.name if held.get(field.name) == field.type else None
         found.append(Sourced(field.name, field.type, source, column))
     attnums = {column.attnum for column in after.columns}
@@ -123,7 +124,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
 
 
 def _same_rows(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay: no column of theirs goes, or gets other values, and what comes has no value."""
+    """Whether the files can stay: no column is removed or gets other values, and all new columns have no value."""
     held = {field.name: str(field.type) for field in delta.schema.fields}
     wanted = {field.name: str(field.type) for field in DeltaSchema.from_arrow(_schema(columns)).fields}
     if not held.keys() <= wanted.keys():
@@ -144,8 +145,8 @@ def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[
 
 
 def _same_values(mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay under other columns: what comes has no value, no value is cast, and the texts that fit
-    no type are under names that stay."""
+    """Whether the files can stay under other columns: new columns have no value, no value is cast, and the texts that
+    fit no type are under names that stay."""
     held = _held(delta)
     if not all(one.null if one.held is None else holds(held.field(one.held).type, one.type) for one in columns):
         return False
@@ -157,7 +158,8 @@ def _same_values(mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced]
 def _with_names(
     mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
 ) -> int:  # fmt: skip
-    """Column mapping is begun only where a name needs it: readers that do not know it can still read the others."""
+    """Column mapping begins only if the change needs it: readers that do not support it can still read other
+    mirrors."""
     sources = {one.name: one.held for one in columns if one.held is not None}
     stay = all(one.unchanged or one.held is None for one in columns) and set(_held(delta).names) == set(sources)
     mapped = mirror.mapped or not stay or needs_column_mapping([one.name for one in columns])
@@ -193,13 +195,13 @@ def _projected(spark: SparkOnDemand, work: Projection, files: Sequence[Added]) -
 
 
 def _raw_names(held: pa.Schema, columns: Sequence[Sourced]) -> Mapping[str, str | None]:
-    """What becomes of the names in ``_pgcdc_raw``, where they do not stay; None: their columns go."""
+    """The names in ``_pgcdc_raw`` that change, with their new names; None if their columns are dropped."""
     now = {one.held: one.name for one in columns if one.held is not None}
     return {name: now.get(name) for name in held.names if now.get(name) != name}
 
 
 def _groups(files: Sequence[Added], fewest: int) -> list[tuple[Added, ...]]:
-    """The files for each task: small ones together, but not so many that cores have nothing to do."""
+    """The files for each task: small files together, but in enough groups for all cores."""
     full = min(TASK_BYTES, sum(file.size for file in files) // fewest)
     groups: list[tuple[Added, ...]] = []
     group: tuple[Added, ...] = ()

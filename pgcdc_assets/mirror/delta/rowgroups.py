@@ -1,4 +1,4 @@
-"""Reads a mirror's files for an apply: one row group after the other, and only the columns that it asks for.
+"""Reads a mirror's files for an apply: one row group at a time, and only the columns that the apply asks for.
 
 Imported by Spark's workers, so it must not import Spark.
 """
@@ -25,14 +25,15 @@ from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.failures import unreadable
 
 GROUP_BYTES: Final = 32 << 20
-"""Size in memory of the rows in a row group: many small groups would cost a merge as much as small files do."""
+"""Size in memory of the rows in a row group. Many small groups would cost a merge as much as many small files."""
 
 MATCHED_BYTES: Final = 48 << 20
-"""Bytes of a target's columns that are matched at a time: a file has a million rows, with uuids 40 MB of keys. Each
-match hashes all keys of the source: 22 ms for 200,000, most of the time if every row group is matched alone."""
+"""Bytes of a target's columns that are matched at a time. A file of a million rows with uuid keys has 40 MB of keys.
+Each match hashes all keys of the source. This takes 22 ms for 200,000 keys, which is most of the time if every row
+group is matched alone."""
 
 WantedKeys = Mapping[str, NDArray[Any]]
-"""Wanted values, ascending, by the column's name in the feed. Integers and texts only: other types prune nothing."""
+"""Wanted values, ascending, by the column's name in the feed. Only integers and texts: other types prune nothing."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class MergeTarget:
     schema: pa.Schema
     """Names and types in the files."""
     names: tuple[str, ...]
-    """What the feed calls these columns."""
+    """The feed's names of these columns."""
     files: tuple[Added, ...] = ()
 
     def groups(self, wanted: WantedKeys) -> Iterator[RowGroup]:
@@ -52,7 +53,7 @@ class MergeTarget:
             yield from groups
 
     def files_groups(self, wanted: WantedKeys) -> Iterator[list[RowGroup]]:
-        """The same, file by file. A file is open until the next one is asked for."""
+        """The same row groups, file by file. A file stays open until the next file is asked for."""
         for added in self.files:
             if all(_may_hold(values, self._bounds(added, name)) for name, values in wanted.items()):
                 with _opened(self.folder / added.path) as file:
@@ -89,7 +90,7 @@ class RowGroups:
 
     @classmethod
     def read(cls, groups: Iterable[RowGroup], names: Sequence[str]) -> Iterator[Self]:
-        """Read columns of row groups of one file: as many groups at a time as hold ``MATCHED_BYTES``."""
+        """Read columns of row groups of one file, as many groups at a time as hold ``MATCHED_BYTES``."""
         held: list[tuple[RowGroup, pa.Table]] = []
         for group in groups:
             held.append((group, group.read(names)))
@@ -119,7 +120,8 @@ class RowGroups:
         return np.concatenate([np.arange(group.start, group.start + group.rows) for group in self.groups])
 
     def apart(self, at: Ints) -> Iterator[tuple[RowGroup, Ints, Ints]]:
-        """Each row group that has some of the places ``at``: which of these, and their places in that group alone."""
+        """Split the places ``at`` by row group. For each group with some of these places: the group, their indexes in
+        ``at``, and their places in that group alone."""
         first = 0
         for group in self.groups:
             mine = np.flatnonzero((at >= first) & (at < first + group.rows))
@@ -144,7 +146,7 @@ class RowGroup:
         """Per row, whether it is live: no deletion vector has it."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
-        """Columns by their names in the feed, including deleted rows. A column that the file lacks is NULL."""
+        """Read columns by their names in the feed, including deleted rows. A column that the file lacks is NULL."""
         fields = [self._target.field(name) for name in names]
         leaves = _leaves(self._file.schema_arrow)
         places = sorted(place for field in fields for place in leaves.get(field.name, ()))
@@ -174,7 +176,8 @@ def _opened(path: Location) -> pq.ParquetFile:
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """The key columns that can prune, with their values. A column with a NULL cannot: the NULL stands for any value."""
+    """The key columns that can prune, with their values. A column with a NULL cannot prune: the NULL stands for any
+    value."""
     return {
         name: _sorted(pc.unique(values))
         for name, values in keys.items()
@@ -196,7 +199,8 @@ def _may_hold(values: NDArray[Any], bounds: tuple[Any, Any] | None) -> bool:
 
 
 def _leaves(schema: pa.Schema) -> dict[str, range]:
-    """The leaf columns of each column in a Parquet file, by number, because a name may contain dots."""
+    """The numbers of the leaf columns of each column in a Parquet file. Names are not used, because they may contain
+    dots."""
     found: dict[str, range] = {}
     place = 0
     for field in schema:
@@ -212,7 +216,7 @@ def _width(type_: pa.DataType) -> int:
 
 
 def gathered(groups: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of row groups for a new file, small ones together, a row group's worth at a time."""
+    """The rows of row groups for a new file. Small groups are joined, up to the size of a row group."""
     held: list[pa.Table] = []
     for group in groups:
         held.append(group)

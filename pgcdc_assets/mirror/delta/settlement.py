@@ -1,8 +1,8 @@
-"""Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself states.
+"""Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself records.
 
-A consistent point names only settled versions. Settling happens once a turn, for all tables together. For commits made
-here it syncs the names, because their content is durable already; for commits that others made meanwhile it syncs
-names and content.
+A consistent point names only settled versions. Settling happens once a turn, for all tables together. For our own
+commits it syncs only the names, because their content is already durable. For commits that other writers made in
+between, it syncs names and content.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ class _Settled:
 
 
 class Settlement:
-    """What one run knows to be durable; ``owner`` is :meth:`Identity.app_id`."""
+    """The versions that one run knows to be durable; ``owner`` is :meth:`Identity.app_id`."""
 
     def __init__(self, layout: Layout, owner: str) -> None:
         self._layout = layout
         self._owner = owner
         self._settled: dict[TableName, _Settled] = {}
         self.changed: dict[TableName, str] = {}
-        """Mirrors whose rows another writer changed since their copy, as far as this run has seen, in words."""
+        """Mirrors whose rows another writer changed since their copy, as far as this run has seen, with a
+        description."""
 
     def recover(self, names: Iterable[TableName], points: ConsistentPoints) -> dict[TableName, tuple[str, ...]]:
-        """Put aside the files of these mirrors' logs that a power cut left torn, and settle what remains. Returns the
-        names of these files by table. Called once, before anything reads the mirrors."""
+        """Put aside the torn files that a power cut left in these mirrors' logs, and settle what remains. Returns the
+        names of the files put aside, by table. Called once, before anything reads the mirrors."""
         aside: dict[TableName, tuple[str, ...]] = {}
         for name in names:
             listing = points.listing(name)
@@ -55,7 +56,7 @@ class Settlement:
         return aside
 
     def settle(self, versions: Mapping[TableName, int]) -> dict[TableName, Lsn]:
-        """Make these versions durable; returns the position that each mirror itself states."""
+        """Make these versions durable; returns the position that each mirror itself records."""
         moved = {name: number for name, number in versions.items()
                  if name not in self._settled or self._settled[name].number != number}  # fmt: skip
         contents: list[Location] = []
@@ -77,7 +78,7 @@ class Settlement:
         return {name: self._position(name) for name in versions}
 
     def forget(self, name: TableName) -> None:
-        """Of a mirror that is deleted: another one may be made in its place."""
+        """Forget a mirror that is deleted, because another mirror may be created in its place."""
         self._settled.pop(name, None)
         self.changed.pop(name, None)
 

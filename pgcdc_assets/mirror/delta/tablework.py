@@ -1,4 +1,4 @@
-"""One table's part of an apply: what is to be done to its mirror, and the commit that does it."""
+"""One table's part of an apply: the work on its mirror, and the commit of that work."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TableWork:
         cls, layout: Layout, identity: Identity, part: FeedPart, upto: Lsn,
         known: Mapping[TableName, Table] | None = None,
     ) -> TableWork | None:  # fmt: skip
-        """None if the mirror has passed all of the part already, or the part holds nothing."""
+        """None if the mirror has already applied all of the part, or if the part holds nothing."""
         mirror = Mirror(layout, identity, part.table.name)
         stands = mirror.replay_lsn
         if stands is None:
@@ -79,7 +79,8 @@ class TableWork:
         return self.pending.table
 
     def begin(self) -> Applied | list[Collapsing]:
-        """Do what one look at the mirror allows: refuse, link, or say what is to be collapsed."""
+        """Do what is possible after reading the mirror once: set it aside, link the files, or return the units to
+        collapse."""
         if self.refused is not None:
             return self.set_aside(self.refused)
         self.widen()
@@ -87,11 +88,11 @@ class TableWork:
 
     @property
     def linkable(self) -> bool:
-        """Whether the feed's files can become the mirror's: they hold inserts alone, all of them are wanted, and their
-        columns are the mirror's.
+        """Whether the feed's files can become files of the mirror: they hold only inserts, all of their rows are
+        wanted, and their columns are those of the mirror.
 
-        The mirror is looked at as it is: one that was mapped stays so after the odd name has gone, and a column that
-        another writer added is in no file of the feed.
+        The current state of the mirror decides. A mirror that was mapped stays mapped after the column with the odd
+        name was dropped. A column that another writer added is in no file of the feed.
         """
         if not (self.pending.part.insert_only and self.pending.whole) or self.mirror.mapped:
             return False
@@ -105,7 +106,7 @@ class TableWork:
         return {app_id: self.pending.span.end}
 
     def widen(self) -> None:
-        """Add the columns that appeared to the mirror, before the data: this changes no row."""
+        """Add the new columns to the mirror, before the data. This changes no row."""
         missing = pa.schema(_missing(self.table, self.mirror))
         if not missing.names:
             return
@@ -136,7 +137,7 @@ class TableWork:
 
     @property
     def _alone(self) -> bool:
-        """Whether none of the mirror's rows is left, or none of them changes."""
+        """Whether the mirror's files need not be read: the table was emptied, or there are only inserts."""
         return self.pending.emptied or self.pending.part.insert_only
 
     @property
@@ -145,7 +146,7 @@ class TableWork:
         return self.mirror.delta
 
     def commit(self, effects: Sequence[Effect], seconds: float) -> Applied:
-        """Commit what the units found, after ``seconds`` of work."""
+        """Commit the effects of the units, which took ``seconds`` of work."""
         started = time.monotonic()
         for effect in effects:
             if effect.mismatch is not None:
@@ -199,14 +200,15 @@ def total(effects: Sequence[Effect]) -> Counts:
 
 
 def _linked(path: Location, folder: Location, file: FeedFile) -> FileReport:
-    """Give the feed's file a name in the mirror's folder, too; both share their bytes if the store can do that."""
+    """Give the feed's file a second name, in the mirror's folder. Both names share their bytes if the store can do
+    that."""
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
     storage.copy(path, target)
     return replace(file.report, path=target.name)
 
 
 def _missing(table: Table, mirror: Mirror) -> list[pa.Field]:
-    """Columns that the mirror has to get."""
+    """Columns that must be added to the mirror."""
     if mirror.delta is None:
         return []
     have = {field.name for field in mirror.delta.schema.fields}
@@ -214,7 +216,7 @@ def _missing(table: Table, mirror: Mirror) -> list[pa.Field]:
 
 
 def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | None:
-    """Why the mirror cannot take the changes, or the columns that appeared."""
+    """Why the mirror cannot take the changes or the new columns, as text; None if it can."""
     reason = refusal(table)
     if reason is not None or mirror.delta is None:
         return reason
@@ -225,7 +227,7 @@ def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | No
 
 
 def _altered(table: Table, known: Table | None, mirror: Mirror, delta: DeltaVersion) -> str | None:
-    """What another writer did to those columns of the mirror that are ours."""
+    """What another writer changed in our columns of the mirror, as text; None if nothing."""
     have = {field.name: str(field.type) for field in delta.schema.fields}
     lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
     if lacking:

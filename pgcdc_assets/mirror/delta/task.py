@@ -1,7 +1,7 @@
 """A task of the apply: merges the changes of a table (or of one bucket of its keys) into its mirror.
 
-It writes the rows to add to a new file of the mirror, and names the rows to delete by file and position; the driver
-commits both. Imported by Spark's workers, so it must not import Spark.
+The task writes the rows to add to a new file of the mirror, and names the rows to delete by file and position. The
+driver commits both. Imported by Spark's workers, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Collapsing:
     files: tuple[Location, ...]
     span: LsnRange
     target: MergeTarget
-    """The folder that new files go to, and the mirror's files to read. It has no files if none of the mirror's rows is
-    left, or none of them changes."""
+    """The folder for new files, and the mirror's files to read. There are no files if none of the mirror's rows is
+    left, or if none of them changes."""
     divided: bool = False
-    """The unit has the events of some keys only; the other halves of key changes may be in other units."""
+    """The unit has only the events of some keys. The other halves of key changes may be in other units."""
     arrivals: tuple[Location, ...] = ()
     """More feed files: those with the new halves of key changes."""
     masked: tuple[int, ...] = ()
@@ -53,9 +53,10 @@ class Collapsing:
     bytes: int = 0
     """Size of the feed files."""
     repair: bool = False
-    """The mirror has applied the span already, so it is not known whether it holds a key."""
+    """The mirror has already applied the span, so it is not known whether the mirror holds a key."""
     touched: LsnRange | None = None
-    """For repairs: only keys that changed in this range, and the keys that their rows moved to. None: all keys."""
+    """For repairs: only keys that changed in this range, and the keys that their rows moved to, are derived. None: all
+    keys."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Effect:
     updated: int = 0
     deleted: int = 0
     mismatch: MergeMismatch | None = None
-    """Set if the changes contradict each other or the mirror, or either cannot be read: the unit has no effect then."""
+    """Set if the changes contradict each other or the mirror, or if a file cannot be read. The unit then has no
+    effect."""
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
@@ -116,7 +118,7 @@ def _events(unit: Collapsing) -> pa.Table:
 
 
 def _write(file: DataFile, target: MergeTarget, rows: pa.Table) -> None:
-    """Append rows to a file of the mirror. They are NULL in a column that the changes do not have yet."""
+    """Append rows to a file of the mirror. A column that the changes do not have yet is NULL."""
     for name, held in zip(target.names, target.schema, strict=True):
         if name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, held.type))
@@ -131,7 +133,8 @@ def _none(unit: Collapsing) -> pa.Table:
 
 
 def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
-    """The rows of feed files whose transactions lie in the span: columns ``names``, or all that an apply needs."""
+    """The rows of feed files whose transactions lie in the span, with the columns ``names``, or with all that an apply
+    needs."""
     data = dataset(files, feed_schema(table))
     columns = list(names) or [name for name in data.schema.names if name not in _OF_FEEDS]
     at = pc.field(COMMIT_LSN)

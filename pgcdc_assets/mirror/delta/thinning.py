@@ -1,9 +1,9 @@
-"""Thins out a mirror's versions with age: files and commits that no promised version needs are deleted.
+"""Thins out a mirror's versions with age: deletes files and commits that no promised version needs.
 
 A turn a second makes 86,400 versions a day, each with a commit and a deletion vector for every file that it touched.
-Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so is what lies between the versions that they
-still name: each of these versions gets a checkpoint, and keeps its commit. The log stays whole from the newest
-checkpoint on that is old enough.
+Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so are the versions between those that the
+remaining points name. Each version that a point names gets a checkpoint and keeps its commit. From the newest
+checkpoint that is old enough, the log stays complete.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Passing:
-    """The parts of a mirror that nobody needs any more."""
+    """The parts of a mirror that are no longer needed."""
 
     mirror: Mirror
     alone: Set[int]
-    """Promised versions that the log holds without the commits before them."""
+    """Promised versions that the log keeps without the commits before them."""
     whole_from: int
     """The version of the checkpoint from which on the log stays whole."""
     log_files: tuple[Location, ...]
     """Commits, checkpoints, and the checksums that Spark keeps beside them."""
     files: tuple[Location, ...]
-    """Data files and those of deletion vectors."""
+    """Data files and files of deletion vectors."""
     bytes: int
-    """Their size."""
+    """Total size of ``files``."""
 
     def delete(self) -> None:
-        """Delete them. What a kill or a power cut at any point leaves is found by the next look.
+        """Delete these parts. After a kill or a power cut at any point, the next search finds what is left of them.
 
         LakeError if a version that stays could not be read without them; then nothing is deleted.
         """
@@ -57,7 +57,8 @@ class Passing:
         storage.settle([log])
 
     def _keep_readable_alone(self, log: Location) -> None:
-        """Make each promised version readable without the commits before it, and have readers begin above them all."""
+        """Make each promised version readable without the commits before it, and let readers begin at a checkpoint that
+        stays."""
         going, there = frozenset(self.log_files), checkpoint_files(log)
         with _failing_as_one(self.mirror):
             for version in sorted(self.alone):
@@ -65,7 +66,7 @@ class Passing:
                     write_checkpoint(self.mirror.path, version)
             if hinted(log) < self.whole_from:
                 make_checkpoint(self.mirror.path, self.mirror.version)
-        # Spark makes checkpoints too, and syncs none.
+        # Spark also writes checkpoints, and does not sync them.
         there = checkpoint_files(log)
         storage.settle([path for version in (*self.alone, self.whole_from) for path in there.get(version, ())])
         storage.settle([log])
@@ -73,7 +74,7 @@ class Passing:
 
 @contextmanager
 def _failing_as_one(mirror: Mirror) -> Iterator[None]:
-    """Turn an error of delta-rs into a LakeError: what it cannot read concerns this mirror alone, whatever it says."""
+    """Turn an error of delta-rs into a LakeError: what delta-rs cannot read concerns this mirror alone."""
     try:
         yield
     except DeltaError as error:
@@ -81,18 +82,20 @@ def _failing_as_one(mirror: Mirror) -> Iterator[None]:
 
 
 def passing(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Passing:
-    """Find what neither these versions of the mirror need, nor those younger than ``grace``, nor its newest.
+    """Find what no kept version needs. Kept versions are these promised versions, versions younger than ``grace``, and
+    the newest version.
 
-    This includes what a killed run left, once it is older than ``grace``: its last process may take a moment to die.
-    LakeError if the log does not say what a version refers to, or somebody else commits meanwhile.
+    This includes what a killed run left, if it is older than ``grace``, because the run's last process may take a
+    moment to die. LakeError if the log does not say what a version refers to, or if another writer commits during the
+    search.
     """
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError("goes on meanwhile", thing=f"mirror {mirror.name}")
     before = time.time() - grace.total_seconds()
-    # A version that the log does not hold is one of an earlier table in this folder, and nobody reads it.
+    # A version that the log does not hold belongs to an earlier table in this folder, and nobody reads it.
     kept = {version for version in promised if version <= mirror.version and listing.holds(version)}
-    # The newest of the promised may be kept alone, with nothing between it and the rest of the log.
+    # The newest promised version may be kept alone, without commits that connect it to the rest of the log.
     young = max(listing.first_young(max(kept, default=mirror.version), before), listing.whole_since)
     whole_from = listing.whole_from(young)
     alone = {version for version in kept if version < whole_from}

@@ -18,11 +18,11 @@ from pgcdc_assets.mirror.delta.task import Collapsing, read_events
 
 @dataclass(frozen=True)
 class PendingChanges:
-    """The files of a feed that hold rows of ``span``."""
+    """The files of a feed that hold changes in ``span``."""
 
     layout: Layout
     part: FeedPart
-    """The feed's part with just these files."""
+    """The feed's part, reduced to these files."""
     span: LsnRange
 
     @classmethod
@@ -64,7 +64,7 @@ class PendingChanges:
 
     @property
     def emptied(self) -> bool:
-        """Whether the whole table was truncated: the changes left after that are the complete table."""
+        """Whether the whole table was truncated. The remaining changes are then the complete table."""
         return None in self._truncated
 
     @property
@@ -73,7 +73,7 @@ class PendingChanges:
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
-        """Divide the work by bucket of keys, unless one bucket must know what happened to a row under another key.
+        """Divide the work by bucket of keys, unless a bucket needs to know what happened to a row under another key.
 
         ``together``: rows are followed from key to key, so one unit needs both halves of every key change.
         """
@@ -93,8 +93,8 @@ class PendingChanges:
 
     @property
     def _halves_stand_alone(self) -> bool:
-        """Whether the new halves of key changes are in files of their own, and lack no value that only the row of the
-        old key has."""
+        """Whether the new halves of key changes are in separate files, and lack no value that only the row of the old
+        key has."""
         arrivals = [file.facts for file in self.files if file.facts.arrivals]
         return sum(facts.rows for facts in arrivals) == self.part.key_changes and not any(f.masked for f in arrivals)
 
@@ -110,6 +110,6 @@ class PendingChanges:
 
 
 def _of_any_key(file: FeedFile) -> bool:
-    """Whether rows of any key are in the file. Truncates do not count: they concern all keys, and every bucket reads
-    them."""
+    """Whether the file has rows of any key. Truncates do not count, because they concern all keys and every bucket
+    reads them."""
     return file.facts.bucket is None and bool(file.facts.counts.keys() - {TRUNCATE})

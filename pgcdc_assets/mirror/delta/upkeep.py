@@ -1,6 +1,7 @@
-"""Upkeep of mirrors: merges small files and deletion vectors, and keeps what readers are promised from other writers.
+"""Upkeep of mirrors: merges small files and deletion vectors, and protects the versions that readers are promised.
 
-Tasks of Spark write the files; whether there is anything to do is decided without it.
+Spark's tasks write the files. Whether there is anything to do is decided without Spark. The protection is against other
+writers, whose VACUUM could delete those versions.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE_BYTES: Final = 128 << 20
-"""The file size that is aimed at, as the copy does; Delta's own gigabyte would be rewritten too often."""
+"""The target size of a file, the same as in a copy. Files of one gigabyte, Delta's own default, would be rewritten too
+often."""
 SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
 """Up to this many small files are left alone: each costs a reader a millisecond."""
 DELETED_SHARE: Final = 5
 """Files are worth rewriting if one row in this many is deleted but still in them; see FEWEST_DELETED."""
 FEWEST_DELETED: Final = 100_000
-"""Files with fewer deleted rows are not worth rewriting, whatever their share."""
+"""Files with fewer deleted rows are not worth rewriting, at any share."""
 QUIET: Final = timedelta(days=10)
 """A third of the time that Delta keeps its log: see :func:`keep_readable`."""
 
@@ -50,9 +52,10 @@ def worth_optimizing(live: Sequence[Added]) -> bool:
 
 
 def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
-    """Merge the mirror's small files, and rewrite those with many deleted rows; returns the mirror's version then.
+    """Merge the mirror's small files, and rewrite files with many deleted rows; returns the mirror's version after
+    that.
 
-    No row changes, and no position: the new version is at the same position as the one before.
+    No row and no position changes: the new version is at the same position as the previous version.
     """
 
     def attempt() -> int:
@@ -69,7 +72,8 @@ def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
 
 
 def worth_merging(live: Sequence[Added]) -> list[list[Added]]:
-    """Groups of files to write as one file each: small ones, and alone or with others those with many deleted rows."""
+    """Groups of files; each group is written as one file. They are small files, and files with many deleted rows, which
+    may also be alone in a group."""
     chosen = [file for file in live if file.rows is not None and (file.size < SMALL_BYTES or _many_gone(file))]
     groups: list[list[Added]] = []
     size = float(FILE_BYTES)
@@ -88,8 +92,8 @@ def _many_gone(file: Added) -> bool:
 
 
 def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
-    """Set the mirror's properties so that no VACUUM, whoever runs it, deletes what is promised for ``retention``.
-    Returns whether they had to be changed."""
+    """Set the mirror's properties so that no VACUUM by any writer deletes what is promised for ``retention``. Returns
+    whether the properties had to be changed."""
     assert mirror.delta is not None
     properties = lacking(mirror.delta.configuration, retention)
     if properties:
@@ -101,7 +105,7 @@ def stands_as(mirror: Mirror, version: int) -> bool:
     """Whether the mirror has taken nothing from the source since that version: it has the same copy, ``replay_lsn`` and
     structure.
 
-    This is so after an OPTIMIZE or a repair. False also if the version can no longer be opened.
+    This is true after an OPTIMIZE or a repair. False also if the version can no longer be opened.
     """
     older = mirror.at(version)
     if older is None or mirror.snapshot_lsn is None:
@@ -115,11 +119,11 @@ def _standing(mirror: Mirror) -> tuple[Lsn | None, Lsn | None, str | None]:
 
 
 def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
-    """Make a checkpoint of the newest version if that has been the newest for long; returns whether that was needed.
+    """Write a checkpoint of the newest version if it has been the newest for long; returns whether that was needed.
 
-    Delta deletes commits and checkpoints older than ``delta.logRetentionDuration`` at the next checkpoint.
+    Delta deletes commits and checkpoints older than ``delta.logRetentionDuration`` when it writes the next checkpoint.
     A version that was the newest for longer would be deleted with the first changes after it, although the points of
-    the last days name it. A recent checkpoint of it is not deleted.
+    the last days name it. A recent checkpoint of that version is not deleted.
     """
     before = time.time() - quiet.total_seconds()
     of_version = (entry for entry in storage.list_after(mirror.path / DELTA_LOG)

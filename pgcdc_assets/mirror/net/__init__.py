@@ -1,5 +1,5 @@
-"""The net effect of changes, whatever the target: arrays in, arrays out.
+"""The net effect of changes, the same for every target: arrays in, arrays out.
 
-chains      which event of a key decides, and where its values stand
-keyed       the net effect per key              multiset    the same for tables without a key
+chains      which event decides a key, and which events hold its values
+keyed       the net effect per key              multiset    the net effect for tables without a key
 """

@@ -1,9 +1,9 @@
-"""Computes net effects on arrays: which event of a key decides, and which events hold its values.
+"""Computes net effects on arrays: which event decides a key, and which events hold its values.
 
-Events of one table are ordered by ``(commit_lsn, ordinal)``. A key change is two events: the old half leaves
-its key (ordinal 2n), the new half arrives on another key (2n + 1) and continues the old key's chain.
-A value that was not sent is taken from the nearest earlier image of the *same row*: along the chain, never
-across a delete. If the chain begins with an update, the value may be in the target row of the key it began on.
+Events of one table are ordered by ``(commit_lsn, ordinal)``. A key change is two events: the old half leaves its key
+(ordinal 2n), the new half arrives on another key (2n + 1) and continues the old key's chain. A value that was not sent
+is taken from the nearest earlier image of the *same row*: along the chain, never across a delete. If the chain begins
+with an update, the value may be in the target row of the key where the chain began.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(
 class Net:
     """The net effect as row numbers into the events, one entry per remaining key.
 
-    ``last`` is the deciding event, ``live`` whether the key exists after it, ``present`` whether it
-    existed before the first. ``sources[attnum]`` names for each entry the event that carries the value;
-    where ``masked[attnum]`` is true, the value is in the target row of the key of event ``origin`` (-1: the own key).
+    ``last`` is the deciding event. ``live``: whether the key exists after it. ``present``: whether the key existed
+    before its first event. ``sources[attnum]`` names for each entry the event that carries the value. If
+    ``masked[attnum]`` is true, the value is instead in the target row of the key of event ``origin`` (-1: the entry's
+    own key).
     """
 
     last: Ints
@@ -45,11 +46,11 @@ def net_effect(
 ) -> Net:  # fmt: skip
     """Compute the net effect of the events per key.
 
-    ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be removed before.
-    ``masks`` says by attnum which events lack a value. Keys that are inserted and deleted within the events are
-    left out unless ``keep_transient``. ``divided`` is given if the events are those of some keys only, so that one half
-    of a key change may be without the other; it marks the new halves, which lack no value. Raises MergeMismatch if
-    events contradict each other: an insert of a key that exists, or an update or delete of one that was deleted.
+    ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be removed first.
+    ``masks`` says by attnum which events lack a value. Keys that are inserted and deleted within the events are left
+    out unless ``keep_transient``. ``divided`` is given if the events are those of some keys only, so that one half of a
+    key change may be there without the other. It marks the new halves, which lack no value. Raises MergeMismatch if
+    events contradict each other: an insert of a key that exists, or an update or delete of a key that was deleted.
     """
     order = np.lexsort((ordinal, commit_lsn))
     by_key = order[np.argsort(key[order], kind="stable")]
@@ -71,7 +72,7 @@ def net_effect(
 
 
 def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: Ints) -> Ints:
-    """For each new half of a key change the place of its old half, else -1. The halves are neighbours in ``order``."""
+    """For each new half of a key change, the place of its old half, else -1. The halves are neighbours in ``order``."""
     old_half = np.full(len(op), -1, dtype=np.int64)
     places = np.flatnonzero(op[order] == _PREIMAGE)
     if not len(places):
@@ -86,7 +87,8 @@ def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: In
 
 
 def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn: Ints) -> None:
-    """Raise MergeMismatch unless each event that arrives on a key finds it dead, and every other finds it alive."""
+    """Raise MergeMismatch unless each event that arrives on a key finds the key dead, and each other event finds it
+    alive."""
     bad = np.flatnonzero((before >= 0) & (live[before] == arrives))
     if len(bad):
         at = bad[np.argmin(commit_lsn[bad])]

@@ -1,8 +1,8 @@
 """Computes the net effect of a table's changes per key: the source of the merge.
 
-Pure Arrow and numpy. The last event of a key decides its row (:mod:`pgcdc_assets.mirror.net.chains`).
-What a target must hold is known exactly: a key whose first event is an update, a delete or an old half
-must be there, a key whose first event is an insert or a new half must not. The column ``PRESENT`` tells this to
+Pure Arrow and numpy. The last event of a key decides its row (:mod:`pgcdc_assets.mirror.net.chains`). What a target
+must hold is known exactly. A key whose first event is an update, a delete or an old half must be there. A key whose
+first event is an insert or a new half must not be there. The column ``PRESENT`` passes this to
 :mod:`pgcdc_assets.mirror.delta.match`, which refuses the merge if the mirror disagrees.
 """
 
@@ -33,21 +33,21 @@ from pgcdc_assets.feed.schema import (
 from pgcdc_assets.mirror.net.chains import Net, connected, net_effect
 
 UPSERT, REMOVE = "U", "D"
-"""What a row of the merge source asks for (column ``_pgcdc_op``)."""
+"""The operation that a row of the merge source asks for (column ``_pgcdc_op``)."""
 PRESENT = "_pgcdc_present"
-"""Whether the target must hold the key: true, false, or NULL where it cannot be known."""
+"""Whether the target must hold the key: true, false, or NULL if that is not known."""
 ORIGIN = "_pgcdc_origin"
-"""Struct of the key (and ``_pgcdc_raw``) whose target row supplies the masked values; NULL: the row's own key."""
+"""Struct of the key (and ``_pgcdc_raw``) whose target row supplies the masked values. NULL: the row's own key."""
 ARRIVES = "_pgcdc_arrives"
-"""Column of events that were divided by key: whether the event is the new half of a key change, whichever unit has the
-old half. Such new halves have all their values."""
+"""Column of events that were divided by key: whether the event is the new half of a key change. The old half may be in
+another unit. Such new halves have all their values."""
 MASK = "_pgcdc_masked_"
 """Column name prefix, followed by the attnum. True: keep the value from the target row."""
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """The events that remain without the truncates and the events that these make void."""
+    """The events that remain without the truncates and without the events that the truncates make void."""
 
     events: pa.Table
     truncated: bool
@@ -57,7 +57,8 @@ class Remaining:
 
 
 def after_truncates(events: pa.Table) -> Remaining:
-    """Drop every truncate and the events it makes void: all events before it, or those of its leaf if it names one."""
+    """Drop every truncate and the events that it makes void: all earlier events, or those of its leaf if it names a
+    leaf."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
         return Remaining(events, False, ())
@@ -100,7 +101,7 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
         arrives = events[ARRIVES].to_numpy() if ARRIVES in events.column_names else None
         net = net_effect(*_places(events, columns), _present_masks(events, masked), divided=arrives)
     else:
-        # Without a key only inserts are followed: every event is a row of its own.
+        # Without a key, only inserts are followed: every event is a row of its own.
         every = np.arange(events.num_rows, dtype=np.int64)
         net = Net(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
     return _merge_source(events, columns, masked, net)
@@ -112,7 +113,8 @@ def collapse_touched(
     """The merge source of a repair: ``events`` reach up to the mirror's position.
 
     It has only the keys that changed in ``touched`` (None: all keys), and the keys that their rows moved to. Whether
-    the target holds them is not known: only a masked value requires the row in the target, under the row's present key.
+    the target holds these keys is not known. Only a masked value requires a row in the target, under the row's present
+    key.
     """
     events = events.combine_chunks()
     places = _places(events, columns)
@@ -192,7 +194,7 @@ def _combined(left: Ints, right: Ints) -> Ints:
 
 
 def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """By attnum, which events lack the value; attnums that no event lacks are left out."""
+    """By attnum, which events lack the value. Attnums are left out if all events have the value."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:
@@ -210,7 +212,7 @@ def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
 
 
 def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: Net) -> pa.Array:
-    """The ``_pgcdc_raw`` of each remaining row: every entry comes from the event that its value comes from."""
+    """The ``_pgcdc_raw`` of each remaining row: every entry comes from the same event as its value."""
     raw = events[RAW]
     sources = {column.source: net.sources[column.attnum] for column in columns if column.attnum in net.sources}
     if raw.null_count == len(raw) or not sources:
@@ -222,7 +224,7 @@ def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: Net) -> pa.
 
 def map_keys(raw: pa.ChunkedArray) -> pa.Array:
     """All names in a column of ``_pgcdc_raw`` maps."""
-    # A NULL map may hide entries below it; dropping the NULLs drops those too.
+    # A NULL map may have hidden entries; dropping the NULLs also drops these entries.
     return pa.concat_arrays([chunk.drop_null().keys for chunk in raw.chunks] or [pa.array([], pa.string())])
 
 

@@ -1,8 +1,8 @@
 """The net effect on a table without a key: how many copies of each row to add and to delete.
 
-Such a table is published with REPLICA IDENTITY FULL, so that every change carries whole images: an
-update deletes one copy of its old image and adds one of its new. Rows are compared by the hash of
-their texts (``_pgcdc_hash``) and then value by value; only ``_pgcdc_row`` distinguishes copies.
+Such a table is published with REPLICA IDENTITY FULL, so that every change carries whole images. An update deletes one
+copy of its old image and adds one copy of its new image. Rows are compared by the hash of their texts (``_pgcdc_hash``)
+and then value by value; only ``_pgcdc_row`` distinguishes copies.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ COUNT = "_pgcdc_count"
 
 @dataclass(frozen=True)
 class NetRows:
-    """``added``: mirror rows under feed names, ready to insert. ``removed``: one row per distinct row, with COUNT, and
-    with the leaf only if that has to be the same in the target."""
+    """``added``: mirror rows under feed names, ready to insert. ``removed``: each distinct row once, with COUNT. It has
+    the leaf only if the target row must be in the same leaf."""
 
     added: pa.Table
     removed: pa.Table
@@ -46,12 +46,12 @@ class NetRows:
 
 
 def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool = True) -> NetRows:
-    """Net the images of a span; truncates and the events they make void must be removed before.
+    """Net the images of a span; truncates and the events that they make void must be removed first.
 
-    ``by_leaf``: the events tell the leaf of each row, if there are leaves. Those published via the root do not, and a
-    copy does.
+    ``by_leaf``: the events have the leaf of each row, if there are leaves. Events published via the root do not have
+    the leaf, but the rows of a copy do.
 
-    Copies that are added and deleted within the span cancel each other; of the added ones, the latest images remain.
+    Copies that are added and deleted within the span cancel each other. Of the added copies, the latest images remain.
     """
     events = events.combine_chunks()
     group = _groups(events, columns)
