@@ -1,6 +1,6 @@
-"""Turns rows of the log into changes of a table, still as text: which images there are, and what they lack.
+"""Turns rows of the log into changes of a table, still as text: which images there are, and which values they lack.
 
-One group is all rows of one kind under one shape. Every step here works on a whole group, never on a single row.
+One group is all rows of one kind with one shape. Every step here works on a whole group, never on a single row.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from pgcdc_assets.structure.alignment import Alignment
 
 @dataclass(frozen=True)
 class Route:
-    """How tuples of one shape go into one mirror."""
+    """How tuples of one shape become rows of one mirror."""
 
     shape: Shape
     table: Table
-    """The mirror's table, with the columns that appeared."""
+    """The mirror's table, with the columns that appeared since its copy."""
     places: tuple[tuple[int, Column], ...]
-    """Position in the tuple, and column of the mirror."""
+    """Pairs of a position in the tuple and a column of the mirror."""
     leaf: TableName | None = None
-    """The leaf that the rows belong to, as the mirror calls it."""
+    """The leaf that the rows belong to, by its name in the mirror."""
     younger: tuple[Column, ...] = ()
-    """Columns that were added after such rows: whole rows have PostgreSQL's value of older rows in them."""
+    """Columns that were added after these rows. A whole row has in them the value that PostgreSQL gives to older
+    rows."""
 
     @classmethod
     def of(
         cls, shape: Shape, table: Table, leaf: TableName | None = None, alignment: Alignment | None = None
     ) -> Route:  # fmt: skip
-        """``alignment``: which columns the tuples have, if their names do not tell it."""
+        """``alignment``: which columns the tuples have, if their names do not decide that."""
         if alignment is None:
             by_name = {column.name: column for column in table.columns}
             found = ((at, by_name.get(column.name)) for at, column in enumerate(shape.columns))
@@ -59,7 +60,8 @@ class Route:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """Changes of one operation, by column. ``rows`` are positions in the group, ``half`` 0 for an old half, else 1."""
+    """Changes of one operation, by column. ``rows`` are positions in the group. ``half`` is 0 for an old half, else
+    1."""
 
     op: str
     rows: Ints
@@ -67,19 +69,19 @@ class RowChanges:
     text: dict[int, pa.StringArray]
     """By attnum; columns that the image does not carry are absent."""
     unchanged: dict[int, Bools] = field(default_factory=dict)
-    """By attnum: values that were not sent and could not be filled in."""
+    """By attnum, which values were not sent and could not be filled in."""
 
 
 @dataclass(frozen=True)
 class Unfollowable:
-    """A row of the group from which on the table cannot be followed."""
+    """A row of the group at which the table can no longer be followed."""
 
     row: int
     reason: str
 
 
 def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
-    """Decode a group. Raises ProtocolError for malformed payloads; ``lsns`` lets it name the place."""
+    """Decode a group. Raises ProtocolError for malformed payloads; ``lsns`` let the error name the LSN."""
     encoding = Encoding.of(route.shape.encoding)
     try:
         found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns, encoding=encoding)}
@@ -101,8 +103,8 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
 
 
 def _told(error: UndecodedValue, kind: RowKind, payload: pa.Array, route: Route, encoding: Encoding) -> ProtocolError:
-    """The error with the names of the column and, where there is a key, of the row: only they tell what is to be
-    corrected on the source."""
+    """The error with the name of the column and, if there is a key, the key of the row. The operator needs both to
+    correct the value on the source."""
     row = images(payload.slice(error.row, 1), kind, len(route.shape.columns), encoding=encoding, shown=True)
     texts = {column.attnum: row[-1].text[at][0].as_py() for at, column in route.places}
     key = {column.name: texts.get(column.attnum) for column in route.table.key_columns}
@@ -111,7 +113,7 @@ def _told(error: UndecodedValue, kind: RowKind, payload: pa.Array, route: Route,
 
 
 def not_text(column: str, encoding: Encoding, key: Mapping[str, str | None]) -> str:
-    """The reason of a table with a value that cannot be read."""
+    """The reason for setting a table aside if a value of it cannot be read."""
     where = f", in the row with {', '.join(f'{name} = {text}' for name, text in key.items())}" if key else ""
     return f"column {column!r} has a value that is not text in {encoding.title}{where}"
 
@@ -156,7 +158,7 @@ def _updates(new: Images, old: Images | None, route: Route) -> Iterator[RowChang
 
 
 def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[RowChanges | Unfollowable]:
-    """Updates (or deletes) of a multiset: whole old rows go, whole new ones come."""
+    """Updates (or deletes) of a multiset: whole old rows are deleted, whole new rows are added."""
     arriving = np.zeros(0, dtype=np.int64) if new is None else new.rows
     if old is None or old.image != "O" or (new is not None and len(old.rows) != len(arriving)):
         at = arriving if len(arriving) else np.zeros(1, dtype=np.int64)
@@ -181,7 +183,7 @@ def _change(op: str, image: Images, route: Route) -> RowChanges:
 
 
 def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
-    """Fill in values that were not sent from the old tuple, if that has them."""
+    """Fill in values that were not sent from the old tuple, if the old tuple has these values."""
     text, unchanged = dict(post.text), dict(post.unchanged)
     for attnum, mask in post.unchanged.items():
         if attnum not in pre.text:
@@ -198,7 +200,7 @@ def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
 
 
 def _moved(post: RowChanges, pre: RowChanges, at: Ints, route: Route) -> Bools:
-    """Which old rows have another key than the new ones."""
+    """Per old row, whether its key differs from the key of the new row."""
     moved = np.zeros(len(at), dtype=bool)
     taken = pa.array(at)
     for column in route.table.key_columns:
@@ -208,7 +210,7 @@ def _moved(post: RowChanges, pre: RowChanges, at: Ints, route: Route) -> Bools:
 
 
 def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollowable]:
-    """The change, and the first row of it whose key the stream does not give."""
+    """The change; if the stream lacks the key of some row, the first such row instead."""
     for column in route.table.key_columns:
         text = change.text.get(column.attnum)
         if text is None:
@@ -222,12 +224,12 @@ def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollow
 
 
 def without_key(column: Column) -> str:
-    """The reason of a row without a value of this key column: the key is none any more, or was none for a while."""
+    """The reason for a row without a value of this key column: the key was dropped, or was missing for a while."""
     return f"the stream gives no value of key column {column.name!r}"
 
 
 def unchanged_lists(change: RowChanges, attnums: Sequence[int]) -> pa.ListArray:
-    """``_pgcdc_unchanged``: per row the attnums that were not sent, ascending; NULL where there are none."""
+    """``_pgcdc_unchanged``: per row the attnums that were not sent, ascending; NULL if all values were sent."""
     count = len(change.rows)
     found = [(attnum, np.flatnonzero(change.unchanged[attnum])) for attnum in attnums if attnum in change.unchanged]
     if not found:

@@ -22,7 +22,7 @@ from pgcdc_assets.store.scratch import DraftFile
 FACTS = b"pgcdc.facts"
 """Key of the facts in the file's footer."""
 ROW_GROUP_BYTES = 32 << 20
-"""Size of the held rows at which a row group is written; bounds a table's memory."""
+"""Size of the held rows at which a row group is written, which limits a table's memory."""
 
 
 class FeedWriter:
@@ -94,7 +94,7 @@ class FeedWriter:
 
 
 def feed_file(path: Location, size: int) -> FeedFile:
-    """A feed's file of a known size as its footer describes it; LakeError if it is not one."""
+    """A file of the feed, of a known size, as its footer describes it. LakeError if it is not a feed's file."""
     try:
         with opened_parquet(path) as file:
             footer = file.metadata
@@ -104,7 +104,7 @@ def feed_file(path: Location, size: int) -> FeedFile:
 
 
 def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
-    """The file with only the transactions below ``end``: the same file if it has no others, None if it has none."""
+    """The file with only the transactions below ``end``: the same file if all are below, None if no transaction is."""
     if file.facts.commit_max < end:
         return file
     path, below = folder / file.name, pc.field(COMMIT_LSN) < int(end)
@@ -118,8 +118,8 @@ def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
 
 
 def merged_file(folder: Location, files: Sequence[Added], schema: pa.Schema) -> FeedFile:
-    """Merge the rows of several files of a feed into one; the files stay. ``schema`` is the feed's; an older file may
-    have fewer columns."""
+    """Merge the rows of several files of a feed into one new file; the old files stay. ``schema`` is the feed's schema.
+    An older file may have fewer columns."""
     writer = FeedWriter(folder, None, 1)
     for file in files:
         path = folder / file.path

@@ -1,11 +1,12 @@
-"""The feed of logical messages: those of the log, as a Delta table that readers take in order.
+"""The feed of logical messages: the messages of the log, as a Delta table that readers read in order.
 
-The order is ``(order_lsn, ordinal)``. ``order_lsn`` is the ``commit_lsn`` of the message's transaction; for a message
-between transactions it is the end of its record, less one. So at a boundary B, ``order_lsn < B`` decides exactly
-whether a message lies below B, for both kinds alike.
+The order is ``(order_lsn, ordinal)``. ``order_lsn`` is the ``commit_lsn`` of the message's transaction. For a message
+between transactions, it is the end of the message's record, minus one. So at a boundary B, ``order_lsn < B`` decides
+for both kinds exactly whether a message lies below B.
 
-As with the feeds of tables, two app transactions of the commit that adds the files say what is covered without a hole.
-A span without messages makes no commit: then the newest consistent point says how far the feed is complete.
+As with the feeds of tables, two app transactions of the commit that adds the files record the range that is covered
+without a gap. A span without messages makes no commit: then the newest consistent point records how far the feed is
+complete.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ SCHEMA: Final = pa.schema(
         ("origin", pa.string()),
     ]
 )
-"""``lsn`` is the end of the message's record. ``xid``, ``commit_lsn``, ``commit_ts`` and ``origin`` are those of its
-transaction, NULL for a message that stands between transactions."""
+"""``lsn`` is the end of the message's record. ``xid``, ``commit_lsn``, ``commit_ts`` and ``origin`` are values of the
+message's transaction, NULL for a message between transactions."""
 
 SLICE_BYTES: Final = 8 << 20
 """Bytes of messages decoded at once."""
@@ -77,10 +78,10 @@ class MessagesTaken:
 
 
 class MessageFeed:
-    """The feed of one lake. Opened at construction; not there before :meth:`begin`."""
+    """The feed of one lake. Opened at construction; it does not exist before :meth:`begin`."""
 
     def __init__(self, layout: Layout, identity: Identity, encoding: Encoding = UTF8) -> None:
-        """``encoding``: of the source's texts, for what is derived."""
+        """``encoding``: the encoding of the source's texts, for messages that are derived."""
         self.path = layout.messages
         self._encoding = encoding
         self._root = layout.root
@@ -88,7 +89,8 @@ class MessageFeed:
         self._log = DeltaLog(self.path)
         self._delta = self._log.newest()
         self._empty_to = ZERO
-        """The log was searched to here: it holds no message between the end of ``covered`` and this position."""
+        """The log was searched up to this position: it holds no message between the end of ``covered`` and this
+        position."""
 
     @property
     def exists(self) -> bool:
@@ -100,7 +102,7 @@ class MessageFeed:
 
     @property
     def covered(self) -> LsnRange:
-        """The range of which the feed holds all messages that the log got."""
+        """The range for which the feed holds all messages that the log received."""
         if self._delta is None:
             return LsnRange(ZERO, ZERO)
         start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
@@ -108,32 +110,34 @@ class MessageFeed:
 
     @property
     def complete_to(self) -> Lsn:
-        """Every message below it that was asked for is here."""
+        """The feed has every message below this LSN that was requested from the source."""
         return max(self.covered.end, self._empty_to)
 
     def known_to(self, lsn: Lsn) -> None:
-        """Note that a consistent point says that the feed is complete to ``lsn``, without a commit there."""
+        """Record that, according to a consistent point, the feed is complete to ``lsn`` without a commit there."""
         if self.exists:
             self._empty_to = max(self._empty_to, lsn)
 
     def begin(self, at: Lsn, log_start: Lsn) -> None:
-        """Make the table if there is none: messages are asked for from ``at`` on.
+        """Create the table if there is none: messages are requested from ``at`` onwards.
 
-        If no run asked for messages until the log no longer held the next ones, the feed goes on from ``log_start``.
+        If no run requested messages until the log no longer held the next messages, the feed continues from
+        ``log_start``.
         """
         if not self.exists:
             if self._delta is None:
                 create_table(self.path, Schema.from_arrow(SCHEMA), FEED_PROPERTIES, {}, self._root)
                 self._delta = self._log.newest()
             assert self._delta is not None
-            # If there are files they are of another slot, and go.
+            # Existing files belong to another slot, and are removed.
             self._write(self._delta.files, [], LsnRange(at, at))
         elif self.complete_to < log_start:
             self._write([], [], LsnRange(min(self.covered.start, log_start), log_start))
         self.settle()
 
     def advance(self, log: ChangeLog, upto: Lsn) -> MessagesTaken:
-        """Add the messages of the log up to ``upto``, a boundary to which it is complete; durable when this returns."""
+        """Add the messages of the log up to ``upto``, a boundary to which the log is complete; durable when this
+        returns."""
         if upto <= self.complete_to:
             return MessagesTaken()
         files, taken = derived(self.path, log, LsnRange(self.complete_to, upto), self._encoding)
@@ -144,7 +148,7 @@ class MessageFeed:
         return taken
 
     def derive_again(self, log: ChangeLog, span: LsnRange) -> MessagesTaken:
-        """Replace what the feed holds of ``span`` by what the log holds of it, whole files at a time."""
+        """Replace what the feed holds of ``span`` by what the log holds of it. Only whole files are replaced."""
         covered = self.covered
         span = LsnRange(max(span.start, covered.start), max(min(span.end, covered.end), covered.start))
         if span.start >= span.end:
@@ -157,11 +161,11 @@ class MessageFeed:
         return taken
 
     def settle(self) -> None:
-        """Make what was committed durable: no point may outlive it."""
+        """Make all commits durable, so that a power cut cannot leave a point without its messages."""
         settle([self.path])
 
     def sweep(self, grace: timedelta) -> int:
-        """Delete the files that no version needs that was the newest within ``grace``; returns how many."""
+        """Delete the files that are needed by no version that was the newest within ``grace``; returns how many."""
         return sweep(self.path, grace)
 
     def forget(self, upto: Lsn) -> int:
@@ -194,7 +198,7 @@ class MessageFeed:
         return len(gone) - len(merged)
 
     def _replaced(self, span: LsnRange) -> tuple[LsnRange, list[Added]]:
-        """The files that hold messages of the span, and the span widened to all that they hold."""
+        """The files that hold messages of the span, and the span widened to all messages of these files."""
         while True:
             found = self._bounds(span)
             low = min([span.start, *(Lsn(low) for _, low, _ in found)])
@@ -211,7 +215,7 @@ class MessageFeed:
     def _write(
         self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
     ) -> None:
-        """Make one commit, which also says what is covered from then on."""
+        """Make one commit, which also records the range that the feed covers."""
         positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
         passed(FaultPoint.FEED_COMMITTING)
         delta = self._delta
@@ -233,9 +237,9 @@ class MessageFeed:
 def derived(
     folder: Location, log: ChangeLog, span: LsnRange, encoding: Encoding = UTF8
 ) -> tuple[list[FileReport], MessagesTaken]:  # fmt: skip
-    """Write files of the messages that the log holds in a span; no commit names them yet.
+    """Write files of the messages that the log holds in a span; no commit names these files yet.
 
-    Their number is compared with what the receiver counted. LakeError if one is missing.
+    The number of messages is compared with the receiver's count. LakeError if a message is missing.
     """
     batches = [batch for batch in log.batches(span.start) if batch.start < span.end]
     if not any(batch.others.get("M") for batch in batches):
@@ -257,7 +261,7 @@ def derived(
 
 
 def _told(batches: Sequence[BatchSummary], span: LsnRange) -> int | None:
-    """The messages that the receiver counted in the span; None where the span cuts a batch that has some."""
+    """The number of messages that the receiver counted in the span; None if the span cuts a batch with messages."""
     total = 0
     for batch in batches:
         count = batch.others.get("M", 0)
@@ -319,7 +323,7 @@ def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -
 def read_messages(layout: Layout, span: LsnRange, stood: Lsn) -> pa.Table:
     """The messages of the span in their order, from the newest version of the feed.
 
-    ``stood``: a position that the feed has recorded before. LakeError if it stands below, or cannot be read.
+    ``stood``: a position that the feed has recorded before. LakeError if the feed is now below it, or cannot be read.
     """
     delta = DeltaLog(layout.messages).newest()
     if delta is None:

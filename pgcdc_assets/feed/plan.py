@@ -1,4 +1,5 @@
-"""Plans what a transform does for each table, from one look a turn at the shapes of its rows and at its feed."""
+"""Plans what a transform does for each table, from the shapes of its rows and the state of its feed. Both are read
+once a turn."""
 
 from __future__ import annotations
 
@@ -25,40 +26,41 @@ from pgcdc_assets.structure.rowshapes import Refusal, alignment, evolved, togeth
 
 @dataclass(frozen=True)
 class Followed:
-    """A table to derive changes of, as at its copy (plus columns that appeared since)."""
+    """A table whose changes are derived, as at its copy (plus columns that appeared since)."""
 
     table: Table
     after: Lsn
-    """Its ``replay_lsn``: transactions below it are not wanted."""
+    """Its ``replay_lsn``: transactions below it are not needed."""
 
 
 @dataclass(frozen=True)
 class FeedPlan:
-    """What is to be derived for one table, and how its rows are read."""
+    """The changes to derive for one table, and how to read its rows."""
 
     table: Table
-    """The table with the columns that the rows of the span have."""
+    """The table with the columns of the span's rows."""
     after: Lsn
     todo: LsnRange | None
-    """None if the feed holds all. It may reach past the span, because a file of the feed is replaced as a whole."""
+    """None if the feed holds everything. It may reach beyond the span, because a file of the feed is replaced as a
+    whole."""
     replaced: tuple[str, ...]
-    """Files of the feed that the new ones replace."""
+    """Files of the feed that the new files replace."""
     relations: frozenset[int]
     routes: dict[int, Route]
     """By schema_id."""
     refused: dict[int, str]
-    """By schema_id: how such rows show that the table has changed beyond following."""
+    """By schema_id: how such rows show that the table cannot be followed any further."""
     again: bool
 
 
 Failures = dict[TableName, tuple[Table, Lsn, str]]
-"""Tables whose feed cannot be read: the table with the columns of its rows, where its mirror stands, and the reason."""
+"""Tables whose feed cannot be read: the table with the columns of its rows, the mirror's position, and the reason."""
 
 
 def planned(
     log: ChangeLog, router: Router, span: LsnRange, tables: Sequence[Followed], *, again: bool
 ) -> tuple[list[FeedPlan], Failures]:
-    """A plan for each table. With ``again`` the whole span is derived, whatever the feeds hold of it."""
+    """A plan for each table. With ``again``, the whole span is derived, even if the feeds already hold it."""
     starts = [span.start if again else min(max(entry.after, span.start), span.end) for entry in tables]
     reaches = [LsnRange(start, span.end) for start in starts]
     placed = _placed(log, router, reaches)
@@ -81,8 +83,8 @@ def planned(
 def _plan(
     log: ChangeLog, span: LsnRange, entry: Followed, placed: _Placed, evolution: _Evolution, *, again: bool
 ) -> FeedPlan:
-    # A feed that a run derived and could not apply already has the columns that appeared. Opened for the table without
-    # them, it would seem to hold nothing, and its rows would be derived a second time beside the first.
+    # A feed that a run derived but could not apply already has the columns that appeared. If it were opened for the
+    # table without these columns, it would seem to be empty, and its rows would be derived a second time.
     feed = FeedTable(log.layout, log.identity, evolution.table)
     after = min(max(entry.after, span.start), span.end)
     start = span.start if again else after
@@ -102,7 +104,7 @@ def _plan(
 
 
 def _widened(log: ChangeLog, router: Router, entry: Followed, plan: FeedPlan, todo: LsnRange) -> FeedPlan:
-    """The plan with the shapes of rows beyond the span, which are derived as well."""
+    """The plan with the shapes of rows outside the span that are also derived."""
     placed = _placed(log, router, [todo]).get(entry.table.name, _Placed())
     evolution = _Evolution.of(log, entry.table, placed, todo, past=plan.again, at_least=plan.table)
     return replace(
@@ -120,9 +122,9 @@ class _Placed:
 
     taken: list[Shape] = field(default_factory=list)
     leaves: dict[int, TableName | None] = field(default_factory=dict)
-    """By schema_id: the leaf of each, as the mirror calls it."""
+    """By schema_id: the leaf of the shape, by its name in the mirror."""
     refused: dict[int, str] = field(default_factory=dict)
-    """As in :class:`FeedPlan`."""
+    """See :class:`FeedPlan`."""
     relations: set[int] = field(default_factory=set)
 
 
@@ -143,13 +145,13 @@ def _placed(log: ChangeLog, router: Router, spans: Sequence[LsnRange]) -> dict[T
 
 
 def hull(spans: Sequence[LsnRange]) -> LsnRange:
-    """From the first start to the last end."""
+    """The range from the first start to the last end."""
     return LsnRange(min(span.start for span in spans), max(span.end for span in spans))
 
 
 @dataclass(frozen=True)
 class _Evolution:
-    """The table, and how its rows are read, according to the shapes of a span."""
+    """The table, and how to read its rows, according to the shapes of a span."""
 
     table: Table
     routes: dict[int, Route]
@@ -160,7 +162,7 @@ class _Evolution:
         cls, log: ChangeLog, table: Table, placed: _Placed, span: LsnRange, *, past: bool,
         at_least: Table | None = None,
     ) -> _Evolution:  # fmt: skip
-        """``placed`` may hold shapes that no row of the span has; those must not add columns."""
+        """``placed`` may hold shapes that no row of the span has; such shapes must not add columns."""
         shapes = placed.taken
         after = _after(log, table, shapes, span)
         read = partial(evolved, table, past=past)
@@ -183,8 +185,8 @@ class _Evolution:
 
 
 def _after(log: ChangeLog, table: Table, shapes: Sequence[Shape], span: LsnRange) -> dict[int, Lsn]:
-    """By schema_id: a position below which no row of the span has the shape. It matters for a span that begins below
-    the table's newest structure and ends above it."""
+    """By schema_id: a position below which no row of the span has the shape. This matters for a span that begins below
+    the start of the table's newest structure and ends above it."""
     found = dict.fromkeys((shape.schema_id for shape in shapes), span.start)
     since = table.columns_since
     if not shapes or since is None or not span.start < since < span.end:
@@ -194,7 +196,7 @@ def _after(log: ChangeLog, table: Table, shapes: Sequence[Shape], span: LsnRange
 
 
 def _facts(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
-    """The catalog facts that the log carries beside these shapes. Read only where a table changed its form."""
+    """The catalog facts that the log carries for these shapes. Read only if a table changed its structure."""
     found: dict[int, RelationFacts] = {}
     asked = (pc.field("kind") == FACTS) & pc.field("schema_id").isin(list(schema_ids))
     for segment in filter(lambda segment: segment.notes, log.all_segments()):
@@ -206,7 +208,7 @@ def _facts(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
 
 
 def _used(log: ChangeLog, span: LsnRange, schema_ids: set[int], relations: set[int]) -> set[int]:
-    """Those of the shapes that some row of the span has."""
+    """The shapes, among these, that some row of the span has."""
     found: set[int] = set()
     low, high = pc.field("commit_lsn") >= span.start, pc.field("commit_lsn") < span.end
     asked = low & high & pc.field("schema_id").isin(list(schema_ids)) & pc.field("kind").isin(["I", "U", "D", "T"])

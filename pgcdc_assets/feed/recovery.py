@@ -1,4 +1,4 @@
-"""Mends what a power cut left of the feeds."""
+"""Repairs the feeds after a power cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgcdc_assets.delta.recovery import recover
 
 
 def recover_feeds(layout: Layout, names: Iterable[TableName]) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """Mend one feed after the other; yields the folder of each, and the files put aside there."""
+    """Repair one feed after the other; yields the folder of each feed, and the files that were put aside there."""
     yield layout.messages, recover(layout.messages).aside
     for name in names:
         yield layout.changes(name), recover(layout.changes(name)).aside

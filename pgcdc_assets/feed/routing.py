@@ -1,10 +1,9 @@
 """Decides which followed table takes the rows of a relation.
 
-Rows find their table by the OID of their relation: the table's own OID, or that of a leaf that the table had at its
-copy. An OID never changes and is not given out again, but a name may change and be given out again; and the catalog is
-read after a relation's rows were written. So names and catalog facts never decide where a row goes. They can only show
-that a table cannot be followed any further: its partition was detached, another one was added, or another table has its
-name.
+Rows find their table by the OID of their relation: the table's own OID, or the OID of a leaf that the table had at its
+copy. An OID never changes and is not used again. A name may change and may be used again, and the catalog is read after
+a relation's rows were written. So names and catalog facts never decide where a row goes. They can only show that a
+table cannot be followed any further: its partition was detached, a partition was added, or another table has its name.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ class Place:
     table: TableName | None
     """The table that takes them; None if no table does."""
     leaf: TableName | None = None
-    """The leaf that they belong to, by its name at the table's copy, because the copied rows have that name too."""
+    """The leaf that the rows belong to. It has its name at the table's copy, because the copied rows have that name
+    too."""
     refused: Mapping[TableName, str] = field(default_factory=dict)
-    """Tables that cannot be followed from the first such row on, and why."""
+    """Tables that cannot be followed at the first such row or after it, and why."""
 
     @property
     def concerned(self) -> set[TableName]:
-        """The tables that these rows affect: the one that takes them, and those that cannot be followed any further."""
+        """The tables that these rows affect: the table that takes them, and tables that cannot be followed any
+        further."""
         return self.refused.keys() | ({self.table} if self.table is not None else set())
 
 
@@ -40,10 +41,10 @@ class Router:
     """Finds followed tables by the OIDs of relations."""
 
     tables: Mapping[int, Table]
-    """By their own OIDs."""
+    """Followed tables by their own OIDs."""
     holders: Mapping[int, tuple[Table, ...]]
-    """By the OIDs of their leaves. Several tables if a leaf moved from one to another and each was copied while it had
-    the leaf."""
+    """Followed tables by the OIDs of their leaves. There are several tables if a leaf moved from one table to another,
+    and each table was copied while it had the leaf."""
     names: Mapping[TableName, Table]
 
     @classmethod
@@ -56,7 +57,7 @@ class Router:
         return cls({table.oid: table for table in followed}, holders, {table.name: table for table in followed})
 
     def place(self, shape: Shape) -> Place:
-        """Where the rows of this shape go, and which tables they show to have changed beyond following."""
+        """Where the rows of this shape go, and which tables cannot be followed any further because of them."""
         taker = self._taker(shape)
         return Place(
             taker.name if taker else None,
@@ -76,7 +77,8 @@ class Router:
         return self.tables.get(shape.relation_id)
 
     def _root(self, shape: Shape) -> Table | None:
-        """The followed table of which the relation was a leaf, according to the catalog; None if there is none."""
+        """The followed table of which the relation was a leaf, according to the catalog; None if there is no such
+        table."""
         return None if shape.root_oid is None else self.tables.get(shape.root_oid)
 
     def _refusals(self, shape: Shape) -> Iterator[tuple[Table, str]]:
@@ -95,8 +97,8 @@ class Router:
 
 
 def known_leaves(table: Table) -> set[int]:
-    """The OIDs of the leaves that the table has, and of those that have left it since its copy. Leaves whose rows it
-    does not take are known too."""
+    """The OIDs of the table's leaves, and of leaves that have left the table since its copy. Leaves whose rows the
+    table does not take are included."""
     left = table.lineage.left if table.lineage is not None else ()
     return {*(leaf.oid for leaf in table.leaves), *(leaf.oid for leaf in table.outside), *left}
 

@@ -1,8 +1,8 @@
 """The columns of a change feed, and the name of a value column in feed and mirror.
 
-A feed never needs column mapping: the names that Delta refuses are percent-encoded, all others are
-verbatim. If no name of a table had to be encoded, a feed file that holds only inserts can also be read
-as a file of the mirror (readers take columns by name and ignore our own).
+A feed never needs column mapping: names that Delta refuses are percent-encoded, all other names stay as they are. If no
+name of a table had to be encoded, a feed file that holds only inserts can also be read as a file of the mirror (readers
+find columns by name and ignore our own).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ORDINAL = "_pgcdc_ordinal"
 COMMIT_TS = "_pgcdc_commit_ts"
 XID = "_pgcdc_xid"
 ORIGIN = "_pgcdc_origin"
-"""Name of the replication origin of the transaction; NULL for one of the source's own."""
+"""Name of the replication origin of the transaction; NULL for a transaction of the source itself."""
 UNCHANGED = "_pgcdc_unchanged"
 """attnums of the columns whose TOAST value was not sent; NULL if the row has all values."""
 RAW = "_pgcdc_raw"
@@ -74,7 +74,8 @@ def feed_columns(table: Table) -> tuple[FeedColumn, ...]:
 
 
 def feed_schema(table: Table) -> pa.Schema:
-    """A feed's schema: our own columns, then the table's values. All are nullable, so that no reader relies on more."""
+    """A feed's schema: our own columns, then the table's values. All columns are nullable, so that no reader relies
+    on NOT NULL."""
     own = [
         pa.field(OP, pa.string()),
         pa.field(COMMIT_LSN, pa.int64()),
@@ -94,14 +95,14 @@ def feed_schema(table: Table) -> pa.Schema:
 
 @dataclass(frozen=True)
 class FeedFacts:
-    """What a feed file says about its rows in its footer: enough to choose how it is applied."""
+    """Facts about the rows of a feed file, in its footer: enough to choose how the file is applied."""
 
     commit_min: int
     commit_max: int
     counts: dict[str, int]
     """Rows by operation."""
     masked: tuple[int, ...] = ()
-    """attnums of the columns of which some value was not sent."""
+    """attnums of the columns for which some value was not sent."""
     odd_keys: bool = False
     """Some key value does not fit its type and is in ``_pgcdc_raw``."""
     bucket: int | None = None
@@ -141,18 +142,18 @@ class FeedFile:
 class FeedPart:
     """The changes of one table in one span: the work of an apply.
 
-    Files may hold rows outside ``span`` (by ``commit_lsn``, end excluded); their facts then describe
-    more than the span, never less.
+    Files may hold rows outside ``span`` (by ``commit_lsn``, end excluded). Their facts then describe more rows than the
+    span has, never fewer.
     """
 
     table: Table
-    """The table as at its copy, plus the columns that appeared until the end of the span."""
+    """The table as at its copy, plus the columns that appeared up to the end of the span."""
     span: LsnRange
     files: tuple[FeedFile, ...]
     set_aside: tuple[Lsn, str] | None = None
-    """From which transaction on the table cannot be followed, and why; the span ends there."""
+    """The first transaction at which the table cannot be followed, and why; the span ends there."""
     restructured: bool = False
-    """It is set aside because of a Relation message: a look at the catalog may tell how to go on."""
+    """The table is set aside because of a Relation message: a check of the catalog may show how to continue."""
 
     @property
     def counts(self) -> dict[str, int]:

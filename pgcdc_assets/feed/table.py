@@ -1,8 +1,8 @@
 """A table's change feed as a Delta table: which files hold which span.
 
 A file holds the changes of one transform, so that deriving a span again replaces whole files. Two app transactions of
-the commit that adds the files say what the feed covers without a hole: its end (``changes_lsn``) and its start. Feeds
-never have deletion vectors, so that removing a file removes all of it.
+the commit that adds the files record what the feed covers without a gap: its end (``changes_lsn``) and its start. Feeds
+never have deletion vectors, so that removing a file removes all of its rows.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from pgcdc_assets.feed.schema import COMMIT_LSN, FeedFile, feed_schema
 from pgcdc_assets.store import storage
 
 MERGED_BYTES: Final = 16 << 20
-"""Size of a file that compaction makes; files larger than a quarter of it are left alone."""
+"""Size of a file that compaction writes; files larger than a quarter of this size are left alone."""
 FEWEST_MERGED: Final = 8
-"""Fewer small files are not worth a commit while more may come beside them."""
+"""Fewer small files are not worth a commit, because more may soon be added beside them."""
 FEED_PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
-    # One commit a turn; nothing that we need lives in commits alone.
+    # One commit a turn; nothing that we need is only in commits.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 STRUCTURE: Final = "pgcdc.structure"
-"""Table property: which structure (:attr:`Table.structure`) the rows are derived for. The same columns
-may mean others in the next one, and rows that are derived and not yet applied lack those that were added."""
+"""Table property: the structure (:attr:`Table.structure`) for which the rows were derived. In the next structure, the
+same names may mean other columns, and rows that were derived but not applied lack the new columns."""
 
 
 class FeedTable:
-    """The feed of one table. Opened at construction; not there before its first commit."""
+    """The feed of one table. Opened at construction; it does not exist before its first commit."""
 
     def __init__(self, layout: Layout, identity: Identity, table: Table) -> None:
         self.path = layout.changes(table.name)
@@ -67,18 +67,18 @@ class FeedTable:
 
     @property
     def covered(self) -> LsnRange:
-        """The range of which the feed holds all that the log holds of the table. Its end is ``changes_lsn``."""
+        """The range for which the feed holds all that the log holds of the table. Its end is ``changes_lsn``."""
         if self._delta is None or not self._fits(self._delta):
             return LsnRange(ZERO, ZERO)
         start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
         return LsnRange(Lsn(start), Lsn(end))
 
     def files(self, span: LsnRange) -> list[FeedFile]:
-        """The files that hold rows of the span; they may hold others too."""
+        """The files that hold rows of the span; they may also hold other rows."""
         return [feed_file(self.path / file.path, file.size) for file, _, _ in self._bounds(span)]
 
     def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
-        """The files that deriving ``span`` replaces, and the span widened to all that they hold."""
+        """The files that deriving ``span`` replaces, and the span widened to all rows of these files."""
         while True:
             found = self._bounds(span)
             start = min((low for _, low, _ in found), default=span.start)
@@ -89,7 +89,7 @@ class FeedTable:
             span = wider
 
     def commit(self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = ()) -> None:
-        """Add the files that hold ``span`` and remove others, in one commit."""
+        """Add the files that hold ``span`` and remove the ``replaced`` files, in one commit."""
         covered = self.covered
         delta = self._prepared()
         if span.start <= covered.end and span.end >= covered.start:
@@ -100,11 +100,11 @@ class FeedTable:
         passed(FaultPoint.FEED_COMMITTED)
 
     def settle(self) -> None:
-        """Make durable what was committed: the mirror that takes it must not outlive it."""
+        """Make all commits durable, so that a power cut cannot remove changes that a mirror has applied."""
         settle([self.path])
 
     def forget(self, upto: Lsn) -> int:
-        """Remove the files whose transactions all lie below ``upto``, where the feed begins then; returns how many."""
+        """Remove the files whose transactions all lie below ``upto``, where the feed then begins; returns how many."""
         if self._delta is None:
             return 0
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
@@ -115,7 +115,7 @@ class FeedTable:
         return len(old)
 
     def end_at(self, position: Lsn) -> None:
-        """Forget what was derived behind a position, and not applied: it is to be derived in another way."""
+        """Forget changes from ``position`` onwards that were derived but not applied, to derive them in another way."""
         covered, files = self.covered, self._bounds(LsnRange(position, Lsn(sys.maxsize)))
         if covered.end <= position and not files:
             return
@@ -126,7 +126,8 @@ class FeedTable:
     def compact(self, upto: Lsn) -> int:
         """Merge neighbouring small files of transactions below ``upto``; returns how many files that saves.
 
-        All these were applied. What an apply is still to take stays as it was derived.
+        All these transactions were applied. Changes that are not applied yet stay in the files in which they were
+        derived.
         """
         if self._delta is None:
             return 0
@@ -141,7 +142,7 @@ class FeedTable:
         return len(gone) - len(merged)
 
     def sweep(self, grace: timedelta) -> int:
-        """Delete the files that no version needs that was the newest within ``grace``; returns how many."""
+        """Delete the files that are needed by no version that was the newest within ``grace``; returns how many."""
         return sweep(self.path, grace)
 
     def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
@@ -154,7 +155,7 @@ class FeedTable:
     def _write(
         self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
     ) -> None:
-        """Make one commit, which also says what the feed covers from then on."""
+        """Make one commit, which also records the range that the feed covers."""
         positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
         assert self._delta is not None
         try:
@@ -167,9 +168,9 @@ class FeedTable:
         self._delta = self._log.newest()
 
     def _prepared(self) -> DeltaVersion:
-        """Make the Delta table, widen it or begin it anew, so that it has the columns that are needed.
+        """Create the Delta table, add columns to it, or start it again, so that it has the columns that are needed.
 
-        A feed whose columns do not fit is that of an earlier shape of the table, from before its last copy. Its rows
+        A feed whose columns do not fit belongs to an earlier structure of the table, before its last copy. Its rows
         stay in the log.
         """
         wanted = Schema.from_arrow(feed_schema(self._table))
@@ -191,7 +192,7 @@ class FeedTable:
         return self._delta
 
     def _fits(self, delta: DeltaVersion) -> bool:
-        """Whether it is derived for this structure, and each column is the same in the table."""
+        """Whether the feed was derived for this structure, and each of its columns is the same in the table."""
         if delta.configuration.get(STRUCTURE, "0") != self._table.structure:
             return False
         wanted = {field.name: str(field.type) for field in Schema.from_arrow(feed_schema(self._table)).fields}
@@ -206,7 +207,7 @@ class FeedTable:
 
 
 def begin_anew_if_unreadable(layout: Layout, identity: Identity, table: Table) -> None:
-    """Begin the feed again if it cannot be opened, so that it does not hold back a table that was copied again: its
+    """Start the feed again if it cannot be opened, so that it does not hold back a table that was copied again. Its
     rows are in the log."""
     with contained() as failed:
         FeedTable(layout, identity, table)
@@ -215,12 +216,12 @@ def begin_anew_if_unreadable(layout: Layout, identity: Identity, table: Table) -
 
 
 def moved_away(layout: Layout, folder: Location) -> None:
-    """Put a folder that cannot be read out of the way; the next maintenance deletes it."""
+    """Move a folder that cannot be read out of the way; the next maintenance deletes it."""
     storage.move_folder(folder, layout.staging / uuid.uuid4().hex)
 
 
 def remove_feed(layout: Layout, name: TableName) -> tuple[int, int]:
-    """Delete the feed of a table that is not followed any more; returns the number of files, and their bytes."""
+    """Delete the feed of a table that is no longer followed; returns the number of files, and their bytes."""
     return remove_table(layout.changes(name))
 
 

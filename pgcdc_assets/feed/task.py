@@ -1,4 +1,4 @@
-"""Writes feed files from log segments: what one task of the transform does.
+"""Writes feed files from log segments: the work of one task of the transform.
 
 A segment is read in slices of bounded size. A slice is split by relation and kind, and each group is decoded by column,
 typed, and written to the file of its table. Spark's workers import this module, so it imports no Spark.
@@ -52,10 +52,11 @@ from pgcdc_assets.protocol.text.encoded import reread
 from pgcdc_assets.protocol.text.typed import row_hash, typed
 
 SLICE_BYTES = 8 << 20
-"""Bytes of payload decoded at once; text, typed values and Parquet buffers take some ten times as much."""
+"""Bytes of payload decoded at once. Text, typed values and Parquet buffers take about ten times as much memory."""
 
 HELD_BYTES = 128 << 20
-"""Bytes of rows that a task may hold for all its files together. A large transaction goes to hundreds of files."""
+"""Bytes of rows that a task may hold for all its files together. A large transaction is written to hundreds of
+files."""
 
 _COLUMNS = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "relation_id", "schema_id", "payload"]
 _KINDS = ("I", "U", "D", "T")
@@ -63,26 +64,26 @@ _KINDS = ("I", "U", "D", "T")
 
 @dataclass(frozen=True)
 class FeedTarget:
-    """A table that the task writes changes of."""
+    """A table whose changes the task writes."""
 
     table: Table
-    """With the columns that appeared until the end of the span."""
+    """The table with the columns that appeared up to the end of the span."""
     folder: Location
     span: LsnRange
-    """Only changes of the transactions in it are written."""
+    """Only changes of transactions in this span are written."""
     buckets: int = 1
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """One task: some segments, and all that is needed to read them."""
+    """One task: some segments, and everything that is needed to read them."""
 
     segments: tuple[SegmentFile, ...]
     targets: dict[TableName, FeedTarget]
     routes: dict[int, Route]
     """By schema_id."""
     refused: dict[int, dict[TableName, str]] = field(default_factory=dict)
-    """By schema_id: the tables that cannot be followed from such rows on, and why."""
+    """By schema_id: the tables that such rows show cannot be followed any further, and why."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,11 @@ class Derived:
     files: dict[TableName, list[FeedFile]]
     set_aside: dict[TableName, tuple[Lsn, str]]
     taken: dict[TableName, int]
-    """Rows of the log that the files hold a change for."""
+    """The number of rows of the log for which the files hold a change."""
 
 
 def derive(task: Derivation) -> Derived:
-    """Write the feed files of a task. Files of a failed attempt are orphans: only those returned count."""
+    """Write the feed files of a task. Files of a failed attempt are orphans: only the returned files count."""
     work = _Work(task)
     try:
         for file in task.segments:
@@ -111,7 +112,7 @@ def derive(task: Derivation) -> Derived:
 
 
 def _slices(file: SegmentFile, schema_ids: set[int]) -> Iterator[pa.Table]:
-    """The row messages of a segment that are wanted, in pieces of about SLICE_BYTES."""
+    """The wanted row messages of a segment, in pieces of about SLICE_BYTES."""
     wanted = pa.array(sorted(schema_ids), pa.int64())
     for rows in read_slices(file, _COLUMNS, SLICE_BYTES):
         known = pc.and_(pc.is_in(rows["schema_id"], wanted), pc.is_in(rows["kind"], pa.array(_KINDS)))
@@ -126,7 +127,7 @@ class _Work:
     def __init__(self, task: Derivation) -> None:
         self._task = task
         self._writers: dict[tuple[TableName, int | None, bool], FeedWriter] = {}
-        """By table, bucket, and whether they hold arrivals."""
+        """By table, bucket, and whether they hold arrivals, which are the new halves of key changes."""
         self.set_aside: dict[TableName, tuple[Lsn, str]] = {}
         self.taken: Counter[TableName] = Counter()
 
@@ -144,7 +145,7 @@ class _Work:
     def _within(self, name: TableName, group: pa.Table) -> pa.Table:
         span = self._task.targets[name].span
         if name in self.set_aside:
-            # Nothing from there on is wanted any more.
+            # Changes at or above this position are not wanted.
             span = LsnRange(span.start, max(span.start, min(span.end, self.set_aside[name][0])))
         bounds = pc.min_max(group["commit_lsn"]).as_py()
         if span.holds_commit(bounds["min"]) and span.holds_commit(bounds["max"]):
@@ -153,7 +154,7 @@ class _Work:
         return group.filter(pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
 
     def _decode(self, kind: str, group: pa.Table, route: Route) -> None:
-        """Write a group as changes. If it cannot be decoded it is halved, until its first bad row is known."""
+        """Write a group as changes. If the group cannot be decoded, it is halved until its first bad row is known."""
         name = route.table.name
         with contained() as failed:
             found = list(_decoded(kind, group, route))
@@ -174,7 +175,7 @@ class _Work:
                 if change.op == PREIMAGE:
                     left = change.rows
                 self._write(change, rows, route, np.isin(change.rows, left))
-                # An old half is not counted: its row is counted with the new half.
+                # An old half is not counted, because its row is counted with the new half.
                 self.taken[name] += len(change.rows) if change.half else 0
 
     def _write(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
@@ -186,14 +187,14 @@ class _Work:
             self._give_up(route.table.name, failed.reason)
 
     def _give_up(self, name: TableName, failure: str) -> None:
-        """Give up a table whose rows the task cannot write: they stay in the log."""
+        """Give up a table whose rows the task cannot write. The rows stay in the log."""
         for key in [key for key in self._writers if key[0] == name]:
             with suppress(OSError):
                 self._writers.pop(key).abandon()
         self._refuse(name, self._task.targets[name].span.start, failure)
 
     def _let_go(self) -> None:
-        """Write the fullest files' rows until what is held is within its bound again."""
+        """If more than HELD_BYTES are held, write the rows of the fullest files, until half of that is left."""
         fullest = sorted(self._writers.values(), key=lambda writer: -writer.held_bytes)
         over = sum(writer.held_bytes for writer in fullest) - HELD_BYTES
         for writer in fullest if over > 0 else ():
@@ -204,7 +205,7 @@ class _Work:
 
     def _write_to_files(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
         if change.op == TRUNCATE:
-            # A truncate concerns all keys, and so belongs to no bucket.
+            # A truncate concerns all keys, so it belongs to no bucket.
             self._writer(route, None).write(rows)
             return
         odd_keys = _has_odd_keys(change, route, rows)
@@ -245,7 +246,7 @@ class _Work:
 
 
 def _decoded(kind: str, group: pa.Table, route: Route) -> Iterator[tuple[RowChanges | Unfollowable, pa.Table]]:
-    """The changes of a group, each with its rows of the feed (none, where it cannot be followed)."""
+    """The changes of a group, each with its rows of the feed (no rows if the table cannot be followed)."""
     if kind == "T":
         everything = RowChanges(TRUNCATE, np.arange(group.num_rows, dtype=np.int64), 1, {})
         yield everything, feed_rows(everything, group, route)
@@ -256,7 +257,7 @@ def _decoded(kind: str, group: pa.Table, route: Route) -> Iterator[tuple[RowChan
 
 
 def _groups(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
-    """The rows by shape and kind."""
+    """The rows, grouped by shape and kind."""
     kind = pc.index_in(rows["kind"], pa.array(_KINDS)).to_numpy()
     shapes, shape = np.unique(rows["schema_id"].to_numpy(), return_inverse=True)
     group = shape * len(_KINDS) + kind

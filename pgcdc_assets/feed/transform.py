@@ -1,7 +1,7 @@
 """The transform: derives the change feeds of tables from the rows of the log.
 
 One Spark job a turn does this for all tables: each task reads some segments and writes one file per table. One small
-commit per feed follows. What a feed holds already (its ``changes_lsn``) is not derived again unless asked.
+commit per feed follows. What a feed already holds (up to its ``changes_lsn``) is not derived again unless asked.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
 
 TASK_BYTES = 4 << 20
-"""Bytes of compressed log that are worth a task of their own: some 0.3 s of decoding."""
+"""Bytes of compressed log that are worth a task of their own: about 0.3 s of decoding."""
 BUCKET_ROWS = 400_000
-"""Changes collapsed by one task: some 300 MB of a wide table in memory."""
+"""Changes collapsed by one task: about 300 MB of a wide table in memory."""
 BUCKET_BYTES = 64 << 20
-"""Bytes of messages collapsed by one task, which takes three to four times as much memory."""
+"""Bytes of messages collapsed by one task. They take three to four times as much memory."""
 MOST_BUCKETS = 256
-"""Files that a task has open at once, twice as many where keys change."""
+"""Files that a task has open at once; twice as many if keys change."""
 
 
 def transform(
     spark: SparkSession, log: ChangeLog, span: LsnRange, tables: Sequence[Followed], *, again: bool = False,
     router: Router | None = None,
 ) -> dict[TableName, FeedPart]:  # fmt: skip
-    """Bring the feeds of ``tables`` to the end of ``span`` and tell what they hold of it.
+    """Bring the feeds of ``tables`` to the end of ``span``, and return what they hold of it.
 
-    ``span`` ends at a transaction boundary up to which the log is complete. With ``again`` all of it is
-    derived anew, and replaces what the feeds hold of it. A table that cannot be followed has ``set_aside`` in its part;
-    the others are not affected. ``router`` knows all followed tables, if ``tables`` are only some of them.
+    ``span`` ends at a transaction boundary up to which the log is complete. With ``again``, the whole span is derived
+    again, and replaces what the feeds hold of it. A table that cannot be followed has ``set_aside`` in its part; other
+    tables are not affected. ``router`` knows all followed tables, if ``tables`` are only some of them.
     """
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(log, router, span, tables, again=again)
@@ -64,13 +64,13 @@ def transform(
             parts[plan.table.name] = _committed(plan, log, done, span, written)
         if failed.reason is not None:
             parts[plan.table.name] = _nothing(plan.table, plan.after, failed.reason)
-    # A mirror that took a part of a feed must not outlive it.
+    # Feeds must be durable before mirrors apply them.
     settle(written)
     return parts
 
 
 def _nothing(table: Table, after: Lsn, failure: str) -> FeedPart:
-    """The part of a table whose feed cannot be read or written: it ends where the mirror stands."""
+    """The part of a table whose feed cannot be read or written: it ends at the mirror's position."""
     return FeedPart(table, LsnRange(after, after), (), (after, failure))
 
 
@@ -87,8 +87,8 @@ class _Outcome:
 def _committed(
     plan: FeedPlan, log: ChangeLog, done: dict[TableName, _Outcome], span: LsnRange, written: list[Location]
 ) -> FeedPart:
-    """Commit what was derived, and gather what the feed now holds of the span. Feeds that got a commit are added to
-    ``written``: it is not durable yet."""
+    """Commit what was derived, and return what the feed now holds of the span. A feed that got a commit is added to
+    ``written``, because the commit is not durable yet."""
     feed = FeedTable(log.layout, log.identity, plan.table)
     set_aside = None
     if plan.todo is not None:
@@ -98,13 +98,13 @@ def _committed(
             end = set_aside[0]
             files = [part for file in files if (part := trimmed(feed.path, file, end)) is not None]
         if set_aside is not None and plan.again:
-            # A repair that cannot be made leaves the feed as it was.
+            # A repair that is not possible leaves the feed as it was.
             return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), set_aside)
         if files or plan.replaced:
             written.append(feed.path)
             feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced)
     if set_aside is not None and set_aside[0] >= span.end:
-        set_aside = None  # after the span; found again when that is asked for
+        set_aside = None  # above the span: a later span finds it again
     end = span.end if set_aside is None else set_aside[0]
     taken = LsnRange(min(plan.after, end), end)
     told = {*plan.refused.values(), *(without_key(column) for column in plan.table.key_columns)}
@@ -142,7 +142,7 @@ def _derived(spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan]) -> 
 
 
 def grouped(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
-    """Group segments, in order, by about equal size: as many groups as are worth a task, ``most`` at most."""
+    """Group segments, in order, into groups of about equal size: as many as are worth a task, at most ``most``."""
     total = sum(segment.size for segment in segments)
     count = max(1, min(most, total // TASK_BYTES, len(segments)))
     groups: list[list[Segment]] = [[] for _ in range(count)]
@@ -169,10 +169,10 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
 
 
 def _check_taken(log: ChangeLog, router: Router, plans: Sequence[FeedPlan], done: dict[TableName, _Outcome]) -> None:
-    """Compare the rows that the tasks took of each table with those that the log counts of its relations.
+    """Compare the rows that the tasks took of each table with the rows that the log counts for its relations.
 
-    The receiver counted them as they came, whatever happened to them later. A table that lacks one is set aside: no
-    rule of ours can pass over a row unnoticed.
+    The receiver counted the rows when they arrived. A table that lacks a row is set aside, so that no rule of ours can
+    skip a row unnoticed.
     """
     counts: dict[LsnRange, dict[int, Counter[str]]] = {}
     for plan in plans:
@@ -197,15 +197,16 @@ class _Size:
     bytes: int
 
     def of(self, relations: frozenset[int]) -> int:
-        """The most that these relations can have of it: with others, a relation has a quarter of a segment at most."""
+        """The most that these relations can have of it. Among other relations, a relation has at most a quarter of a
+        segment."""
         if not any(self.low <= relation <= self.high for relation in relations):
             return 0
         return self.bytes if self.low == self.high else max(min(self.bytes, OWN_FILE_BYTES), self.bytes // 4)
 
 
 def _sizes(log: ChangeLog, segments: Sequence[Segment], span: LsnRange) -> list[_Size]:
-    """The sizes of all row groups, from the footers of their files; none are needed if the batches are small together,
-    as those of most turns are."""
+    """The sizes of all row groups, from the footers of their files. Returns none if all batches together are small, as
+    in most turns: then sizes are not needed."""
     if sum(batch.bytes for batch in log.batches(span.start) if batch.start < span.end) <= BUCKET_BYTES:
         return []
     found = []
@@ -221,8 +222,8 @@ def _sizes(log: ChangeLog, segments: Sequence[Segment], span: LsnRange) -> list[
 
 
 def _buckets(log: ChangeLog, relations: frozenset[int], span: LsnRange, sizes: Sequence[_Size]) -> int:
-    """The number of key buckets, so that no task collapses more than BUCKET_ROWS or BUCKET_BYTES. Inserts alone are not
-    collapsed."""
+    """The number of key buckets, so that no task collapses more than BUCKET_ROWS or BUCKET_BYTES. If there are only
+    inserts, nothing is collapsed."""
     kinds: Counter[str] = Counter()
     for batch in log.batches(span.start):
         if batch.start < span.end:
