@@ -1,7 +1,7 @@
-"""Makes checkpoints: what a version holds as one file, so that no reader begins at the first commit.
+"""Writes checkpoints: what a version holds as one file, so that no reader begins at the first commit.
 
-delta-rs makes them in a scratch folder, from the part of the log that they need. In the table's own folder it would
-list the whole log, and give a checkpoint its name before the content is whole.
+delta-rs makes checkpoints in a scratch folder, from the part of the log that they need. In the table's own folder,
+delta-rs would list the whole log, and would give a checkpoint its name before the content is complete.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ from pgcdc_assets.store.base import Entry
 from pgcdc_assets.store.scratch import DraftFile
 
 _STALE_SECONDS: Final = 3600
-"""The age after which a commit that waits for its number is deleted: its writer is dead."""
+"""The age at which a staged commit, which has no number yet, is deleted: its writer is dead."""
 _SCRATCH: Final = "_checkpoint"
-"""A folder in the table's, readable by whoever can read the table; no reader takes it for a part of the table."""
+"""A folder in the table's folder. Everyone who can read the table can read it; no reader takes it for a part of the
+table."""
 _STAGED: Final = ("_", ".tmp")
-"""How the name of such a commit begins and ends."""
+"""How the name of a staged commit begins and ends."""
 
 
 def make_checkpoint(folder: Location, version: int) -> None:
-    """Make the checkpoint of the newest version, from which readers begin then.
+    """Write the checkpoint of the newest version, from which readers then begin.
 
-    The names of the files that it holds are durable before it is made. Commits that the properties let go are deleted,
-    and what killed writers left in the log, after it is durable itself: else a power cut could leave neither it nor
-    them.
+    The names of the files that the checkpoint holds are durable before it is written. Commits that the properties no
+    longer keep, and files that killed writers left in the log, are deleted after the checkpoint itself is durable. In
+    another order, a power cut could leave neither the checkpoint nor the commits.
     """
     storage.settle([folder, folder / DELTA_LOG])
     made = write_checkpoint(folder, version)
     log = folder / DELTA_LOG
     storage.settle([log])
     storage.replace(log / LAST_CHECKPOINT, json.dumps({"version": version, "size": made.actions}).encode())
-    # Hadoop keeps a checksum of a hint that Spark wrote, and would find ours wrong.
+    # Hadoop keeps a checksum of a hint that Spark wrote, which does not match our hint.
     storage.delete([checksum_of(log / LAST_CHECKPOINT)])
     _clean_up(log, log_retention(made.configuration))
 
@@ -66,9 +67,10 @@ class Made:
 
 
 def write_checkpoint(folder: Location, version: int) -> Made:
-    """Make the checkpoint of a version, whole and durable before it has its name.
+    """Write the checkpoint of a version; the content is complete and durable before it has its name.
 
-    Its name is durable with the log's folder. Readers begin from it only if the hint names it, or if they look for it.
+    The name becomes durable with the log's folder. Readers begin from the checkpoint only if the hint names it, or if
+    they search for it.
     """
     log = folder / DELTA_LOG
     parts = checkpoint_files(log, version)
@@ -84,14 +86,15 @@ def write_checkpoint(folder: Location, version: int) -> Made:
         told = Made(int(read_footer(made).num_rows), table.metadata().configuration)
         put_aside(log, [path for path in parts.get(version, ()) if path.name != made.name])
         storage.put(DraftFile(made.text), log / made.name)
-    # A checkpoint that Spark wrote there had a checksum.
+    # A checkpoint that Spark wrote under this name had a checksum.
     storage.delete([checksum_of(log / made.name)])
     return told
 
 
 def _clean_up(log: Location, retention: timedelta) -> None:
-    """Delete what is older than ``retention`` and comes before a checkpoint that is as old: each version since stays
-    readable. Delete also what writers left that were killed while they created a file."""
+    """Delete files of the log that are older than ``retention`` and come before a checkpoint that is also that old:
+    each version since that checkpoint stays readable. Also delete what killed writers left while they created a
+    file."""
     now = time.time()
     entries = storage.list_after(log)
     before = now - retention.total_seconds()

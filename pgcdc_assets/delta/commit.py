@@ -1,10 +1,11 @@
-"""Commits to the tables of the lake. delta-rs cannot write deletion vectors, and lists a log again and again.
+"""Commits to the tables of the lake. delta-rs cannot write deletion vectors, and lists a log repeatedly.
 
-A commit is one JSON file in the table's log, as the protocol has it. It is created under its number whole or not at
-all, and never under a number that another writer took.
+A commit is one JSON file in the table's log, as the protocol defines it. It is created under its number completely or
+not at all, and never under a number that another writer took.
 
-Content is durable before it gets a name that counts: that of data files when their task reports them, that of deletion
-vectors and commits here. Names are not: :func:`settle` makes them durable, for all tables of a turn together.
+Content is durable before it gets a name that counts. The content of data files is durable when their task reports them;
+the content of deletion vectors and commits is made durable here. Names are not durable at first: :func:`settle` makes
+them durable, for all tables of a turn together.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -35,10 +36,10 @@ FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
     "typeWidening", "variantType",
 })  # fmt: skip
-"""Writer features that require nothing more of these commits."""
+"""Writer features that require nothing more of our commits."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
 _CHECKPOINT_EVERY: Final = 10
-"""Commits from one checkpoint to the next if no property of the table says so: Delta's default."""
+"""Commits from one checkpoint to the next if no property of the table gives a number: Delta's default."""
 
 LEADER: Final = "pgcdc/leader"
 """The application whose transaction says who may write to the table; see :func:`fence`."""
@@ -48,18 +49,19 @@ Mode = Literal["append", "overwrite"]
 
 @dataclass(frozen=True)
 class FileChange:
-    """What a commit does to a version of a table: the files that it adds, and by file the rows that it deletes."""
+    """What a commit changes in a version of a table: the files that it adds, and the rows that it deletes, by file."""
 
     added: Sequence[FileReport]
     gone: Mapping[str, BitMap64]
 
 
 def commit_files(table: DeltaVersion, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:
-    """Make the files part of the table, or its whole content, on top of this version; returns the new one.
+    """Add the files to the table, or replace its whole content with them, on top of this version; returns the new
+    version.
 
-    ``positions``: application id → version of its transaction that the table has from then on. Raises LakeError for a
-    position that the table has passed already, for a file that is not what its report or the table says, and if another
-    writer's commit came first. Nobody sees the files before all are part of the table.
+    ``positions``: application id → version of its transaction that the table has after the commit. Raises LakeError for
+    a position that the table has already passed, for a file that differs from its report or from the table, and if
+    another writer's commit came first. No reader sees the files before all of them are part of the table.
     """
     _check_passed(table, mode, positions)
     return replace_files(table, table.files if mode == "overwrite" else (), files, positions)
@@ -69,7 +71,7 @@ def replace_files(
     table: DeltaVersion, gone: Sequence[Added], files: Sequence[FileReport], positions: Mapping[str, int],
     *, changes: bool = True, optional: Collection[str] = (),
 ) -> int:  # fmt: skip
-    """The same for any files that are removed and added, and for positions that may go down.
+    """Like :func:`commit_files`, for any files that are removed and added, and for positions that may go down.
 
     Without ``changes`` the rows stay the same, and readers of the change data see no change. Files may lack the
     ``optional`` columns of the table, whose values are NULL there.
@@ -86,10 +88,10 @@ def commit_change(
     table: DeltaVersion, change: FileChange, positions: Mapping[str, int], metrics: Mapping[str, int],
     properties: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
-    """Commit rows that go and come on top of this version; returns the new one.
+    """Commit deleted and added rows on top of this version; returns the new version.
 
-    ``positions`` are as for :func:`commit_files`, and so is what is refused; ``metrics`` go into the history.
-    ``properties`` of the table change in the same commit.
+    ``positions`` and errors are as for :func:`commit_files`; ``metrics`` are written to the history. ``properties`` of
+    the table change in the same commit.
     """
     refuse_features(table, vectors=True)
     _check_passed(table, "append", positions)
@@ -101,12 +103,12 @@ def commit_change(
 
 
 def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileReport | None) -> int:
-    """Put one file (None: nothing is left) in the place of ``files``, whose rows it holds; returns the new version."""
+    """Replace ``files`` by one file that holds their rows (None: no row is left); returns the new version."""
     return commit_rewritten(table, files, [report] if report is not None else [])
 
 
 def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Sequence[FileReport]) -> int:
-    """Put files in the place of others, whose rows they hold; returns the new version."""
+    """Replace files by other files that hold the same rows; returns the new version."""
     left = sum((file.rows or 0) - file.deleted for file in files)
     if sum(report.rows for report in reports) != left:
         raise LakeError(f"{left} rows were to be written anew", thing=str(table.folder))
@@ -129,7 +131,7 @@ def _commit(
 
 
 def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
-    """Make a commit of the actions, and a checkpoint where it is time for one."""
+    """Write a commit of the actions, and a checkpoint if it is due."""
     version = table.number + 1
     put_commit(table.folder / DELTA_LOG, version, actions)
     if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
@@ -138,10 +140,11 @@ def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
 
 
 def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
-    """Make a commit of the actions, the first of which is its ``commitInfo``; CommitLost where another has its number.
+    """Write a commit of the actions, the first of which is its ``commitInfo``; CommitLost if another commit has its
+    number.
 
-    Its content is durable when this returns; its name becomes so with the log's folder. It is like no other commit, so
-    that a store whose answer was lost can tell whether the commit at that number is this one.
+    The content is durable when this returns; the name becomes durable with the log's folder. No two commits are equal,
+    so that a store whose answer was lost can check whether the commit at that number is this commit.
     """
     actions[0]["commitInfo"] |= {ACTIONS: len(actions), "txnId": str(uuid.uuid4())}
     try:
@@ -152,9 +155,10 @@ def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
 
 
 def fence(folder: Location, version: int, leader: int) -> None:
-    """Take the number of the next commit from a writer that does not know yet that it may not commit any more.
+    """Claim the next commit number, so that a writer that has lost its right to write, and does not know it yet, cannot
+    commit.
 
-    ``version``: the newest that was seen. What follows on it meanwhile is before the fence.
+    ``version``: the newest version that was seen. Commits that came after it are below the fence.
     """
     while True:
         version += 1
@@ -170,7 +174,7 @@ def transactions(positions: Mapping[str, int], now: int) -> list[Action]:
 
 
 def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int]) -> None:
-    """A table's positions never go down; an overwrite may repeat one."""
+    """A table's positions never go down; an overwrite may repeat a position."""
     for app_id, version in positions.items():
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
@@ -224,7 +228,7 @@ def _with_vector(file: Added, vector: Descriptor) -> Action:
 def loosened(stats: str) -> str:
     """Statistics of a file that loses rows: bounds remain valid, but are no longer tight.
 
-    They are edited as text: a decimal that went through a float would be another bound, and hide rows.
+    They are edited as text. A decimal that was converted to a float would be a different bound, and would hide rows.
     """
     text, told = _TIGHT.subn('"tightBounds":false', stats)
     if told:
@@ -248,7 +252,7 @@ def commit_info(now: int, operation: str, metrics: Mapping[str, int]) -> Action:
 
 
 def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
-    """Raises LakeError if our commits cannot do all that the table's protocol requires."""
+    """Raise LakeError if our commits cannot do all that the table's protocol requires."""
     reason = unfit(table, vectors=vectors)
     if reason is not None:
         raise LakeError(reason, thing=f"Delta table {table.folder}",
@@ -257,7 +261,7 @@ def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
 
 
 def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
-    """Why changes cannot be applied to the table, in words: what its features require, or do not allow."""
+    """Why changes cannot be applied to the table, as text: what its features require, or do not allow."""
     odd = sorted(table.features - FEATURES)
     if odd:
         return f"has a feature that changes cannot be applied to: {', '.join(odd)}"
@@ -265,5 +269,5 @@ def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
 
 
 def settle(folders: Iterable[Location]) -> None:
-    """Make durable the names of what was committed to these tables here; the content is durable already."""
+    """Make the names of our commits to these tables durable; their content is already durable."""
     storage.settle([place for folder in folders for place in (folder, folder / DELTA_LOG)])

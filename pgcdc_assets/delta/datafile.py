@@ -1,8 +1,8 @@
-"""Data files that tasks write themselves, for the one commit that makes them part of a table.
+"""Data files that tasks write themselves, before one commit makes them part of a table.
 
 A file is invisible until its commit, and has a UUID in its name, so that a repeated task leaves an orphan and never
-rows twice. Delta does not check the files that it is given: it counts a missing one, and reads one of other types as
-NULL. So the committer looks at each.
+rows twice. Delta does not check the files that a commit names: it counts a missing file, and reads a file with other
+types as NULL. So the committer checks each file.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 OWN_PREFIX: Final = "_pgcdc_"
 INDEXED_COLUMNS: Final = 32
-"""Columns with statistics, besides our own: Delta's default, so that the log of wide tables stays small."""
+"""Columns with statistics, besides our own. This is Delta's default, and keeps the log of wide tables small."""
 LONGEST_BOUND: Final = 64
-"""Statistics hold a string of at most this many characters, and hold it whole. A bound that was cut would hide rows."""
+"""Statistics hold a string only if it has at most this many characters, and never shorten it. A shortened bound would
+hide rows."""
 HIGHEST_CHARACTER: Final = "\U0010ffff"
-"""Delta puts it at the end of a bound that was cut. delta-rs and Polars find no row if a whole bound begins with it."""
+"""Delta puts it at the end of a shortened bound. delta-rs and Polars find no row if a complete bound begins with it."""
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
     # Measured on mixed rows: less than half of snappy's size at no more CPU.
     "compression": "zstd",
@@ -48,19 +49,19 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 }
 
 DICTIONARY_SAMPLE: Final = 1000
-"""Rows that are looked at to find columns with few values. A dictionary of many values costs a third of all the
+"""Rows that are checked to find columns with few values. A dictionary of many values costs a third of all the
 writing."""
 DICTIONARY_SHARE: Final = 8
 
 
 OWN_NAME: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
-"""The name of a data file that was made here; Spark's names are longer."""
+"""The name of a data file that we wrote; Spark's names are longer."""
 
 
 @dataclass(frozen=True)
 class FileReport:
-    """A finished data file: ``path`` is its name in the table's folder, ``stats`` Delta's JSON, ``tags`` what else its
-    add action says of it."""
+    """A finished data file. ``path`` is its name in the table's folder, ``stats`` is Delta's JSON, ``tags`` are the
+    tags of its add action."""
 
     path: str
     size: int
@@ -85,7 +86,7 @@ class DataFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close the file in any case; one that failed is an orphan."""
+        """Close the file in any case. A file that failed is an orphan."""
         if self._writer is not None and self._writer.is_open:
             self._writer.close()
 
@@ -109,7 +110,7 @@ class DataFile:
         return FileReport(self.path.name, size, footer.num_rows, statistics(footer, self._schema))
 
     def discard(self) -> None:
-        """Delete what was written: the file is not wanted after all."""
+        """Delete what was written, because the file is not needed."""
         if self._draft is not None:
             self._draft.discard()
 
@@ -133,9 +134,9 @@ def _repeating(table: pa.Table) -> list[str]:
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
     """Delta's statistics of a file, from its footer.
 
-    They hold bounds only where these mislead no reader: none for floats (NaN lies outside of them; Spark skips by the
-    footer's own too, so it has none either), decimals as JSON strings (a JSON number loses digits), strings whole or
-    not at all.
+    They hold bounds only if these mislead no reader. Floats have no bounds: NaN lies outside of them. Spark also skips
+    by the footer's own bounds, so floats have none there either. Decimals are JSON strings, because a JSON number loses
+    digits. Strings are complete or left out.
     """
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
     nulls: dict[str, int] = {}
@@ -152,12 +153,12 @@ def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
 
 
 def _indexed(footer: pq.FileMetaData, schema: pa.Schema) -> list[tuple[int, str]]:
-    """Leaf columns of the file that stand for a whole column of the table, as (index, name)."""
+    """Leaf columns of the file that are a whole column of the table, as (index, name)."""
     plain = [field.name for field in schema if _told(field.type)]
     values = [name for name in plain if not name.startswith(OWN_PREFIX)][:INDEXED_COLUMNS]
     wanted = {*values, *(name for name in plain if name.startswith(OWN_PREFIX))}
     leaves = ((index, footer.schema.column(index)) for index in range(footer.num_columns))
-    # A nested column's leaf has a longer path; a column's own name may hold dots.
+    # A nested column's leaf has a longer path; a column's own name may contain dots.
     return [(index, leaf.name) for index, leaf in leaves if leaf.path == leaf.name and leaf.name in wanted]
 
 
@@ -192,8 +193,8 @@ def _stated(value: Any) -> Any:
 
 
 def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, optional: Collection[str] = ()) -> None:
-    """Each file is there, is as large as reported, and has the table's columns (it may lack the ``optional`` ones) with
-    exactly their types."""
+    """Check that each file exists, has the reported size, and has the table's columns (it may lack the ``optional``
+    columns) with exactly their types."""
     places = [folder / file.path for file in files]
     heads = storage.together(folder, [partial(storage.head, data) for data in places])
     footers = storage.together(folder, [partial(read_footer, data) for data in places])
@@ -205,8 +206,8 @@ def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, o
 
 
 def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) -> list[str]:
-    """The columns in which a file and a table differ by name or type; the file may have more columns of our own, and
-    lack ``optional`` ones."""
+    """The columns in which a file and a table differ by name or type. The file may have more columns of our own, and
+    may lack ``optional`` columns."""
     expected = {_physical(field): str(field.type) for field in table.fields}
     found = {field.name: str(field.type) for field in Schema.from_arrow(file).fields}
     needed = [name for name in expected if name in found or name not in optional]
@@ -215,20 +216,20 @@ def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) 
 
 
 def in_int96(footer: pq.FileMetaData) -> bool:
-    """Whether a file's timestamps are in Parquet's old form, which is Spark's default.
+    """Whether a file's timestamps are in Parquet's old form, INT96, which is Spark's default.
 
-    Readers that take them for nanoseconds, as delta-rs does, read them wrong before 1678 and after 2261.
+    Readers that take them for nanoseconds, as delta-rs does, read wrong values before 1678 and after 2261.
     """
     return any(footer.schema.column(place).physical_type == "INT96" for place in range(footer.num_columns))
 
 
 def opened_parquet(path: Location, **options: Any) -> pq.ParquetFile:
-    """A Parquet file of the lake, for the time of a ``with`` block; ``options`` are those of pyarrow's reader."""
+    """An open Parquet file of the lake, for a ``with`` block; ``options`` are those of pyarrow's reader."""
     return pq.ParquetFile(storage.open_file(path), **options)
 
 
 def write_parquet(rows: pa.Table, to: Location) -> None:
-    """Write a whole file in one go, in the place of one that may be there."""
+    """Write a whole file at once. An existing file is replaced."""
     made = storage.draft(to)
     pq.write_table(rows, made.path, compression="zstd")
     storage.put(made, to)
@@ -236,7 +237,7 @@ def write_parquet(rows: pa.Table, to: Location) -> None:
 
 def dataset(paths: Sequence[Location], schema: pa.Schema) -> ds.Dataset:
     """The rows of several files as one table; a file that lacks a column has NULL there."""
-    # This imports pandas, which the receiver is spared: it reads no rows.
+    # This imports pandas. The receiver reads no rows and does not need it.
     import pyarrow.dataset as ds
 
     form = ds.ParquetFileFormat()

@@ -37,19 +37,20 @@ _NEEDS: Final[Mapping[str, Callable[[str, Mapping[str, str]], bool]]] = {
     "typeWidening": lambda _, properties: properties.get(WIDENING) == "true",
     "changeDataFeed": lambda _, properties: properties.get("delta.enableChangeDataFeed") == "true",
 }
-"""What a table needs each feature for: a feature that is not needed keeps readers away for nothing."""
+"""The features, and when a table needs each. A feature that is not needed would keep readers away without a reason."""
 _OF_WRITERS: Final = frozenset({"changeDataFeed"})
 _LEGACY: Final = ("appendOnly", "invariants")
-"""The features that writers of version 2 know; a table that lists its features lists these as well."""
+"""The features that writers of version 2 know; a table that lists its features also lists these."""
 
 
 def create_table(
     folder: Location, schema: Schema | Columns, properties: Mapping[str, str], positions: Mapping[str, int],
     root: Location,
 ) -> None:  # fmt: skip
-    """Commit version 0 of a table without rows, durable with its folders up to ``root``.
+    """Commit version 0 of a table without rows. The table and its folders, up to ``root``, are durable when this
+    returns.
 
-    CommitLost if there is a version 0.
+    CommitLost if there already is a version 0.
     """
     if isinstance(schema, Columns):
         properties = {**properties, **schema.properties}
@@ -69,7 +70,7 @@ def create_table(
 
 
 def commit_properties(table: DeltaVersion, properties: Mapping[str, str]) -> int:
-    """Set properties of the table on top of this version; returns the new one."""
+    """Set properties of the table on top of this version; returns the new version."""
     refuse_features(table)
     configuration = {**table.configuration, **properties}
     return append_commit(table, [
@@ -82,10 +83,10 @@ def commit_columns(
     table: DeltaVersion, schema: Schema | Columns, properties: Mapping[str, str] | None = None, *,
     gone: Sequence[Added] = (), positions: Mapping[str, int] | None = None, description: str | None = None,
 ) -> int:  # fmt: skip
-    """Give the table these columns on top of this version; returns the new one.
+    """Give the table these columns on top of this version; returns the new version.
 
-    The same commit removes the ``gone`` files. A file that stays is read with NULL in the columns that it lacks.
-    ``description``: that of the table; None leaves it as it is, an empty one removes it.
+    The same commit removes the ``gone`` files. Columns that a remaining file lacks are read as NULL. ``description``:
+    the new description of the table; None leaves it as it is, an empty text removes it.
     """
     refuse_features(table)
     now = now_ms()
@@ -105,8 +106,8 @@ def replace_table(
     table: DeltaVersion, columns: Columns, files: Sequence[FileReport], positions: Mapping[str, int],
     properties: Mapping[str, str] | None = None, *, description: str | None = None,
 ) -> int:  # fmt: skip
-    """Give the table these columns and these rows, in place of all that it has, on top of this version; returns the new
-    one. ``description``: as of :func:`commit_columns`."""
+    """Replace all columns and rows of the table by these, on top of this version; returns the new version.
+    ``description``: see :func:`commit_columns`."""
     refuse_features(table, vectors=True)
     check_files(table.folder, files, columns.schema)
     now = now_ms()
@@ -126,10 +127,10 @@ def replace_table(
 def continue_table(
     table: DeltaVersion, held: DeltaVersion, positions: Mapping[str, int], configuration: Mapping[str, str]
 ) -> int:  # fmt: skip
-    """Give the table the columns, rows and description of another one, in place of all that it has, on top of this
-    version; returns the new one.
+    """Replace the columns, rows and description of the table by those of another table, on top of this version; returns
+    the new version.
 
-    The other's files are in the table's folder already, under the names that they have there.
+    The other table's files are already in this table's folder, under the names that they have there.
     """
     for version in (table, held):
         refuse_features(version, vectors=True)
@@ -158,7 +159,7 @@ def _metadata(table: DeltaVersion, schema: str, configuration: Mapping[str, str]
 
 
 def _joined(one: Action, other: Action) -> Action:
-    """A protocol with the features of both, which list theirs."""
+    """A protocol with the features of both protocols, each of which lists its features."""
     features = ("readerFeatures", "writerFeatures")
     versions = {name: max(one[name], other[name]) for name in ("minReaderVersion", "minWriterVersion")}
     return {**versions, **{name: sorted({*one.get(name, ()), *other.get(name, ())}) for name in features}}

@@ -1,4 +1,4 @@
-"""Tables as delta-rs opens them, for its query engine."""
+"""Opens tables with delta-rs, for its query engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.store import storage
 
 _UNKNOWN: Final = frozenset({"typeWidening"})
-"""Features whose tables delta-rs opens, and does not query."""
+"""Features of tables that delta-rs opens, but cannot query."""
 
 
 def queryable(table: DeltaVersion) -> bool:

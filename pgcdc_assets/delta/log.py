@@ -1,7 +1,7 @@
 """Reads a Delta table's log by the numbers of its commits.
 
-Other readers list the log's folder at each look: 0.2 s of CPU time for the 60,000 commits that a table under steady
-change takes in a day. The cost of a look here depends on what is live, and on what came since the last look.
+Other readers list the log's folder each time, which takes 0.2 s of CPU time for the 60,000 commits that a steadily
+changing table gets in a day. Here the cost of a read depends on what is live, and on the commits since the last read.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -42,31 +42,31 @@ _FIELDS: Final = (
     "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
     "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
 )  # fmt: skip
-"""The fields of an add action. Checkpoints may hold more, derived from these: those of Spark hold statistics by column.
-"""
+"""The fields of an add action. Checkpoints may hold more fields, derived from these: Spark's checkpoints hold
+statistics by column."""
 _OUTSIDE: Final = re.compile(r"^/|:/|(^|/)\.\.(/|$)|[\x00\ud800-\udfff]")
-"""In the path of a file: it leads out of the table's folder, or nowhere."""
+"""In the path of a file: the path leads out of the table's folder, or nowhere."""
 _AHEAD: Final = 16
-"""Commits that are read at a time."""
+"""Commits that are read at the same time."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Added:
-    """A data file as one version has it."""
+    """A data file in one version of a table."""
 
     path: str
     """Relative to the table's folder."""
     size: int
     rows: int | None
-    """None where its statistics do not say."""
+    """None if its statistics do not say."""
     vector: str | None
     """The file that holds its deletion vector."""
     deleted: int
-    """Rows that the deletion vector takes away."""
+    """Rows that the deletion vector removes."""
     action: Action = field(default_factory=dict, repr=False, compare=False)
-    """As the log has it."""
+    """The add action as the log has it."""
 
     @classmethod
     def of(cls, add: Action) -> Self:
@@ -83,7 +83,7 @@ class Added:
 
 @dataclass(frozen=True)
 class DeltaVersion:
-    """A table as one of its versions has it."""
+    """A table at one of its versions."""
 
     folder: Location
     number: int
@@ -99,7 +99,7 @@ class DeltaVersion:
 
     @property
     def features(self) -> frozenset[str]:
-        """Features that a writer has to know; older protocols have none, they count them up in one number."""
+        """Features that a writer must know. Older protocols list no features: they have only a version number."""
         return frozenset(self.protocol.get("writerFeatures") or ())
 
     @cached_property
@@ -118,10 +118,10 @@ class Replay:
     files: dict[tuple[str, str], Added] = field(default_factory=dict)
     """A file with another deletion vector is another file."""
     with_files: bool = True
-    """If false, files are passed over: those of a large table take memory."""
+    """If false, files are skipped, because the files of a large table take much memory."""
 
     def play(self, action: Action) -> Added | None:
-        """The file that the action adds, if it does."""
+        """Apply an action; returns the file that the action adds, or None."""
         if not self.with_files and ("add" in action or "remove" in action):
             return None
         if remove := action.get("remove"):
@@ -137,7 +137,7 @@ class Replay:
 
 
 def _position(version: Any) -> int:
-    """A transaction's version: a signed number of 64 bits, which for ours is an LSN."""
+    """A transaction's version: a signed 64-bit number, which in our transactions is an LSN."""
     number = int(version)
     if not 0 <= number < 1 << 63:
         raise ValueError(f"{number} is no version")
@@ -145,7 +145,7 @@ def _position(version: Any) -> int:
 
 
 class DeltaLog:
-    """The log of one table; it remembers what it has read, and reads on from there. Threads may share it."""
+    """The log of one table. It remembers what it has read, and continues from there. Threads may share it."""
 
     def __init__(self, folder: Location, *, with_files: bool = True) -> None:
         self.folder = folder
@@ -157,24 +157,24 @@ class DeltaLog:
         self._lock = Lock()
 
     def newest(self) -> DeltaVersion | None:
-        """The newest version; None where there is no table yet. LakeError where the log does not say."""
+        """The newest version; None if there is no table yet. LakeError if the log does not say."""
         with self._lock, reading(f"log of Delta table {self.folder}"):
             try:
                 if self._number < 0 or self._lost():
                     self._begin()
             except BaseException:
-                # What was played of it is not known.
+                # It is not known how much of the log was played.
                 self._number = -1
                 raise
             return self._told()
 
     def at(self, version: int) -> DeltaVersion:
-        """LakeError where the log does not hold that version (any more)."""
+        """The table at this version. LakeError if the log does not, or no longer, hold the version."""
         with self._lock, reading(f"log of Delta table {self.folder}"):
             try:
                 self._seek(version)
             except LakeError:
-                # A file that was listed may be deleted before it is read, while versions around it are let go.
+                # A listed file may be deleted before it is read, while versions around it are deleted.
                 self._seek(version)
             told = self._told()
         if told is None:
@@ -186,9 +186,9 @@ class DeltaLog:
         self._play_upto(version)
 
     def _lost(self) -> bool:
-        """Read on; returns whether that no longer leads to the newest version. Then the log was last read so long ago
-        that the last commit that was read, or the next ones, have been deleted since. The log is whole from the
-        checkpoint of the hint on."""
+        """Read further; returns whether this no longer leads to the newest version. In that case the log was last read
+        so long ago that the last commit read, or the next commits, were deleted since. The log is complete from the
+        checkpoint that the hint names."""
         number, log = self._number, self._log
         following, hint, there = storage.together(log, [
             partial(commit_if_there, log, number + 1), partial(hinted, log),
@@ -205,11 +205,11 @@ class DeltaLog:
         try:
             self._start(*_checkpoint_at(self._log, hint))
         except TornLog:
-            # The commits before it stay until it is durable.
+            # The commits below the checkpoint stay until it is durable.
             self._start(-1, ())
         if 0 <= hint == self._number and self._read_on():
             return
-        # Nothing follows the checkpoint that the hint names: is it the end, or is the hint an old one?
+        # Nothing follows the checkpoint that the hint names: it is the newest version, or the hint is old.
         names = [entry.name for entry in storage.list_after(self._log)]
         last = max(commits_among(names), default=-1)
         begin, actions = _readable(self._log, checkpoints_among(names, self._log))
@@ -223,7 +223,7 @@ class DeltaLog:
             self._replay.play(action)
 
     def _read_on(self) -> bool:
-        """Play the commits that follow; whether there was any."""
+        """Play the commits that follow; returns whether there were any."""
         before, ahead = self._number, 1
         while True:
             for actions in self._read(commit_if_there, ahead):
@@ -238,7 +238,7 @@ class DeltaLog:
                 self._play(self._number + 1, actions)
 
     def _read(self, read: Callable[[Location, int], T], count: int) -> list[T]:
-        """So many of the commits that follow, each read in this way."""
+        """The next ``count`` commits, each read with ``read``."""
         begin = self._number + 1
         return storage.together(self._log, [partial(read, self._log, begin + place) for place in range(count)])
 
@@ -258,10 +258,10 @@ class DeltaLog:
 
 
 class OpenLogs:
-    """The logs of tables that one run looks at again and again, each read on from its last look.
+    """The logs of tables that one run reads repeatedly; each read continues from the previous read.
 
-    Only for the time in which no other process writes to the lake: a table that is deleted and made again between two
-    looks may seem to be the same.
+    Only for a time in which no other process writes to the lake: a table that is deleted and created again between two
+    reads may seem to be the same table.
     """
 
     def __init__(self) -> None:
@@ -269,7 +269,7 @@ class OpenLogs:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """They are remembered during the block."""
+        """Remember the logs during the block."""
         self._logs = {}
         try:
             yield
@@ -281,7 +281,7 @@ class OpenLogs:
         return DeltaLog(folder) if logs is None else logs.setdefault(folder, DeltaLog(folder))
 
     def forget(self, folder: Location) -> None:
-        """Of a table that is deleted: another one may be made in its place."""
+        """Forget a table that is deleted, because another table may be created in its place."""
         if self._logs is not None:
             self._logs.pop(folder, None)
 
@@ -295,13 +295,13 @@ def open_delta(folder: Location) -> DeltaVersion | None:
 
 
 def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:
-    """The newest checkpoint at or below a version that can be read: its version, and what it stands for; -1 and
-    nothing if there is none. TornLog if one cannot be read and the commits before it are gone."""
+    """The newest readable checkpoint at or below a version: its version and its actions; -1 and no actions if there is
+    none. TornLog if a checkpoint cannot be read and the commits below it are gone."""
     return _readable(log, checkpoint_files(log, upto))
 
 
 def _readable(log: Location, checkpoints: Mapping[int, list[Location]]) -> tuple[int, list[Action]]:
-    """The first that can be read of these checkpoints, the newest of which stands first."""
+    """The first readable checkpoint of these, which are sorted newest first."""
     failed: TornLog | None = None
     for number, parts in checkpoints.items():
         try:
@@ -314,7 +314,7 @@ def _readable(log: Location, checkpoints: Mapping[int, list[Location]]) -> tuple
 
 
 def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
-    """The actions that a checkpoint stands for, without tombstones. TornLog if it cannot be read."""
+    """The actions of a checkpoint, without tombstones. TornLog if it cannot be read."""
     for path in parts:
         try:
             with opened_parquet(path) as file:
@@ -330,7 +330,7 @@ def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
 
 
 def is_whole(checkpoint: Iterable[Location]) -> bool:
-    """Whether the parts of a checkpoint are there, and can be read."""
+    """Whether the parts of a checkpoint exist and can be read."""
     try:
         return any(True for _ in checkpoint_actions(checkpoint))
     except TornLog:
@@ -338,7 +338,7 @@ def is_whole(checkpoint: Iterable[Location]) -> bool:
 
 
 def _checkpoint_at(log: Location, version: int) -> tuple[int, list[Action]]:
-    """The checkpoint of one file that a version has; -1 and nothing where it has none."""
+    """The single-file checkpoint of a version; -1 and no actions if there is none."""
     path = log / checkpoint_name(version)
     return (version, list(checkpoint_actions([path]))) if version >= 0 and storage.exists(path) else (-1, [])
 
@@ -348,12 +348,12 @@ def hinted(log: Location) -> int:
     try:
         return int(json.loads(storage.read(log / LAST_CHECKPOINT))["version"])
     except (FileNotFoundError, *MALFORMED):
-        # The hint may be half written: it is a hint, no more.
+        # The hint may be half written; it is only a hint.
         return -1
 
 
 def file_key(action: Action) -> tuple[str, str]:
-    """The identity of a file within a version: with another deletion vector it is another one."""
+    """The identity of a file within a version: with another deletion vector it is another file."""
     vector = action.get("deletionVector")
     told = "" if vector is None else f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
     return str(action["path"]), told

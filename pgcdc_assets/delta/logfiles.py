@@ -1,4 +1,4 @@
-"""The files of a Delta table's log, read strictly: what is not whole, or not known, is never passed over.
+"""Reads the files of a Delta table's log strictly: incomplete or unknown content is never skipped.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -21,14 +21,14 @@ Action = dict[str, Any]
 
 COMMIT: Final = re.compile(r"(\d{20})\.json")
 CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
-"""One file, or one of several parts; the newer form with sidecars is not written here."""
+"""One file, or one of several parts. The newer form with sidecars is not written here."""
 ASIDE: Final = "_torn_"
-"""Begins the name of what was put aside, in the log's own folder."""
+"""How the names of files begin that were put aside, in the log's own folder."""
 VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
 """Files of a log that belong to a version: commits, checkpoints, and the checksums that Spark keeps beside them."""
 ACTIONS: Final = "pgcdcActions"
-"""In the ``commitInfo`` of commits made here: how many actions the commit has, this one included. A commit that was
-cut between two lines would look whole."""
+"""Field of ``commitInfo`` in our commits: how many actions the commit has, including this action. Without this number,
+a commit that was cut between two lines would look complete."""
 
 ENGINE: Final = "pgcdc_assets"
 """The name of our commits' writer in a table's history."""
@@ -39,14 +39,14 @@ _NEEDED: Final = {
     "add": ("path", "size"), "remove": ("path",), "txn": ("appId", "version"), "metaData": ("schemaString",),
     "protocol": ("minReaderVersion",),
 }  # fmt: skip
-"""The actions that say what the table is, and what each has at least."""
+"""The actions that define the table, and the fields that each must have."""
 _OTHERS: Final = frozenset({"commitInfo", "cdc", "domainMetadata", "checkpointMetadata", "sidecar"})
 """Actions that say nothing about the rows of the table, and may be present."""
 
 
 def commit_actions(log: Location, number: int) -> list[Action]:
-    """All actions of one commit, in order. LakeError where there is none, or one holds an action that is not known;
-    TornLog where it is not whole."""
+    """All actions of one commit, in order. LakeError if there is no commit, or if it holds an unknown action; TornLog
+    if it is not complete."""
     actions = commit_if_there(log, number)
     if actions is None:
         raise LakeError("lacks a commit that its versions need", thing=str(log / commit_name(number)))
@@ -54,7 +54,7 @@ def commit_actions(log: Location, number: int) -> list[Action]:
 
 
 def commit_if_there(log: Location, number: int) -> list[Action] | None:
-    """The same; None where there is none."""
+    """Like :func:`commit_actions`, but None if there is no commit."""
     path = log / commit_name(number)
     try:
         content = storage.read(path)
@@ -63,7 +63,7 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     actions = [_action(line, path) for line in content.removesuffix(b"\n").split(b"\n")]
     info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None) or {}
     engine, ended = str(info.get("engineInfo", "")), content.endswith(b"\n")
-    # A commit that was cut at a line's end would look whole. A writer that is not known may end its last line or not.
+    # A commit that was cut at a line's end would look complete. An unknown writer may or may not end its last line.
     if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
         raise torn(path, "its last line does not end as its writer ends lines")
     if ACTIONS in info and str(info[ACTIONS]) != str(len(actions)):
@@ -86,17 +86,17 @@ def commit_numbers(log: Location) -> list[int]:
 
 
 def commits_among(names: Iterable[str]) -> list[int]:
-    """The same of names that were listed."""
+    """Like :func:`commit_numbers`, for names that were already listed."""
     return sorted(int(match[1]) for name in names if (match := COMMIT.fullmatch(name)))
 
 
 def checkpoint_files(log: Location, upto: int | None = None) -> dict[int, list[Location]]:
-    """The checkpoints of which all parts are there, at or below a version, the newest first. Lists the folder."""
+    """The checkpoints with all of their parts, at or below a version, the newest first. Lists the folder."""
     return checkpoints_among((entry.name for entry in storage.list_after(log)), log, upto)
 
 
 def checkpoints_among(names: Iterable[str], log: Location, upto: int | None = None) -> dict[int, list[Location]]:
-    """The same of names that were listed."""
+    """Like :func:`checkpoint_files`, for names that were already listed."""
     found: dict[int, list[Location]] = {}
     parts: dict[int, int] = {}
     for name in names:
@@ -108,8 +108,8 @@ def checkpoints_among(names: Iterable[str], log: Location, upto: int | None = No
 
 
 def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
-    """The commits above a version, up to the first that is torn or not there. LakeError for one that is whole, and
-    holds what is not known here."""
+    """The commits above a version, up to the first that is torn or missing. LakeError for a complete commit with
+    unknown content."""
     found: dict[int, list[Action]] = {}
     number = base + 1
     while True:
@@ -120,7 +120,7 @@ def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
         if actions is None:
             break
         if number == 0 and not {"metaData", "protocol"} <= {name for action in actions for name in action}:
-            # Both are needed to be a table at all: Spark writes one of them last, delta-rs the other.
+            # A table needs both. Spark writes one of them last, delta-rs the other.
             break
         found[number] = actions
         number += 1
@@ -128,14 +128,14 @@ def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
 
 
 def above(log: Location, last: int) -> list[Location]:
-    """All files of a log that belong to a later version. Lists the folder."""
+    """All files of a log that belong to a version above ``last``. Lists the folder."""
     names = (entry.name for entry in storage.list_after(log))
     return [log / name for name in names if (match := VERSIONED.match(name)) and int(match[1]) > last]
 
 
 def put_aside(log: Location, paths: Sequence[Location]) -> tuple[str, ...]:
-    """Give files of a log names that nobody takes for the log's, durably; returns the former ones. The hint goes with
-    the checkpoint that it names."""
+    """Rename files of a log so that no reader takes them for files of the log; the new names are durable. Returns the
+    former names. The hint is also renamed if its checkpoint does not stay."""
     names = {path.name for path in paths}
     hint = log / LAST_CHECKPOINT
     if storage.exists(hint) and not _believable(hint, names):
@@ -148,7 +148,7 @@ def put_aside(log: Location, paths: Sequence[Location]) -> tuple[str, ...]:
 
 
 def _believable(hint: Location, aside: set[str]) -> bool:
-    """Whether a checkpoint that stays is the one that the hint names."""
+    """Whether the checkpoint that the hint names stays."""
     try:
         number = int(json.loads(storage.read(hint))["version"])
     except MALFORMED:

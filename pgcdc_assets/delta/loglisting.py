@@ -1,4 +1,4 @@
-"""A table's log as one listing of its folder has it."""
+"""One listing of the folder of a table's log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LogListing:
     entries: tuple[Entry, ...]
     commits: Mapping[int, Entry]
     checkpoints: Mapping[int, list[Location]]
-    """Those of which all parts are there, the newest first."""
+    """Checkpoints with all of their parts, the newest first."""
 
     @classmethod
     def of(cls, folder: Location) -> LogListing:
@@ -36,36 +36,36 @@ class LogListing:
 
     @property
     def newest(self) -> int:
-        """-1 where there is no version."""
+        """The newest version; -1 if there is no version."""
         return max([-1, *self.commits, *self.checkpoints])
 
     def holds(self, version: int) -> bool:
-        """Whether the log still holds it; what Delta has cleaned up is gone."""
+        """Whether the log still holds the version. Delta may have cleaned it up."""
         begin = next((number for number in self.checkpoints if number <= version), -1)
         return self.commits.keys() >= set(range(begin + 1, version + 1))
 
     @property
     def whole_since(self) -> int:
-        """The lowest version from which on the log has every one: those that are kept alone lie below."""
+        """The lowest version from which the log has every version. Versions that are kept alone are below it."""
         before = self.newest
         while before in self.commits:
             before -= 1
         return 0 if before < 0 else min((number for number in self.checkpoints if number >= before), default=before)
 
     def first_young(self, begin: int, before: float) -> int:
-        """The first version, at most ``begin``, from which on each was the newest after ``before``, or may still be
-        published."""
+        """The lowest version, at most ``begin``, such that each version from there was the newest at some time after
+        ``before``, or may still be published."""
         version = begin
         while version > 0 and version in self.commits and self.commits[version].written > before:
             version -= 1
         return version
 
     def whole_from(self, young: int) -> int:
-        """The newest checkpoint at or below a version that can be read; 0 where there is none."""
+        """The newest readable checkpoint at or below ``young``; 0 if there is none."""
         return next((number for number, parts in self.checkpoints.items() if number <= young and is_whole(parts)), 0)
 
     def files_below(self, version: int, kept: Set[int]) -> list[Location]:
-        """All files of the log that belong to a version below ``version``, other than the ``kept`` ones."""
+        """All files of the log that belong to a version below ``version``, except the ``kept`` versions."""
         found = ((entry.name, VERSIONED.match(entry.name)) for entry in self.entries)
         return [self.log / name for name, match in found
                 if match is not None and int(match[1]) < version and int(match[1]) not in kept]  # fmt: skip

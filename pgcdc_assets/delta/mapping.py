@@ -1,6 +1,7 @@
-"""The columns of a table as its metadata states them, with ids and names of their own where files name them otherwise.
+"""The columns of a table as its metadata states them, with ids and separate names if files name the columns
+differently.
 
-Columns that change while the files stay keep the name that the files have for them, and tell the types that they had.
+Columns that change while the files stay keep their names in the files, and list the types that they had.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#column-mapping
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#type-widening
 """
@@ -19,14 +20,14 @@ from deltalake import Schema
 
 MODE: Final = "delta.columnMapping.mode"
 HIGHEST: Final = "delta.columnMapping.maxColumnId"
-"""Table property: ids go up, also past columns that are gone."""
+"""Table property: the highest id. Ids only go up, also past columns that were removed."""
 WIDENING: Final = "delta.enableTypeWidening"
 _ID: Final = "delta.columnMapping.id"
 _PHYSICAL: Final = "delta.columnMapping.physicalName"
 _TYPE_CHANGES: Final = "delta.typeChanges"
 _COMMENT: Final = "comment"
 OURS: Final = "pgcdc.comment"
-"""Beside a comment in a column's metadata: it is the source's, and goes when the source's goes."""
+"""Beside a comment in a column's metadata: the comment is the source's, and is removed when the source removes it."""
 
 Field = dict[str, Any]
 """A column in a table's metadata."""
@@ -34,19 +35,19 @@ Field = dict[str, Any]
 
 @dataclass(frozen=True)
 class Columns:
-    """All columns of a table, and the properties that go with them."""
+    """All columns of a table, and the properties that belong to them."""
 
     fields: Sequence[Field]
     properties: Mapping[str, str]
 
     @classmethod
     def of(cls, schema: pa.Schema, *, mapped: bool, highest: int = 0) -> Columns:
-        """``highest``: no id up to this one is given again."""
+        """``highest``: ids up to this number are not given again."""
         fields = _fields(schema)
         return cls(*_with_ids(fields, highest)) if mapped else cls(fields, {})
 
     def with_more(self, schema: pa.Schema) -> Columns:
-        """These columns and the schema's behind them."""
+        """These columns, and then the columns of the schema."""
         more = _fields(schema)
         properties: Mapping[str, str] = {}
         if is_mapped(self.properties):
@@ -56,8 +57,8 @@ class Columns:
     def followed_by(self, schema: pa.Schema, held: Mapping[str, str], *, mapped: bool) -> Columns:
         """The columns of ``schema`` over the same files.
 
-        ``held``: for a column that is one of these, its name here. The others are new, and without values in the files.
-        ``mapped``: files may name columns otherwise than the table does. Types may only become wider.
+        ``held``: for each column that exists here, its name here. All other columns are new, and have no values in the
+        files. ``mapped``: files may name columns differently from the table. Types may only become wider.
         """
         here = self._mapped() if mapped else self
         told = {field["name"]: field for field in here.fields}
@@ -70,21 +71,22 @@ class Columns:
         return Columns(fields, {**here.properties, **more.properties, **widened})
 
     def commented(self, comments: Mapping[str, str | None]) -> Columns:
-        """The same columns with these comments. Where one is None, a comment of ours goes, and another writer's stays;
-        columns that are not named stay as they are."""
+        """The same columns with these comments. If a comment is None, our comment is removed, and another writer's
+        comment stays. Columns that are not named stay as they are."""
         fields = [_commented(field, comments[field["name"]]) if field["name"] in comments else field
                   for field in self.fields]  # fmt: skip
         return replace(self, fields=fields)
 
     def commented_as(self, held: Columns, sources: Mapping[str, str]) -> Columns:
-        """The same columns with the comments that others have. ``sources``: the name there of each that is there."""
+        """The same columns with the comments of ``held``. ``sources``: for each column that ``held`` has, its name
+        there."""
         known = {field["name"]: _comment(field) for field in held.fields}
         fields = [{**field, "metadata": {**field["metadata"], **known.get(sources.get(field["name"], ""), {})}}
                   for field in self.fields]  # fmt: skip
         return replace(self, fields=fields)
 
     def _mapped(self) -> Columns:
-        """The same columns, with ids; files name them as they are named now."""
+        """The same columns, with ids; files name them by their current names."""
         if is_mapped(self.properties):
             return Columns(self.fields, {})
         ids = count(1)
@@ -109,7 +111,7 @@ def is_mapped(properties: Mapping[str, str]) -> bool:
 
 
 def physical(schema: pa.Schema, columns: Schema) -> pa.Schema:
-    """Columns as data files name them. KeyError for one that the table lacks."""
+    """Columns as data files name them. KeyError for a column that the table lacks."""
     metadata = {field.name: field.metadata for field in columns.fields}
     return pa.schema([_in_files(field, metadata[field.name]) for field in schema])
 
@@ -120,14 +122,14 @@ def _fields(schema: pa.Schema) -> list[Field]:
 
 
 def _with_ids(fields: Iterable[Field], highest: int) -> tuple[list[Field], dict[str, str]]:
-    """The fields with ids behind the highest one that was given."""
+    """The fields with ids above the highest id that was given."""
     given = [{**field, "metadata": {_ID: number, _PHYSICAL: f"col-{uuid.uuid4()}"}}
              for number, field in enumerate(fields, highest + 1)]  # fmt: skip
     return given, {MODE: "name", HIGHEST: str(highest + len(given))}
 
 
 def _comment(of: Field) -> Field:
-    """What a column's metadata says of its comment."""
+    """The entries of a column's metadata that concern its comment."""
     return {name: value for name, value in of["metadata"].items() if name in (_COMMENT, OURS)}
 
 
@@ -140,7 +142,7 @@ def _commented(of: Field, comment: str | None) -> Field:
 
 
 def _as_named(of: Field, ids: Iterator[int]) -> Field:
-    """A column that files name as it is named, with an id; those of structs within it, too."""
+    """A column with an id, which files name by its current name. Columns of structs inside it also get ids."""
     metadata = {**of["metadata"], _ID: next(ids), _PHYSICAL: of["name"]}
     return {**of, "type": _nested(of["type"], ids), "metadata": metadata}
 
@@ -155,7 +157,7 @@ def _nested(of: Any, ids: Iterator[int]) -> Any:
 
 
 def _renamed(of: Field, wanted: Field) -> Field:
-    """A column under the name and with the type of another, in the same place of the files."""
+    """A column with the name and type of another column, in the same place of the files."""
     was, is_ = of["type"], wanted["type"]
     if not isinstance(was, str) or was == is_:
         return {**of, "name": wanted["name"]}

@@ -1,8 +1,8 @@
-"""Mends what a power cut left of a Delta log, under the lake's lock, before anybody builds on it.
+"""Repairs a Delta log after a power cut, under the lake's lock, before any process builds on it.
 
-What is published is durable; what came after it may be whole, torn or gone in any mixture. Everything from the first
-version on that is not whole is put aside, under names that no reader takes for the log's. The log goes on from the
-version before, and what the versions held is derived again.
+Published content is durable. Content that came later may be complete, torn or missing, in any mixture. From the first
+incomplete version, everything is put aside, under names that no reader takes for files of the log. The log continues
+from the version below, and the content of the lost versions is derived again.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ class Recovered:
     """A log after its recovery."""
 
     number: int
-    """The newest version; -1 if there is no version, or none that can be read."""
+    """The newest version; -1 if there is no version, or no version that can be read."""
     positions: Mapping[str, int]
     aside: tuple[str, ...] = ()
     """Names of the files that were put aside."""
     tail: Mapping[int, Sequence[Action]] = field(default_factory=dict)
-    """The commits above the version that was known to be durable."""
+    """The commits above ``promised``, the version that was known to be durable."""
 
 
 def recover(folder: Location, promised: int = -1) -> Recovered:
-    """Put aside what is not whole above ``promised``, the version known to be durable, and make the rest durable.
+    """Put aside what is incomplete above ``promised``, the version known to be durable, and make the rest durable.
 
-    Damage at or below it is not a power cut's: it stays as it is, and opening the table says so.
+    A power cut does not cause damage at or below ``promised``. Such damage stays as it is, and opening the table
+    reports it.
     """
     log = folder / DELTA_LOG
     numbers = commit_numbers(log)
@@ -74,7 +75,7 @@ def recover(folder: Location, promised: int = -1) -> Recovered:
 
 
 def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> list[Location]:
-    """Files whose content nobody has synced: commits that were not made here, and what they add."""
+    """Files whose content nobody has synced: commits of other writers, and the files that they add."""
     found: list[Location] = []
     for number, actions in commits.items():
         if is_own(actions):
@@ -88,8 +89,8 @@ def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> 
 
 
 def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]]) -> None:
-    """Delete the checksums of what others wrote and nobody has synced, because a whole file cannot be read beside a
-    torn checksum. Delta's own checksum of the version goes, too."""
+    """Delete the checksums of files that other writers wrote and nobody has synced, because a complete file cannot be
+    read beside a torn checksum. Delta's own checksum of the version is also deleted."""
     for number, actions in commits.items():
         if not is_own(actions):
             version = folder / DELTA_LOG / f"{number:020}.crc"
@@ -97,15 +98,17 @@ def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]])
 
 
 def is_own(actions: Sequence[Action]) -> bool:
-    """Whether a commit was made here: its content, and that of the files that it adds, was durable before its name."""
+    """Whether a commit is ours: its content, and the content of the files that it adds, was durable before it had its
+    name."""
     return any(action.get("commitInfo", {}).get("engineInfo") == ENGINE for action in actions)
 
 
 def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Location]]:
-    """The checkpoint to begin from, what it stands for, and the files of those that cannot be read.
+    """The checkpoint to begin from, its state, and the files of checkpoints that cannot be read.
 
-    It is the newest at or below ``promised``, so that all that came later is looked at. If the commits above it do not
-    lead to the newest checkpoint, it is the newest: that was durable before the commits below it were deleted.
+    It is the newest checkpoint at or below ``promised``, so that everything later is checked. If the commits above it
+    do not lead to the newest checkpoint, it is the newest checkpoint: that was durable before the commits below it were
+    deleted.
     """
     torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
@@ -128,7 +131,7 @@ def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, R
 
 
 def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, Sequence[Action]], promised: int) -> int:
-    """The newest version that has all of the files that came after ``promised``."""
+    """The newest version that has all of the files that were added above ``promised``."""
     last = max(kept, default=base)
     while True:
         files = dict(begin.files)
@@ -149,8 +152,8 @@ def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, S
 
 
 def _sound(folder: Location, file: Added, *, own: bool) -> bool:
-    """Whether a file is there as it was added. What was written here was durable before it had a name that counts;
-    what others wrote is read to find out."""
+    """Whether a file is there as it was added. Our files were durable before they had a name that counts. Files of
+    other writers are read to find out."""
     path = folder / file.path
     try:
         found = storage.head(path)

@@ -1,9 +1,9 @@
 """Reads from a Delta table's log which files some of its versions refer to.
 
-VACUUM's own rule goes by the time of removal, and forgets a removal after a while. What readers are
-promised goes by versions: a file, deletion vectors included, stays as long as any promised version refers to it,
-whatever the clock says. The log may lack the versions between two promised ones if there is a checkpoint to
-continue from (:mod:`pgcdc_assets.mirror.delta.thinning`).
+VACUUM's own rule goes by the time of removal, and forgets a removal after a while. What readers are promised goes by
+versions: a file, also of deletion vectors, stays as long as any promised version refers to it, at any age. The log may
+lack the versions between two promised versions if there is a checkpoint to continue from
+(:mod:`pgcdc_assets.mirror.delta.thinning`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ class References:
 
 
 def references(listing: LogListing, versions: Collection[int], newest: int) -> References:
-    """What these versions of the table, and its newest, refer to. LakeError if its log does not say."""
+    """The files that these versions of the table, and its newest version, refer to. LakeError if its log does not
+    say."""
     walk = _Walk(listing)
     needed: set[str] = set()
     before = -2
     for version in sorted({*versions, newest}):
         came = walk.to(version)
-        # Files that this version shares with the version just before are in the set already.
+        # The set already has the files that this version shares with the version just before.
         needed |= _names(walk.replay.files.values() if came is None or version != before + 1 else came)
         before = version
     return References(tuple(walk.replay.files.values()), frozenset(needed))
 
 
 class _Walk:
-    """Walks upwards through a log's versions: by commits, or by a checkpoint at the beginning and where commits are
+    """Goes up through a log's versions: by commits, or by a checkpoint at the beginning and where commits are
     missing."""
 
     def __init__(self, listing: LogListing) -> None:
@@ -48,7 +49,7 @@ class _Walk:
         self.replay = Replay()
 
     def to(self, version: int) -> list[Added] | None:
-        """Go to a version; returns the files that were added on the way, None if the way led over a checkpoint."""
+        """Go to a version; returns the files that were added on the way, or None if the way led over a checkpoint."""
         jumps = self._number < 0 or not self._listing.commits.keys() >= set(range(self._number + 1, version + 1))
         if jumps:
             self._jump(version)
@@ -58,7 +59,7 @@ class _Walk:
         return None if jumps else [added for added in played if added is not None]
 
     def _jump(self, version: int) -> None:
-        """Go to the newest readable checkpoint at or below ``version``, if it is ahead."""
+        """Go to the newest readable checkpoint at or below ``version``, if it is above the current version."""
         for number, parts in self._listing.checkpoints.items():
             if not self._number < number <= version:
                 continue

@@ -1,4 +1,4 @@
-"""Removes a whole table, so that what is left after a crash is still known as that table, and can be removed again."""
+"""Removes a whole table. What is left after a crash is still known as that table, and can be removed again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pgcdc_assets.store import storage
 
 
 def remove_table(folder: Location) -> tuple[int, int]:
-    """Remove all files of a table; returns how many, and their bytes.
+    """Remove all files of a table; returns their number and their bytes.
 
-    The log goes last, and its beginning last of all: that says whose table it is.
+    The log is removed last, and its first file last of all, because that file says whose table it is.
     """
     found = {entry.name: entry.size for entry in storage.walk(folder, hidden=True)}
     of_log = sorted((name for name in found if name.startswith(f"{DELTA_LOG}/")), reverse=True)

@@ -1,4 +1,4 @@
-"""Which small files of a table are worth writing as one."""
+"""Finds small files of a table that are worth writing as one file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ File = TypeVar("File")
 def neighbours(
     files: Iterable[File], weight: Callable[[File], int], *, largest: int, full: int, fewest: int = 2
 ) -> Iterator[list[File]]:
-    """Groups of the files in their order, each of which becomes one file of at most ``full``.
+    """Groups of the files in their order; each group becomes one file of at most ``full``.
 
-    Files of ``largest`` and more are left alone. The last group, which may grow yet, has at least ``fewest`` files.
+    Files of ``largest`` and more are left alone. The last group, which may still grow, has at least ``fewest`` files.
     """
     group: list[File] = []
     size = 0

@@ -1,7 +1,7 @@
-"""Finds the files of a table that nobody needs any more: removed ones, and what killed processes left.
+"""Finds the files of a table that nobody needs any more: removed files, and files that killed processes left.
 
-VACUUM's rule goes by the clock and by what the log says of removals. Here a file stays as long as a version that
-somebody may be reading refers to it: a promised one, the newest, or one that was the newest recently.
+VACUUM's rule goes by the clock and by the removals in the log. Here a file stays as long as a version that somebody may
+be reading refers to it: a promised version, the newest version, or a version that was the newest recently.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pgcdc_assets.store.base import Entry
 
 
 def unneeded(listing: LogListing, versions: Collection[int], newest: int, before: float) -> list[Entry]:
-    """The data files and deletion vectors that these versions and the newest do not refer to, and that have been in
-    the folder since ``before``: a file is put there before the commit that names it."""
+    """The data files and deletion vectors that neither these versions nor the newest refer to, and that have been in
+    the folder since ``before``. The age matters because a file is put there before the commit that names it."""
     needed = references(listing, versions, newest).needed
     return [entry for entry in storage.walk(listing.folder) if entry.name not in needed and entry.placed <= before]
 
 
 def sweep(folder: Location, grace: timedelta) -> int:
-    """Delete the files that no version of a table needs that was its newest within ``grace``; returns how many.
+    """Delete the files that are needed by no version that was the table's newest within ``grace``; returns how many.
 
-    This is for tables of which nobody is promised an older version. 0 if there is no table.
+    This is for tables without promised older versions. 0 if there is no table.
     """
     table = open_delta(folder)
     if table is None:

@@ -1,9 +1,9 @@
-"""What a checkpoint says of removed files, so that another writer's VACUUM spares those that readers are promised.
+"""Limits which removed files a checkpoint names, so that another writer's VACUUM spares what readers are promised.
 
-VACUUM deletes a file that is older than the table's ``delta.deletedFileRetentionDuration``, unless it is live or a
-younger removal names it. The age of a file that lived for a short time spares it for nearly as long as its removal
-would; under steady change, with a turn a second, there are millions of these. So checkpoints name only the files that
-lived for longer than SHORT_LIFE, and the property is longer than the promise by that time.
+VACUUM deletes a file that is older than the table's ``delta.deletedFileRetentionDuration``, unless the file is live or
+a younger removal names it. If a file lived for a short time, its age spares it for nearly as long as its removal would.
+Under steady change, with a turn a second, there are millions of such files. So checkpoints name only the files that
+lived for longer than SHORT_LIFE, and the property is longer than the promise by SHORT_LIFE.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pgcdc_assets.delta.vectors import vector_file
 from pgcdc_assets.store import storage
 
 SHORT_LIFE: Final = timedelta(days=1)
-"""The lifetime of a file whose removal no checkpoint needs to name."""
+"""The longest lifetime of a file whose removal no checkpoint needs to name."""
 DELETED_FILES: Final = "delta.deletedFileRetentionDuration"
 LOG: Final = "delta.logRetentionDuration"
 LOG_KEPT: Final = timedelta(days=30)
-"""Twice the age of the oldest point: its version may have been old already when the point named it."""
+"""Twice the age of the oldest point: its version may already have been old when the point named it."""
 
 _LOG_BY_DEFAULT: Final = timedelta(days=30)
-"""Delta's default, for a table whose properties say nothing that is understood here."""
+"""Delta's default, for a table whose property is missing or not understood here."""
 _NONE: Final = timedelta(0)
 _INTERVAL: Final = re.compile(r"\s*(?:interval\s+)?(\d+)\s*(second|minute|hour|day|week)s?\s*", re.IGNORECASE)
 
@@ -43,7 +43,8 @@ def keeping(retention: timedelta) -> dict[str, str]:
 
 
 def lacking(configuration: Mapping[str, str], retention: timedelta) -> dict[str, str]:
-    """Those of the same properties that a mirror has too short, or not at all. One that somebody made longer stays."""
+    """The properties of :func:`keeping` that a mirror lacks or has too short. A longer value by another writer
+    stays."""
     has = {name: _span(configuration.get(name)) or _NONE for name in (LOG, DELETED_FILES)}
     return {name: _interval(span) for name, span in _kept(retention).items() if has[name] < span}
 
@@ -53,13 +54,14 @@ def _kept(retention: timedelta) -> dict[str, timedelta]:
 
 
 def log_retention(configuration: Mapping[str, str]) -> timedelta:
-    """For how long the table keeps the commits that a checkpoint stands for."""
+    """How long the table keeps the commits that a checkpoint replaces."""
     told = _span(configuration.get(LOG))
     return _LOG_BY_DEFAULT if told is None else told
 
 
 def forget_the_short_lived(folder: Location, checkpoint: Location) -> int:
-    """Rewrite a checkpoint that is not part of the log yet without the removals that it need not name; how many."""
+    """Rewrite a checkpoint that is not yet part of the log, without the removals that it need not name; returns how
+    many were left out."""
     with opened_parquet(checkpoint) as file:
         table = file.read()
     removed = table["remove"].to_pylist()
@@ -84,7 +86,7 @@ def _born(path: Location, otherwise: float) -> float:
 
 
 def _names(actions: list[dict[str, Any]]) -> frozenset[str]:
-    """The data files of these actions, and those of their deletion vectors."""
+    """The data files of these actions, and the files of their deletion vectors."""
     vectors = [vector_file(one["deletionVector"]) for one in actions if one.get("deletionVector")]
     return frozenset({unquote(one["path"]) for one in actions} | {name for name in vectors if name is not None})
 
@@ -94,6 +96,6 @@ def _interval(of: timedelta) -> str:
 
 
 def _span(stated: str | None) -> timedelta | None:
-    """None for what is no plain interval."""
+    """None for a text that is not a plain interval."""
     match = _INTERVAL.fullmatch(stated or "")
     return timedelta(**{f"{match[2].lower()}s": int(match[1])}) if match else None

@@ -21,10 +21,10 @@ from pgcdc_assets.store import storage
 
 _VERSION: Final = b"\x01"
 _MAGIC: Final = (1681511377).to_bytes(4, "little")
-"""Says that what follows is Roaring's portable form for 64 bits."""
+"""Marks the data that follows as Roaring's portable form for 64 bits."""
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-"""Python's base85 alphabet; apart from the letters both codes are the same."""
+"""Python's base85 alphabet. Except for the alphabet, both codes are the same."""
 _UUID_CHARACTERS: Final = 20
 
 Descriptor = dict[str, Any]
@@ -34,7 +34,7 @@ Descriptor = dict[str, Any]
 def vector_file(vector: Descriptor) -> str | None:
     """The file that holds the vector, relative to the table's folder; None if the vector is inline in the log.
 
-    The protocol's kind ``u`` names an optional folder, then a UUID in Z85. Raises LakeError for kinds other than these.
+    The protocol's kind ``u`` names an optional folder, then a UUID in Z85. Raises LakeError for all other kinds.
     """
     kind, text = vector["storageType"], vector["pathOrInlineDv"]
     if kind == "i":
