@@ -4,7 +4,7 @@ session        the session                        ondemand    one session for a 
 configuration  its settings                       executors   how many tasks run at a time; waiting for a cluster
 tasks          one function over many specs       attempt     what a worker does with one of them
                as one job
-versions       what driver and workers must have  archive     this environment as an archive for the executors
-               alike
+versions       what must be the same on driver    archive     this environment as an archive for the executors
+               and workers
 jars           Delta's jars, resolved once        maven       artifacts into a private cache
 """

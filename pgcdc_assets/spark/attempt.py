@@ -1,6 +1,7 @@
-"""One attempt at a task, in a worker: imported there for every job, so it imports neither Spark nor the driver's part.
+"""One attempt at a task, in a worker. Every job imports this module there, so it must not import Spark or the driver's
+part.
 
-What it returns begins with its kind; the rest is pickled.
+The result begins with its kind; the rest is pickled.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pgcdc_assets.spark.versions import Versions, difference, versions
 class Kind(StrEnum):
     DONE = "done"
     FAILED = "failed"
-    """With the name of the worker's host, and an error that the driver raises as itself."""
+    """With the name of the worker's host, and an error that the driver raises unchanged."""
     OTHER = "other"
-    """Nothing was tried: with the name of the worker's host, and what it has otherwise than the driver."""
+    """Nothing was tried. With the name of the worker's host, and how the worker differs from the driver."""
 
 
 def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:

@@ -1,4 +1,4 @@
-"""The settings of a session: ours, those of the user, and what a cluster's executors need."""
+"""The settings of a session: ours, the user's, and the settings that a cluster's executors need."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def configuration(settings: Settings) -> dict[str, str]:
         "spark.sql.extensions": EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
-        # Without it, Spark's pushed-down filters turn the ten days that the calendar skipped in October 1582 into other
-        # days, and skip rows.
+        # Without this setting, Spark's pushed-down filters change the ten days that the calendar skipped in October
+        # 1582 to other days, and skip rows.
         "spark.sql.datetime.java8API.enabled": "true",
         "spark.sql.caseSensitive": "false",
         "spark.sql.ansi.enabled": "true",
@@ -66,7 +66,8 @@ def configuration(settings: Settings) -> dict[str, str]:
 
 
 def worker_python(settings: Settings) -> str:
-    """The Python of the tasks: the user's choice, that of the archive, or else the driver's own, under its own path."""
+    """The Python of the tasks: the user's choice, the archive's Python, or else the driver's own, under its own
+    path."""
     if given := settings.spark.get(PYTHON):
         return given
     if ARCHIVE in settings.spark:
@@ -78,7 +79,7 @@ def _archives(settings: Settings) -> dict[str, str]:
     archive = settings.spark.get(ARCHIVE)
     if archive is None:
         return {}
-    # The driver may have another working directory when it sends it.
+    # The driver may have another working directory when it sends the archive.
     archive = archive if "://" in archive else str(Path(archive).absolute())
     own = settings.spark.get(ARCHIVES)
     return {ARCHIVES: ",".join([f"{archive}#{UNPACKED}", *([own] if own else [])])}
@@ -86,7 +87,8 @@ def _archives(settings: Settings) -> dict[str, str]:
 
 @cache
 def _local_folder() -> str:
-    """Spark's folder for spilled rows while this process lives. A folder that Spark makes would be open to all."""
+    """Spark's folder for spilled rows, for the life of this process. A folder that Spark creates would be open to
+    all."""
     folder = tempfile.mkdtemp(prefix="pgcdc-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

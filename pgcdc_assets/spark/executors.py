@@ -1,6 +1,6 @@
-"""How many tasks run at a time, and waiting until a cluster's executors stand.
+"""How many tasks run at a time, and waiting until a cluster's executors have registered.
 
-Before an executor has registered, Spark tells a parallelism of 2, whatever the cluster has.
+Before an executor has registered, Spark reports a parallelism of 2, for any cluster.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXECUTOR_SECONDS: Final = 600.0
-"""A cluster that adds machines as they are asked for takes minutes."""
+"""A cluster that adds machines on demand takes minutes."""
 _SETTLED_SECONDS: Final = 3.0
-"""Executors of one application come within moments of each other: after so long without a new one these are all."""
+"""Executors of one application register within moments of each other. If no new executor registers for this long, all
+of them have registered."""
 _POLL_SECONDS: Final = 0.1
 _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 _CAN_START: Final = "see in its UI whether it has the cores and the memory that `spark.executor.*` ask for"
@@ -29,7 +30,7 @@ def beside(session: SparkSession) -> bool:
 
 
 def cores(session: SparkSession) -> int:
-    """How many tasks run at a time: on the executors that stand, or that may come where Spark asks for more of them."""
+    """How many tasks run at a time: on the registered executors, or on the executors that Spark may add on demand."""
     context = session.sparkContext
     standing = max(1, int(context.defaultParallelism))
     if is_local(context.master):
@@ -41,9 +42,10 @@ def cores(session: SparkSession) -> int:
 
 
 def await_executors(session: SparkSession, seconds: float = EXECUTOR_SECONDS) -> None:
-    """Return once the executors stand. With dynamic allocation they come with the work, and are not waited for.
+    """Return once the executors have registered. With dynamic allocation, executors start with the work, so this does
+    not wait for them.
 
-    Raises MachineError if none comes, or if the cluster ends the application.
+    Raises MachineError if no executor registers, or if the cluster ends the application.
     """
     context = session.sparkContext
     if is_local(context.master) or context.getConf().get(_DYNAMIC, "false") == "true":
@@ -63,12 +65,12 @@ def await_executors(session: SparkSession, seconds: float = EXECUTOR_SECONDS) ->
 
 
 def _registered(context: Any) -> int:
-    """Executors that have registered; the status of the memory lists the driver as well."""
+    """Executors that have registered. The memory status also lists the driver."""
     return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
 
 
 def _all(context: Any, standing: int) -> bool:
-    """Whether those are all that the settings ask for."""
+    """Whether these are all executors that the settings ask for."""
     conf = context.getConf()
     if wanted := conf.get("spark.executor.instances", ""):
         return standing >= int(wanted)

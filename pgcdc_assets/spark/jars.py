@@ -1,10 +1,10 @@
 """Delta's jars that pyspark lacks, resolved once and kept in a private cache.
 
-delta-spark's wheel contains no jar. ``--packages`` would ask Maven Central at every start and pull 33
-jars, 25 of which are in pyspark already. So the resolver is run once, and excludes everything that pyspark has.
+delta-spark's wheel contains no jar. ``--packages`` would ask Maven Central at every start and fetch 33 jars, 25 of
+which pyspark already has. So the resolver runs once, and excludes everything that pyspark has.
 
-The jars run in a JVM that holds the source's password, so each is compared with its SHA-256 in ``jars.sha256``: when it
-is fetched, and at each start.
+The jars run in a JVM that holds the source's password. So each jar is compared with its SHA-256 in ``jars.sha256``:
+when it is fetched, and at each start.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _check(folder: Path) -> None:
 
 
 def _fetch(folder: Path) -> None:
-    """Fetch Delta's artifact without the modules that pyspark has, in whatever version."""
+    """Fetch Delta's artifact without the modules that pyspark already has, in any version."""
     line = ".".join(pyspark.__version__.split(".")[:2])
     delta = version("delta-spark")
     own = Path(pyspark.__file__).parent / "jars"

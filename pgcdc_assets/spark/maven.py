@@ -1,4 +1,4 @@
-"""Fetches artifacts of Maven Central once, into a private cache, by the resolver that pyspark ships (Ivy).
+"""Fetches artifacts of Maven Central once, into a private cache, with the resolver that pyspark ships (Ivy).
 
 Ivy runs with its own settings and cache, because a ``~/.m2`` that holds a pom without its jar breaks the usual chain.
 """
@@ -60,10 +60,10 @@ def java_command() -> str:
 
 
 def cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """The folder ``name`` of the cache; if it is missing, ``fill`` makes it at the path that it is given.
+    """The folder ``name`` of the cache. If the folder is missing, ``fill`` makes it at the path that it is given.
 
-    One process fills, the others wait for it; a half-filled folder is never seen. Raises MachineError
-    for a cache that cannot be written, and what ``fill`` raises.
+    One process fills the folder, and other processes wait for it. A half-filled folder is never visible. Raises
+    MachineError for a cache that cannot be written, and all errors of ``fill``.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "pgcdc_assets" / name
@@ -77,7 +77,7 @@ def cached(name: str, fill: Callable[[Path], None]) -> Path:
 def retrieve(artifact: Artifact, folder: Path, *, without: Collection[str] = ()) -> None:
     """Put the artifact's jar and those of its dependencies into ``folder``, except the modules of ``without``.
 
-    Raises MachineError for a missing or old Java, and if the network does not deliver it.
+    Raises MachineError for a missing or old Java, and if the network does not deliver the artifact.
     """
     own = Path(pyspark.__file__).parent / "jars"
     ivy = next(own.glob("ivy-*.jar"))
@@ -110,7 +110,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Fetch into a folder beside the final one, then rename."""
+    """Fetch into a folder beside the final folder, then rename it."""
     try:
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     except OSError as error:
@@ -146,7 +146,7 @@ def _wanted(artifact: Artifact, without: Collection[str]) -> str:
 
 
 def _first_warning(told: str) -> str:
-    """The first line of Ivy's warnings that says something."""
+    """The first line of Ivy's warnings that has content."""
     lines = (line.strip() for line in told.splitlines())
     return next((line for line in lines if line and not line.startswith("::")), "the resolver told nothing")
 

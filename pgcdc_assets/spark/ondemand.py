@@ -1,4 +1,4 @@
-"""One Spark session for all parts of a run, started by the first of them that needs it."""
+"""One Spark session for all parts of a run, started when the first part needs it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class SparkOnDemand:
-    """Calling it gives the session. A run without changes never starts one."""
+    """Call it to get the session. A run without changes never starts a session."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
         self._starting = threading.Lock()
-        """Copies and turns ask from threads of their own."""
+        """Copies and turns ask for the session in different threads."""
         self.started: SparkSession | None = None
-        """None while nothing has needed it."""
+        """None until something has needed the session."""
 
     def __call__(self) -> SparkSession:
         with self._starting:

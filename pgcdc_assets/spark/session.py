@@ -1,6 +1,6 @@
 """Spark's session, and everything that needs the JVM's driver: sessions per commit, jobs, settings.
 
-Every setting is made in the builder: ``newSession()`` inherits those, but not what ``conf.set`` changed.
+Every setting is made in the builder, because ``newSession()`` inherits those settings, but not changes by ``conf.set``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def spark_session(settings: Settings) -> SparkSession:
-    """The process's session with Delta; a running session is used as it is, if it has Delta.
+    """The process's session with Delta. A running session is used as it is, if it has Delta.
 
     Raises MachineError if Java, the jars or a cluster's executors are missing, LakeError if a running session has no
     Delta or would write elsewhere.
@@ -54,7 +54,7 @@ def spark_session(settings: Settings) -> SparkSession:
     try:
         await_executors(session)
     except BaseException:
-        # Otherwise it would go on asking the cluster for executors, as this process's session.
+        # Otherwise the session would continue to ask the cluster for executors, as this process's session.
         stop_session(session)
         raise
     if PARTITIONS not in settings.spark:
@@ -63,8 +63,8 @@ def spark_session(settings: Settings) -> SparkSession:
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    """Start the session in a thread of its own. In the main thread PySpark would replace our SIGINT handler, which
-    interrupts whatever goes on; and a caller that waits here can be interrupted meanwhile."""
+    """Start the session in a thread of its own. In the main thread, PySpark would replace our SIGINT handler, which
+    interrupts all running work. The caller that waits here can still be interrupted."""
     started: Future[SparkSession] = Future()
 
     def start() -> None:
@@ -73,7 +73,7 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
         except BaseException as error:  # noqa: BLE001 - raised to the caller that waits
             started.set_exception(error)
 
-    # What py4j logs about an interrupted call is of no use: our own errors report it.
+    # py4j's log lines about an interrupted call are not needed, because our own errors report it.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     logging.getLogger("py4j").propagate = False
     threading.Thread(target=start, name="spark-start", daemon=True).start()
@@ -81,7 +81,7 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Cancel what runs and stop the session; the JVM itself ends with this process. Stopping twice is fine."""
+    """Cancel running jobs and stop the session; the JVM itself ends with this process. May be called twice."""
     context = session.sparkContext
     if context._jsc is None or _jvm_ended(0):
         return
@@ -90,7 +90,7 @@ def stop_session(session: SparkSession) -> None:
 
 
 def cancel_jobs(session: SparkSession) -> None:
-    """End every job that runs in this session's Spark; their callers see them fail."""
+    """Cancel every running job of this session's Spark. The callers of these jobs see them fail."""
     session.sparkContext.cancelAllJobs()
 
 

@@ -31,11 +31,11 @@ _NO_MODULE: Final = re.compile(r"No module named '?(pyspark|pgcdc_assets)\b")
 def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequence[Spec]) -> list[Result]:
     """Run ``task`` once per spec, each in a Spark task of its own; returns the results in the order of the specs.
 
-    Task, specs and results are pickled, and each spec goes only to its own Spark task; ``task`` is a function of a
-    module. It may run more than once for a spec (a retried or speculative attempt): what it writes must have
-    unique names, and only what the returned results name counts. The job is collected exactly once. A task's
-    PgcdcError, and the error of what the system refuses to all tasks alike, is raised here as itself. MachineError
-    names the executor whose Python or packages are not the driver's.
+    Task, specs and results are pickled, and each spec goes only to its own Spark task. ``task`` must be a function of a
+    module. It may run more than once for a spec (a retried or speculative attempt). So what it writes must have unique
+    names, and only what the returned results name counts. The job is collected exactly once. A task's PgcdcError is
+    raised here unchanged, and so is the error for something that the system refuses to all tasks alike. MachineError
+    names the executor if its Python or packages differ from the driver's.
     """
     if not specs:
         return []
@@ -43,7 +43,7 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
     try:
         attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt()).collect()
     except Exception as error:
-        # PySpark keeps the worker's words alone, and leaves the host's name with the error of Java that it had.
+        # PySpark keeps only the worker's text. The host's name is in the Java error that PySpark handled.
         if (unfit := _unfit(f"{error} {error.__context__}")) is None:
             raise
         raise unfit from error
@@ -52,7 +52,8 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
 
 
 def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
-    """What a worker calls. It travels by value: also a worker that has another package of ours, or none, can say so."""
+    """The function that a worker calls. It is sent by value, so that even a worker with another version of our package,
+    or without our package, can report this."""
     driver = versions()
 
     def attempt(packed: bytes) -> tuple[str, bytes]:
@@ -74,7 +75,7 @@ def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
 
 
 def _result(kind: str, packed: bytes, *, here: bool) -> Any:
-    """``here``: the workers are on the driver's machine, which needs no name."""
+    """``here``: the workers are on the driver's machine, so no host is named."""
     found = pickle.loads(packed)
     if kind == Kind.DONE:
         return found
@@ -82,13 +83,13 @@ def _result(kind: str, packed: bytes, *, here: bool) -> Any:
     if kind == Kind.OTHER:
         raise MachineError(failed, thing=f"executor on {host}", do=_GIVE)
     if isinstance(failed, MachineError) and not here:
-        # A full disk, or a store without credentials, may be so there alone.
+        # A full disk, or a store without credentials, may be a problem of that host alone.
         failed.what += f", on the executor on {host}"
     raise failed
 
 
 def _unfit(told: str) -> MachineError | None:
-    """The error of a worker that Spark could not even start, or that it refuses, in words; None for others."""
+    """The error for a worker that Spark could not even start, or that Spark refuses; None for all other errors."""
     host = _HOST.search(told)
     thing = f"executor on {host[1]}" if host else "executor"
     if found := _NO_PYTHON.search(told):

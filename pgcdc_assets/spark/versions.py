@@ -1,4 +1,4 @@
-"""What driver and workers must have alike: specs and results are pickled, and each side takes the other's apart."""
+"""What must be the same on driver and workers, because each side unpickles what the other side has pickled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Versions = dict[str, str]
 
 @cache
 def versions() -> Versions:
-    """Of this process: our package with its very code, Python's minor version, pyarrow's major one."""
+    """The versions of this process: our package with a digest of its code, Python's minor and pyarrow's major
+    version."""
     return {
         OURS: f"{_version(OURS)} ({_code()})",
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -24,7 +25,7 @@ def versions() -> Versions:
 
 
 def difference(there: Versions, here: Versions) -> str | None:
-    """What a worker has otherwise than the driver, in words; None if nothing."""
+    """How a worker differs from the driver, as text; None if it does not differ."""
     for name, wanted in here.items():
         if (found := there.get(name, "none")) != wanted:
             return f"has {name} {found}, and the driver {wanted}"
@@ -39,7 +40,7 @@ def _version(name: str) -> str:
 
 
 def _code() -> str:
-    """A short digest of the package's source: two checkouts may bear the same version."""
+    """A short digest of the package's source: two checkouts may have the same version."""
     digest, root = hashlib.sha256(), Path(__file__).parent.parent
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
