@@ -103,12 +103,12 @@ def commit_change(
 
 
 def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileReport | None) -> int:
-    """Replace ``files`` by one file that holds their rows (None: no row is left); returns the new version."""
+    """Replace ``files`` with one file that holds their rows (None: no row is left); returns the new version."""
     return commit_rewritten(table, files, [report] if report is not None else [])
 
 
 def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Sequence[FileReport]) -> int:
-    """Replace files by other files that hold the same rows; returns the new version."""
+    """Replace files with other files that hold the same rows; returns the new version."""
     left = sum((file.rows or 0) - file.deleted for file in files)
     if sum(report.rows for report in reports) != left:
         raise LakeError(f"{left} rows were to be written anew", thing=str(table.folder))

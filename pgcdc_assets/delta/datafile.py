@@ -135,8 +135,8 @@ def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
     """Delta's statistics of a file, from its footer.
 
     They hold bounds only if these mislead no reader. Floats have no bounds: NaN lies outside of them. Spark also skips
-    by the footer's own bounds, so floats have none there either. Decimals are JSON strings, because a JSON number loses
-    digits. Strings are complete or left out.
+    by the footer's own bounds, so floats have no bounds there either. Decimals are JSON strings, because a JSON number
+    loses digits. Strings are complete or left out.
     """
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
     nulls: dict[str, int] = {}

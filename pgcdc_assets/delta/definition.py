@@ -106,7 +106,7 @@ def replace_table(
     table: DeltaVersion, columns: Columns, files: Sequence[FileReport], positions: Mapping[str, int],
     properties: Mapping[str, str] | None = None, *, description: str | None = None,
 ) -> int:  # fmt: skip
-    """Replace all columns and rows of the table by these, on top of this version; returns the new version.
+    """Replace all columns and rows of the table with these, on top of this version; returns the new version.
     ``description``: see :func:`commit_columns`."""
     refuse_features(table, vectors=True)
     check_files(table.folder, files, columns.schema)
@@ -127,8 +127,8 @@ def replace_table(
 def continue_table(
     table: DeltaVersion, held: DeltaVersion, positions: Mapping[str, int], configuration: Mapping[str, str]
 ) -> int:  # fmt: skip
-    """Replace the columns, rows and description of the table by those of another table, on top of this version; returns
-    the new version.
+    """Replace the columns, rows and description of the table with those of another table, on top of this version;
+    returns the new version.
 
     The other table's files are already in this table's folder, under the names that they have there.
     """
@@ -166,7 +166,7 @@ def _joined(one: Action, other: Action) -> Action:
 
 
 def _protocol(schema: str, properties: Mapping[str, str], has: Action) -> Action:
-    """The protocol of a table with these columns, in JSON, and properties."""
+    """The protocol of a table with these columns (as JSON) and these properties."""
     needed = {feature for feature, needs in _NEEDS.items() if needs(schema, properties)}
     reading, writing = set(has.get("readerFeatures") or ()), set(has.get("writerFeatures") or ())
     if needed <= writing:

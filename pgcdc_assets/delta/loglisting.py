@@ -53,8 +53,8 @@ class LogListing:
         return 0 if before < 0 else min((number for number in self.checkpoints if number >= before), default=before)
 
     def first_young(self, begin: int, before: float) -> int:
-        """The lowest version, at most ``begin``, such that each version from there was the newest at some time after
-        ``before``, or may still be published."""
+        """The lowest version, at most ``begin``, such that this version and all versions above it were the newest
+        after ``before``, or may still be published."""
         version = begin
         while version > 0 and version in self.commits and self.commits[version].written > before:
             version -= 1

@@ -113,7 +113,7 @@ def _told(error: UndecodedValue, kind: RowKind, payload: pa.Array, route: Route,
 
 
 def not_text(column: str, encoding: Encoding, key: Mapping[str, str | None]) -> str:
-    """The reason for setting a table aside if a value of it cannot be read."""
+    """The reason why a table with an unreadable value is set aside."""
     where = f", in the row with {', '.join(f'{name} = {text}' for name, text in key.items())}" if key else ""
     return f"column {column!r} has a value that is not text in {encoding.title}{where}"
 
@@ -224,7 +224,7 @@ def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollow
 
 
 def without_key(column: Column) -> str:
-    """The reason for a row without a value of this key column: the key was dropped, or was missing for a while."""
+    """The reason if a row has no value of this key column: the key was dropped, or was missing for a while."""
     return f"the stream gives no value of key column {column.name!r}"
 
 

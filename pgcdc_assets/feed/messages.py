@@ -71,7 +71,7 @@ _LENGTH: Final = 4
 
 @dataclass(frozen=True)
 class MessagesTaken:
-    """The messages that were derived from a span."""
+    """How many messages were derived from a span, and their bytes."""
 
     count: int = 0
     bytes: int = 0
@@ -148,7 +148,7 @@ class MessageFeed:
         return taken
 
     def derive_again(self, log: ChangeLog, span: LsnRange) -> MessagesTaken:
-        """Replace what the feed holds of ``span`` by what the log holds of it. Only whole files are replaced."""
+        """Replace what the feed holds of ``span`` with what the log holds of it. Only whole files are replaced."""
         covered = self.covered
         span = LsnRange(max(span.start, covered.start), max(min(span.end, covered.end), covered.start))
         if span.start >= span.end:

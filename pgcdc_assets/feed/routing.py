@@ -22,12 +22,12 @@ class Place:
     """Where rows of a shape go."""
 
     table: TableName | None
-    """The table that takes them; None if no table does."""
+    """The table that takes the rows; None if no table takes them."""
     leaf: TableName | None = None
     """The leaf that the rows belong to. It has its name at the table's copy, because the copied rows have that name
     too."""
     refused: Mapping[TableName, str] = field(default_factory=dict)
-    """Tables that cannot be followed at the first such row or after it, and why."""
+    """Tables that cannot be followed from the first such row onwards, and why."""
 
     @property
     def concerned(self) -> set[TableName]:

@@ -83,7 +83,7 @@ class Derivation:
     routes: dict[int, Route]
     """By schema_id."""
     refused: dict[int, dict[TableName, str]] = field(default_factory=dict)
-    """By schema_id: the tables that such rows show cannot be followed any further, and why."""
+    """By schema_id: the tables that cannot be followed from such rows onwards, and why."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Generation:
     snapshot_lsn: Lsn
     """The copy's consistent point."""
     replay_lsn: Lsn
-    """Effective: the larger of what the mirror itself records, and the newest point that lists this generation."""
+    """The effective position: the larger of the mirror's own record and the newest point that lists this generation."""
     version: int
     oid: int | None = None
     """The OID of the table whose rows the generation has; None if the mirror does not record it."""
@@ -100,7 +100,7 @@ class Applied:
     """The result of an apply for one table; counts are rows of the mirror."""
 
     table: Table
-    """The table as the feed's part has it: with the columns that appeared."""
+    """The table as the feed's part has it, including the columns that appeared."""
     version: int
     """The version of the mirror; -1 if the mirror was not read, or could not be read."""
     replay_lsn: Lsn
@@ -185,7 +185,7 @@ class Target(Protocol):
         """
 
     def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:
-        """Change the structure of a mirror by its own rows, without the source; returns its version after the change.
+        """Change the structure of a mirror from its own rows, without the source; returns its version after the change.
         Its position stays.
 
         Columns are identified by attnum. A column that ``before`` lacks gets its ``missing`` value in all rows. Rows

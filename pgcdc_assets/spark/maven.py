@@ -75,7 +75,7 @@ def cached(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def retrieve(artifact: Artifact, folder: Path, *, without: Collection[str] = ()) -> None:
-    """Put the artifact's jar and those of its dependencies into ``folder``, except the modules of ``without``.
+    """Put the jars of the artifact and of its dependencies into ``folder``, except the modules of ``without``.
 
     Raises MachineError for a missing or old Java, and if the network does not deliver the artifact.
     """

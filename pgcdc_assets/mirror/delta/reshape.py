@@ -1,4 +1,4 @@
-"""Changes the structure of a mirror by its own rows: the source is not read.
+"""Changes the structure of a mirror from its own rows: the source is not read.
 
 One commit changes the columns, adds the rows under these columns, and records the table as the mirror now has it
 (:data:`STRUCTURE`). So a run that opens the mirror after a crash knows which structure its rows have. The position

@@ -82,8 +82,8 @@ class MergeTarget:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Row groups of one file whose rows are matched together, and columns of all of them. Places count the rows of
-    these groups alone."""
+    """Row groups of one file whose rows are matched together, and columns of all of them. A place is a row number
+    within these groups."""
 
     groups: Sequence[RowGroup]
     columns: pa.Table

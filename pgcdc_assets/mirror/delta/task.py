@@ -64,7 +64,7 @@ class Effect:
     """What a unit does to the mirror; counts are rows."""
 
     added: FileReport | None = None
-    """The file of the rows to add; None if there are none."""
+    """The file of the rows to add; None if there are no rows to add."""
     gone: dict[str, BitMap64] = field(default_factory=dict)
     """By file of the mirror, the positions of the rows to delete."""
     inserted: int = 0

@@ -36,7 +36,7 @@ class Passing:
     alone: Set[int]
     """Promised versions that the log keeps without the commits before them."""
     whole_from: int
-    """The version of the checkpoint from which on the log stays whole."""
+    """The version of the checkpoint from which the log stays complete."""
     log_files: tuple[Location, ...]
     """Commits, checkpoints, and the checksums that Spark keeps beside them."""
     files: tuple[Location, ...]

@@ -57,8 +57,8 @@ class Remaining:
 
 
 def after_truncates(events: pa.Table) -> Remaining:
-    """Drop every truncate and the events that it makes void: all earlier events, or those of its leaf if it names a
-    leaf."""
+    """Drop every truncate and the events that it makes void: all earlier events, or only the earlier events of its leaf
+    if it names a leaf."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
         return Remaining(events, False, ())
@@ -207,7 +207,7 @@ def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]
 
 
 def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
-    """The text of one column in a column of ``_pgcdc_raw`` maps; NULL where the map lacks it."""
+    """The text of one column in a column of ``_pgcdc_raw`` maps; NULL if the map lacks it."""
     return whole(pc.map_lookup(raw, pa.scalar(name), "first"))
 
 
