@@ -24,7 +24,7 @@ class Place:
     table: TableName | None
     """The table that takes the rows; None if no table takes them."""
     leaf: TableName | None = None
-    """The leaf that the rows belong to. It has its name at the table's copy, because the copied rows have that name
+    """The leaf that the rows belong to, by its name at the time of the table's copy: the copied rows have that name
     too."""
     refused: Mapping[TableName, str] = field(default_factory=dict)
     """Tables that cannot be followed from the first such row onwards, and why."""
