@@ -117,7 +117,7 @@ class Maintenance:
     def publish(self) -> None:
         """Publish the newest point again with the present versions of mirrors that are still at the point's LSN.
 
-        Otherwise the position of a table without changes would depend for ever on the old version that the newest point
+        Otherwise the position of a table without changes would depend forever on the old version that the newest point
         names.
         """
         newest = self._work.progress.points.newest()

@@ -1,7 +1,4 @@
-"""Spark's session, and everything that needs the JVM's driver: sessions per commit, jobs, settings.
-
-Every setting is made in the builder, because ``newSession()`` inherits those settings, but not changes by ``conf.set``.
-"""
+"""Starts and stops Spark's session, and runs jobs that can be cancelled."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ class Store(ABC):
 
     @abstractmethod
     def settle(self, places: Iterable[Location]) -> None:
-        """Make durable: the names in each of these folders, and the content of each of these files, whoever wrote
-        it."""
+        """Make durable: the names in each of these folders, and the content of each of these files. Another process may
+        have written them."""
 
     def options(self) -> dict[str, str]:
         """Options that delta-rs needs to open a table here, in addition to the environment."""

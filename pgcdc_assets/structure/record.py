@@ -3,10 +3,10 @@
 | field | stored | set by |
 |---|---|---|
 | ``table`` | with the state | the copy; a change of structure; new columns that rows brought |
-| ``state``, ``reason`` | with the state (``core/states.py``) | whoever changes the state |
+| ``state``, ``reason`` | with the state (``core/states.py``) | each change of the state |
 | ``replay_lsn``, ``version`` | in the mirror | the copy and each turn |
 | ``stray``, ``unread`` | no | the turn; the next catalog check clears them |
-| ``reshaping`` | no | whoever begins or ends a change of structure or name |
+| ``reshaping`` | no | the begin and the end of a change of structure or name |
 | ``refused``, ``since_columns``, ``columns``, ``told`` | no | the catalog check |
 | ``former`` | no: found again at each start | the start of a run, if the table was renamed |
 | ``listed_from`` | no | the catalog check, the copy |

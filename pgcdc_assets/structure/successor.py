@@ -2,7 +2,7 @@
 
 The system catalog proves what the rows of a mirror hold now:
 
-- a column with the same attnum is the same column, whatever its name is;
+- a column with the same attnum is the same column, even if its name has changed;
 - a column that was added without a rewrite has the value of ``attmissingval`` in all older rows, or else NULL;
 - an unchanged relfilenode means that PostgreSQL rewrote no row;
 - the columns of a partition change only together with those of its root (:attr:`Leaf.numbering`).

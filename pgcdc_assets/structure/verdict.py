@@ -6,7 +6,7 @@ The first row of this table that applies decides. "Copied if small" means: if th
 | situation | the mirror |
 |---|---|
 | no mirror can hold the table | set aside |
-| no mirror could hold the table until now | copied |
+| no mirror could hold the table before | copied |
 | rows were added or removed outside of the stream, or updates can be followed only now | copied |
 | the table has new files, and the catalog does not show which command made them | copied if small |
 | the table is set aside, and partitions were added or removed | copied |

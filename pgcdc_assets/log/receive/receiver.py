@@ -211,7 +211,7 @@ class Receiver:
             self._arrived = True
         if message.reply_requested:
             # Answer at once with what is durable, and make the rest durable, because otherwise a source that shuts down
-            # would wait for ever.
+            # would wait forever.
             self._batches.flush()
             self._send_status()
 
