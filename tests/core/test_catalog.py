@@ -1,4 +1,4 @@
-"""The saved catalog, which no run begins without."""
+"""The saved catalog, which every run needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.log.durable import Disk
 CATALOG = Catalog(Identity("7123", "shop", "pgcdc"), "pgcdc", 180004, ())
 
 
-def test_it_survives_a_power_cut_with_the_folder_that_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_catalog_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     project.mkdir()
     disk = Disk(project, os.fsync)

@@ -1,4 +1,4 @@
-"""Texts in a server's encoding: what is text, what is none, and that both can be told apart again."""
+"""Text in a server's encoding: which bytes are text, which bytes are not, and how the two are told apart afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgcdc_assets.errors import UsageError
 WIN1252, EUC_JP, SQL_ASCII = (Encoding.of(name) for name in ("WIN1252", "EUC_JP", "SQL_ASCII"))
 
 
-def test_byte_that_is_no_text_is_refused_or_marked() -> None:
+def test_invalid_byte_is_refused_or_marked() -> None:
     assert WIN1252.decode(b"caf\xe9 \x80") == "café €"
     with pytest.raises(UnicodeDecodeError):
         WIN1252.decode(b"b\x81")
@@ -29,24 +29,24 @@ def test_japanese_is_read_as_the_server_converts_it(raw: bytes, text: str) -> No
     assert EUC_JP.decode(EUC_JP.encode(text)) == text
 
 
-def test_name_that_the_encoding_lacks_is_a_mistake_in_words() -> None:
+def test_name_that_the_encoding_cannot_hold_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="'日本' does not exist in the source's encoding, WIN1252"):
         WIN1252.encode("日本")
 
 
-def test_encoding_that_python_lacks_is_left_to_the_server() -> None:
+def test_encoding_that_python_lacks_is_received_as_utf8() -> None:
     assert Encoding.of("EUC_TW") == Encoding.of("MULE_INTERNAL") == Encoding.of(None) == UTF8
     assert SQL_ASCII.name == "SQL_ASCII"
     assert SQL_ASCII.title == "UTF-8"
 
 
 @given(st.binary(max_size=40), st.sampled_from([WIN1252, EUC_JP, SQL_ASCII, UTF8]))
-def test_name_that_was_read_as_utf8_is_read_again_as_what_it_is(raw: bytes, encoding: Encoding) -> None:
+def test_name_read_as_utf8_is_read_again_in_its_own_encoding(raw: bytes, encoding: Encoding) -> None:
     assert encoding.reread(UTF8.shown(raw)) == encoding.shown(raw)
 
 
 @given(st.binary(max_size=40), st.sampled_from([WIN1252, EUC_JP, UTF8]))
-def test_text_is_marked_exactly_if_it_is_refused(raw: bytes, encoding: Encoding) -> None:
+def test_text_is_marked_if_and_only_if_decoding_refuses_it(raw: bytes, encoding: Encoding) -> None:
     try:
         text = encoding.decode(raw)
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""A process that is asked to end by a signal ends in time, wherever it stands."""
+"""A process that receives a signal to end does so in time, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ time.sleep({rest})
 
 
 def run(kind: str, what: str, numbers: list[int], *, boundary: float = 0.5, rest: float = 0) -> tuple[int, str, float]:
-    """Exit code, words, and seconds from the first signal to the end."""
+    """Exit code, output, and seconds from the first signal to the end."""
     script = SCRIPT.format(kind=kind.format(boundary), what=what, rest=rest)
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -78,20 +78,20 @@ def run(kind: str, what: str, numbers: list[int], *, boundary: float = 0.5, rest
 
 
 AT_ONCE = 20
-"""Seconds. What a process would wait for otherwise takes 50 seconds or more."""
+"""Seconds. Without the rule under test, the process would wait for 50 seconds or more."""
 AT_BOUNDARY = "at_boundary(stop, boundary={})"
 KINDS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @KINDS
-def test_a_boundary_ends_it_well(number: int) -> None:
+def test_signalled_run_ends_at_the_next_boundary(number: int) -> None:
     code, words, seconds = run(AT_BOUNDARY, "boundary", [number], boundary=50)
     assert (code, words) == (0, "at a boundary\nend\n")
     assert seconds < AT_ONCE
 
 
 @KINDS
-def test_without_a_boundary_it_is_interrupted(number: int) -> None:
+def test_run_without_a_boundary_in_time_is_interrupted(number: int) -> None:
     code, words, _ = run(AT_BOUNDARY, "busy", [number])
     assert (code, words) == (0, "interrupted\nend\n")
 
@@ -103,8 +103,8 @@ def test_a_second_signal_interrupts_at_once() -> None:
 
 
 @pytest.mark.parametrize("what", ["stubborn", "deaf"])
-def test_what_cannot_be_interrupted_ends_with_the_process(what: str) -> None:
-    """Its threads and whatever it waits for do not count."""
+def test_work_that_cannot_be_interrupted_is_ended_with_the_process(what: str) -> None:
+    """Its threads and the calls that it waits for do not keep it alive."""
     code, words, seconds = run(AT_BOUNDARY, what, [signal.SIGTERM])
     assert code == ending.CODE
     assert "nothing is half done" in words
@@ -115,8 +115,8 @@ def test_what_cannot_be_interrupted_ends_with_the_process(what: str) -> None:
 
 
 @pytest.mark.long
-def test_a_rest_that_does_not_end_either() -> None:
-    """After the boundary: exit handlers, threads that are joined."""
+def test_process_that_hangs_after_the_boundary_is_ended() -> None:
+    """Exit handlers, for example, or threads that are joined."""
     code, words, seconds = run(AT_BOUNDARY, "boundary", [signal.SIGINT], boundary=50, rest=50)
     assert (code, seconds < AT_ONCE) == (ending.CODE, True)
     assert words.startswith("at a boundary\nend\n")
@@ -131,8 +131,8 @@ def test_commands_without_a_boundary_end_at_once() -> None:
     assert (code, seconds < AT_ONCE) == (ending.CODE, True)
 
 
-def test_a_process_that_is_not_ours_goes_on() -> None:
-    """Dagster's, or a test's: once the run has ended nobody is interrupted any more."""
+def test_process_that_we_do_not_own_goes_on_after_the_run() -> None:
+    """Dagster's process, for example, or a test's. Nothing is interrupted after the run has ended."""
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=0.3):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -13,7 +13,7 @@ def test_a_begin_at_or_past_the_goal_ends_the_run() -> None:
     assert goal.arrived_at_begin(1000)
 
 
-def test_no_boundary_past_the_goal() -> None:
+def test_boundary_past_the_goal_is_not_allowed() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert goal.allows(1000)
     assert not goal.allows(1001)

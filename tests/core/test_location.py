@@ -1,4 +1,4 @@
-"""Places as values."""
+"""Locations as values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pgcdc_assets.core.location import LOCAL, Location
 
 
-def test_a_path_is_absolute_and_a_url_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_path_is_made_absolute_and_url_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert Location.of("lake").text == str(tmp_path / "lake")
     assert Location.of(Path("lake//./")).text == str(tmp_path / "lake")
@@ -20,7 +20,7 @@ def test_a_path_is_absolute_and_a_url_stays(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize("root", ["/lake", "memory://store/lake"])
-def test_places_are_put_together_and_taken_apart(root: str) -> None:
+def test_locations_are_joined_and_split(root: str) -> None:
     lake = Location.of(root)
     file = lake / "public/t" / "part"
     assert str(file) == f"{root}/public/t/part"
@@ -34,7 +34,7 @@ def test_the_scheme_says_which_store() -> None:
     assert Location.of("s3://bucket/key").scheme == "s3"
 
 
-def test_the_folders_that_a_new_one_stands_in() -> None:
+def test_parent_folders_are_listed_up_to_the_one_above_the_lake() -> None:
     lake = Location.of("/srv/lake")
     assert (lake / "public/t").up_to(lake) == [lake / "public/t", lake / "public", lake, Location("/srv")]
     assert Location("/lake").up_to(Location("/lake")) == [Location("/lake"), Location("/")]

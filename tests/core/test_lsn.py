@@ -14,7 +14,7 @@ def test_text_round_trip(value: int) -> None:
     assert int(f"{lsn:012X}", 16) == value
 
 
-def test_written_as_postgres_writes_it() -> None:
+def test_lsn_is_written_as_postgres_writes_it() -> None:
     assert str(Lsn.parse("16/b374d848")) == "16/B374D848"
     assert f"{Lsn(0x16B374D848)}" == "16/B374D848"
     assert str(Lsn(0)) == "0/0"

@@ -41,7 +41,7 @@ def test_folders_of_different_tables_never_collide(one: tuple[str, str], other: 
         ('"say ""hi"""', TableName("public", 'say "hi"')),
     ],
 )
-def test_identifiers(text: str, name: TableName) -> None:
+def test_identifiers_are_parsed_as_postgres_parses_them(text: str, name: TableName) -> None:
     assert TableName.parse(text) == name
 
 
@@ -51,7 +51,7 @@ def test_other_text_is_refused(text: str) -> None:
         TableName.parse(text)
 
 
-def test_the_lake_s_own_folder_is_no_schema_s() -> None:
+def test_no_schema_gets_the_folder_that_the_lake_uses_itself() -> None:
     schema, name = TableName("_pgcdc", "..").folder.split("/")
     assert schema != "_pgcdc"
     assert (decoded(schema), decoded(name)) == ("_pgcdc", "..")
@@ -75,10 +75,10 @@ def test_nearest_name_is_found_in_any_schema() -> None:
     [(".", "~2E"), ("..", "~2E."), ("...", "..."), ("_delta_log", "~5Fdelta_log"), ("_pgcdc_x", "~5Fpgcdc_x"),
      ("_DELTA_LOG", "_DELTA_LOG"), ("a/b", "a~2Fb")],
 )  # fmt: skip
-def test_folder_that_would_be_misread_is_written_with_escapes(name: str, folder: str) -> None:
+def test_folder_name_with_a_special_meaning_is_escaped(name: str, folder: str) -> None:
     assert encoded(name) == folder
 
 
-def test_name_is_quoted_only_where_it_must_be() -> None:
+def test_name_is_quoted_only_where_necessary() -> None:
     assert str(TableName("shop", "orders")) == "shop.orders"
     assert str(TableName("Shop", 'a"b')) == '"Shop"."a""b"'

@@ -27,12 +27,12 @@ from pgcdc_assets.core.prefixes import PrefixPatterns
         (['-"a*b"', "a*"], "a*b", False),
     ],
 )
-def test_prefix_is_chosen_by_an_inclusion_and_no_exclusion(patterns: list[str], prefix: str, chosen: bool) -> None:
+def test_prefix_is_chosen_if_it_is_included_and_not_excluded(patterns: list[str], prefix: str, chosen: bool) -> None:
     assert PrefixPatterns.parse(patterns).match(prefix) is chosen
 
 
 @pytest.mark.parametrize("pattern", ["", " app", "app ", 'a"b', "a\0b", "-", "- app", '""'])
-def test_other_text_is_no_pattern(pattern: str) -> None:
+def test_text_that_is_not_a_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=f"^{pattern!r} is not a pattern".replace("\\", "\\\\")):
         PrefixPatterns.parse([pattern, "*"])
 

@@ -25,7 +25,7 @@ def test_key_and_text_round_trip(points: list[Lsn]) -> None:
 
 @given(st.lists(st.integers(0, (1 << 48) - 1).map(Lsn), min_size=3, max_size=8, unique=True).map(sorted))
 def test_keys_sort_like_their_ranges(points: list[Lsn]) -> None:
-    """Up to 2^48 bytes of WAL: a petabyte a day for most of a year."""
+    """Holds up to 2^48 bytes of WAL: a petabyte a day for most of a year."""
     keys = [span.key for span in _chain(points)]
     assert keys == sorted(keys)
 
@@ -43,8 +43,9 @@ def test_a_commit_belongs_to_one_range(points: list[Lsn], commit_lsn: int) -> No
     assert len(holders) == (points[0] <= commit_lsn < points[-1])
 
 
-def test_a_commit_record_that_starts_at_a_boundary_lies_behind_it() -> None:
-    """A slot confirmed there sends it: what the range before it leaves, the next one takes."""
+def test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range() -> None:
+    """A slot that is confirmed at the boundary sends the transaction. The range below leaves it, and the next range
+    takes it."""
     before, after = LsnRange(Lsn(10), Lsn(20)), LsnRange(Lsn(20), Lsn(30))
     assert not before.holds_commit(20)
     assert after.holds_commit(20)
@@ -54,7 +55,7 @@ def test_empty_range_holds_no_commit() -> None:
     assert not LsnRange(Lsn(10), Lsn(10)).holds_commit(10)
 
 
-def test_a_hole_is_named() -> None:
+def test_gap_between_ranges_is_named() -> None:
     with pytest.raises(RangeGap, match=r"0/1\.\.0/2 is followed by 0/3\.\.0/4") as gap:
         merged([LsnRange(Lsn(3), Lsn(4)), LsnRange(Lsn(1), Lsn(2))])
     assert gap.value.lsn == 2

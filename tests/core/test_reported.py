@@ -10,7 +10,7 @@ _LSNS = st.integers(0, 1 << 40).map(Lsn)
 
 
 @given(_LSNS, st.lists(st.tuples(st.sampled_from(["received", "durable", "applied"]), _LSNS)))
-def test_nothing_ever_falls(floor: Lsn, steps: list[tuple[str, Lsn]]) -> None:
+def test_reported_positions_never_fall(floor: Lsn, steps: list[tuple[str, Lsn]]) -> None:
     progress = ReportedPositions(floor)
     before = (floor, floor, floor)
     for name, lsn in steps:
@@ -23,7 +23,7 @@ def test_nothing_ever_falls(floor: Lsn, steps: list[tuple[str, Lsn]]) -> None:
     assert progress.flush == durable
 
 
-def test_receiving_confirms_nothing() -> None:
+def test_received_position_is_not_reported_as_flushed() -> None:
     progress = ReportedPositions(Lsn(10))
     assert progress.received(Lsn(50)) == 50
     assert progress.flush == 10

@@ -1,4 +1,4 @@
-"""The rule of the log's cut, for any files, consumers and ages."""
+"""Where the log is cut, for any files, consumers and ages."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ positions = st.lists(st.integers(100, 145).map(Lsn), max_size=5)
 
 
 @given(files, positions, times)
-def test_the_cut_takes_whole_batches_nobody_needs(held: list[LogFile], needed: list[Lsn], oldest: datetime) -> None:
+def test_cut_removes_only_whole_batches_that_no_consumer_needs(
+    held: list[LogFile], needed: list[Lsn], oldest: datetime
+) -> None:
     cut = log_cut(held, START, needed, oldest)
     assert cut >= START
     gone = [file for file in held if file.last_end <= cut]
     assert all(file.last_end <= lsn for file in gone for lsn in needed)
     assert all(file.written <= oldest for file in gone)
-    # No file holds rows of a batch below the cut and of one above it.
+    # No file holds rows of batches on both sides of the cut.
     assert not [file for file in held if file.first_end <= cut < file.last_end]
     assert cut == START or cut in {file.last_end for file in gone}
 
 
 @given(files, positions, times)
-def test_the_cut_is_the_highest_that_is_allowed(held: list[LogFile], needed: list[Lsn], oldest: datetime) -> None:
+def test_cut_is_the_highest_allowed_lsn(held: list[LogFile], needed: list[Lsn], oldest: datetime) -> None:
     def allowed(cut: Lsn) -> bool:
         gone = [file for file in held if file.first_end <= cut]
         return all(file.last_end <= min([cut, *needed]) and file.written <= oldest for file in gone)
@@ -45,7 +47,7 @@ def test_the_cut_is_the_highest_that_is_allowed(held: list[LogFile], needed: lis
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=4000)))
-def test_no_setting_lets_the_youngest_go(retention: timedelta) -> None:
+def test_no_setting_deletes_what_is_younger_than_the_grace_period(retention: timedelta) -> None:
     assert oldest_kept(NOW, retention) <= NOW - GRACE
     assert oldest_kept(NOW, retention) <= NOW - retention
 
@@ -57,7 +59,7 @@ def test_without_a_consumer_age_alone_decides() -> None:
     assert log_cut(held, START, [Lsn(119)], NOW) == START
 
 
-def test_file_that_ends_with_the_first_batch_that_stays_is_kept_with_all_its_batches() -> None:
+def test_file_that_ends_in_the_first_kept_batch_is_kept_whole() -> None:
     old = NOW - timedelta(days=2)
     held = [LogFile(Lsn(101), Lsn(110), old), LogFile(Lsn(105), Lsn(108), old), LogFile(Lsn(110), Lsn(120), NOW)]
     assert log_cut(held, START, [], NOW - timedelta(days=1)) == START
@@ -75,7 +77,8 @@ def left(times: list[int], now: int) -> list[int]:
 
 @given(ages, st.integers(0, 3 * 24 * 60))
 def test_points_are_thinned_out_with_age(minutes: list[int], later: int) -> None:
-    """The young stay, of each step the newest stays, and what stays does not depend on how often it was looked at."""
+    """All young points stay, and the newest point of each step. The result does not depend on how often points are
+    thinned."""
     now = 10**15
     times = [now - minute * MINUTE for minute in minutes]
     kept = left(times, now)
@@ -93,7 +96,7 @@ def test_points_are_thinned_out_with_age(minutes: list[int], later: int) -> None
     assert left(kept, after) == left(times, after)
 
 
-def test_a_file_of_points_ends_where_the_next_begins() -> None:
+def test_points_in_several_files_are_thinned_out_as_in_one() -> None:
     now = 10**15
     times = np.arange(now - 7 * 3600 * 10**6, now, 10**6, dtype=np.int64)
     whole = list(times[sparse(times, None, now)])
@@ -103,8 +106,8 @@ def test_a_file_of_points_ends_where_the_next_begins() -> None:
     assert 3600 + 6 * 6 <= len(whole) <= 3600 + 6 * 6 + 1
 
 
-def test_the_ladder_is_of_whole_steps() -> None:
-    """An hour's last ten minutes have its newest point: thinned twice or once, the same is left."""
+def test_each_step_of_the_ladder_is_a_multiple_of_the_next() -> None:
+    """The last ten minutes of an hour hold its newest point, so thinning once or twice leaves the same points."""
     assert [age for age, _ in LADDER] == sorted((age for age, _ in LADDER), reverse=True)
     assert LADDER[-1][0] == EVERY_POINT >= GRACE
     for (_, longer), (_, shorter) in pairwise(LADDER):

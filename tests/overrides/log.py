@@ -64,7 +64,7 @@ def boundary_inside_a_commit_record(original: Original) -> Any:
 @override(
     "pgcdc_assets.core.reported:ReportedPositions.durable",
     rule="no reported position ever goes down",
-    test="tests/core/test_reported.py::test_nothing_ever_falls",
+    test="tests/core/test_reported.py::test_reported_positions_never_fall",
 )
 def reported_positions_fall(_original: Original) -> Any:
     def replaced(self: Any, lsn: Any) -> Any:
@@ -138,7 +138,7 @@ def straddling_transaction_is_taken(original: Original) -> Any:
 @override(
     "pgcdc_assets.core.ranges:LsnRange.holds_commit",
     rule="a transaction belongs to the one range that holds its end",
-    test="tests/core/test_ranges.py::test_a_commit_record_that_starts_at_a_boundary_lies_behind_it",
+    test="tests/core/test_ranges.py::test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range",
 )
 def range_takes_the_next_commit(_original: Original) -> Any:
     return lambda self, commit_lsn: self.start <= commit_lsn <= self.end
