@@ -37,7 +37,7 @@ def fsync_is_skipped(_original: Original) -> Any:
 @override(
     "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     rule="a keepalive's wal_end counts only once all commits before it are durable",
-    test="tests/traps/test_positions.py::test_a_keepalive_confirms_nothing_of_an_open_batch",
+    test="tests/traps/test_positions.py::test_keepalive_does_not_confirm_an_open_batch",
 )
 def keepalive_confirms_an_open_batch(original: Original) -> Any:
     def replaced(self: Any, frame: bytes) -> None:
@@ -120,7 +120,7 @@ def known_transactions_come_again(_original: Original) -> Any:
 @override(
     "pgcdc_assets.log.receive.whole:WholeTransactions._first_new",
     rule="a transaction is new by its commit_lsn, never by where it began",
-    test="tests/traps/test_positions.py::test_begin_order_differs_from_commit_order_over_two_ranges",
+    test="tests/traps/test_positions.py::test_transactions_over_two_ranges_are_received_in_commit_order",
 )
 def resume_by_begin_lsn(original: Original) -> Any:
     return with_instead(original, "run.brackets.final_lsn", "run.starts(run.brackets.begins)")

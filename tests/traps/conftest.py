@@ -1,4 +1,4 @@
-"""The receiver's source, as its own tests have it."""
+"""The fixtures of the receiver's own tests."""
 
 from tests.log.conftest import place, source
 

@@ -1,4 +1,4 @@
-"""A run that follows in a thread of its own."""
+"""A run that follows, in its own thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 
 @dataclass
 class Following:
-    """A run in a thread of its own."""
+    """A run in its own thread."""
 
     rig: Rig
     stop: threading.Event = field(default_factory=threading.Event)
@@ -36,7 +36,8 @@ class Following:
             self.errors.append(error)
 
     def listed(self, *tables: str, since: Lsn | None = None) -> None:
-        """Wait until a point from now (or then) on lists exactly these tables of schema public."""
+        """Wait for a point at ``since`` or above it (by default, the source's current LSN) that lists exactly these
+        tables."""
         points, goal = ConsistentPoints(self.rig.settings.layout), since or self.rig.flush()
         wanted = {TableName("public", table) for table in tables}
 

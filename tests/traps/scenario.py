@@ -1,8 +1,8 @@
-"""Many traps in one run: each has a schema of its own, all share one database, one copy, and one turn or two.
+"""Many traps in one run: each has its own schema. All traps share one database, one copy, and one or two turns.
 
-A trap is SQL before the copy and SQL after it. At the end every table of its schema must equal the source.
-Where a change of the schema cannot be followed, ``aside`` says what must be told of it; the table is then
-copied anew, and equals the source again.
+A trap is SQL before the copy and SQL after it. At the end every table of its schema must equal the source. Where a
+schema change cannot be followed, ``aside`` is the reason that must be reported. The table is then copied again, and
+equals the source again.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Step = str | Callable[["Rig", str], None]
 @dataclass(frozen=True)
 class Trap:
     name: str
-    """Of the trap and of its schema."""
+    """The name of the trap and of its schema."""
     before: str
     after: tuple[Step, ...]
     later: tuple[Step, ...] = ()
-    """After a sync of the rest."""
+    """Steps after a sync of the steps in ``after``."""
     aside: str | None = None
-    """Pattern of the reason why its table ``t`` is set aside by that sync."""
+    """Pattern of the reason for which that sync sets table ``t`` aside."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ def empty_rig(server: EmbeddedServer, spark: SparkSession, folder: Path, **setti
 
 
 def play(rig: Rig, traps: Sequence[Trap], *, together: bool) -> Played:
-    """Copy, then all that follows: in one turn, or (``together`` False) with a turn after each step."""
+    """Copy, then run all steps: in one turn, or with a turn after each step if ``together`` is false."""
     played = Played(rig)
     for trap in traps:
         rig.conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(trap.name)))
@@ -92,7 +92,7 @@ def play(rig: Rig, traps: Sequence[Trap], *, together: bool) -> Played:
                 _do(rig, trap.name, step)
         if not together and number < most - 1:
             played.reasons |= _aside(rig)
-    # What setup adds (tables made anew) is in the same turn.
+    # What setup adds (tables that were created again) is part of the same turn.
     rig.setup()
     played.reasons |= _aside(rig)
     for trap in traps:
@@ -111,7 +111,7 @@ def _do(rig: Rig, schema: str, step: Step) -> None:
 
 
 def _aside(rig: Rig) -> dict[str, str]:
-    """Sync, and say which tables are set aside then, and why."""
+    """Sync, and return the tables that the sync sets aside, with the reason."""
     found = rig.sync().set_aside
     rows = TableStates(rig.settings.layout).all()
     assert all(rows[name].reason == reason for name, reason in found)
@@ -120,14 +120,14 @@ def _aside(rig: Rig) -> dict[str, str]:
 
 
 def _tables(conn: psycopg.Connection[Any], schema: str) -> list[str]:
-    """Tables with a mirror of their own."""
+    """Tables that have their own mirror."""
     query = """SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind IN ('r', 'p')
                AND NOT relispartition ORDER BY relname"""
     return [name for (name,) in conn.execute(query, [f'"{schema}"'])]
 
 
 def assert_same(rig: Rig, view: str, mirror: str) -> None:
-    """A view of the source that says what is published, and the mirror of its table."""
+    """Compare a view of the source, which shows what is published, with the mirror of its table."""
     schema, name = view.split(".", 1)
     columns, expected = source_rows(rig.conn, schema, name)
     found = mirror_rows(rig.lake, mirror.replace(".", "/"), columns)

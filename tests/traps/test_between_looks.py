@@ -47,12 +47,13 @@ DONE = (
     ("fixed", "TRUNCATE fixed_1; ALTER TABLE fixed_1 SET UNLOGGED; INSERT INTO fixed VALUES (3); "
               "ALTER TABLE fixed_1 SET LOGGED; INSERT INTO fixed VALUES (4)"),
 )  # fmt: skip
-"""What is done to a table, after which it is copied anew."""
+"""Tables, and DDL after which the table is copied again."""
 
 
 @pytest.fixture
 def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
-    # No other look than those that go before points. What was a partition, or is to be one, is no table of its own.
+    # The catalog is checked only before points. A table that was a partition, or will be one, is not followed as a
+    # table.
     tables = ("public.*", "-public.parted_*")
     with empty_rig(server, spark, tmp_path / "project", range_seconds=3600, tables=tables) as made:
         yield made
@@ -60,7 +61,7 @@ def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_no_point_lists_what_ddl_has_made_wrong(rig: Rig) -> None:
+def test_no_point_lists_a_table_that_ddl_between_turns_has_made_wrong(rig: Rig) -> None:
     rig.conn.execute(START)
     tables = ("composed", "defaulted", "fixed", "labelled", "parted", "quiet")
     rig.setup()

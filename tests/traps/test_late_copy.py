@@ -1,4 +1,4 @@
-"""A new copy of one table while the stream runs, and is far ahead of it when it lands."""
+"""A new copy of one table while the stream runs: when the copy lands, the stream is far ahead of it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ ROUNDS = 4
 
 
 @pytest.mark.long
-def test_a_late_copy_meets_the_others_and_holds_none_up(
+def test_late_copy_catches_up_and_delays_no_other_table(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inserts alone, which cost no MERGE. Each turn takes one batch: ranges are that small here."""
+    """Only inserts, which cost no MERGE. Ranges are so small here that each turn takes one batch."""
     turns: list[tuple[set[str], Lsn]] = []
     gate = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The traps of logical replication that others fell into, and the test of each: all of them are there."""
+"""The known traps of logical replication, each with its test."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from tests.traps import rows, schema
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_ROWS, _SCHEMA = "tests/traps/test_rows.py::test_all_equal_after", "tests/traps/test_schema.py::test_equal_after"
+_ROWS = "tests/traps/test_rows.py::test_mirror_equals_the_source_after_every_trap"
+_SCHEMA = "tests/traps/test_schema.py::test_mirror_equals_the_source_after_the_trap"
 _POSITIONS, _PUBLICATIONS = "tests/traps/test_positions.py::test_", "tests/traps/test_publications.py::test_"
 
 TRAPS = {
     "begin order differs from commit order and a change is dropped": (
-        f"{_POSITIONS}begin_order_differs_from_commit_order_over_two_ranges",
+        f"{_POSITIONS}transactions_over_two_ranges_are_received_in_commit_order",
         f"{_ROWS}[begin_order_is_not_commit_order]",
     ),
     "flush reported inside a transaction": (
         "tests/log/test_confirmations.py::test_no_confirmation_lies_inside_a_commit_record",
     ),
     "flush reported before it is durable": (f"{_POSITIONS}flush_is_not_reported_before_it_is_durable",),
-    "a stored position demanded to equal the slot's": (f"{_POSITIONS}a_stored_position_need_not_equal_the_slots",),
+    "a stored position demanded to equal the slot's": (
+        f"{_POSITIONS}stored_position_may_differ_from_the_slots_position",
+    ),
     "a new slot joined to old progress": (
         "tests/log/test_slot_truths.py::test_slot_dropped_and_made_again_under_the_same_name",
     ),
@@ -32,7 +35,7 @@ TRAPS = {
         f"{_ROWS}[unchanged_toast_over_a_key_change]",
         f"{_ROWS}[toast_of_a_deleted_row_stays_with_it]",
         f"{_ROWS}[unchanged_toast_under_full]",
-        f"{_PUBLICATIONS}filters_lists_and_partitions_via_their_root",
+        f"{_PUBLICATIONS}row_filters_column_lists_and_partitions_via_root_are_followed",
     ),
     "a magic string for TOAST that leaks": (f"{_ROWS}[toast_texts_that_others_use_as_magic]",),
     "TRUNCATE ignored": (
@@ -47,7 +50,7 @@ TRAPS = {
     "columns with odd names": (f"{_ROWS}[columns_with_odd_names]",),
     "tables named alike in two schemas": (f"{_ROWS}[tables_named_alike_in_two_schemas]",),
     "a publication emptied while every signal stays green": (
-        f"{_PUBLICATIONS}tables_come_and_go_while_a_run_follows",
+        f"{_PUBLICATIONS}running_sync_follows_tables_that_are_added_and_removed",
         "tests/checks/test_status.py::test_an_emptied_publication",
     ),
     "an invalidated slot that is not found": (
@@ -55,7 +58,7 @@ TRAPS = {
     ),
     "WAL held by an idle table": ("tests/log/test_positions.py::test_foreign_wal_is_recorded_then_let_go",),
     "a large transaction held in memory": (
-        f"{_POSITIONS}a_large_transaction_is_not_held_in_memory",
+        f"{_POSITIONS}large_transaction_is_not_held_in_memory",
         "tests/log/test_positions.py::test_an_open_transaction_spills_and_lands_whole",
     ),
     "Type messages crash the decoder": (f"{_ROWS}[type_messages]",),
@@ -67,7 +70,9 @@ TRAPS = {
         "tests/mirror/test_apply.py::test_a_mirror_that_differs_is_told_and_left_as_it_was",
     ),
     "root and leaves with different identities": (f"{_ROWS}[root_and_leaves_with_different_identities]",),
-    "a row filter that moves a TOASTed row in": (f"{_PUBLICATIONS}filters_lists_and_partitions_via_their_root",),
+    "a row filter that moves a TOASTed row in": (
+        f"{_PUBLICATIONS}row_filters_column_lists_and_partitions_via_root_are_followed",
+    ),
     "a long key": (f"{_ROWS}[a_long_key]",),
     "key swap under a deferrable key": (f"{_ROWS}[key_swap_under_a_deferrable_key]",),
     "leaf truncate, attach, detach": (
@@ -77,15 +82,17 @@ TRAPS = {
     ),
     "drop and add of one column": (f"{_SCHEMA}[column_dropped_and_added_again]",),
     "drop and recreate of a table": (f"{_SCHEMA}[table_dropped_and_made_anew]",),
-    "drop and recreate of the publication": (f"{_PUBLICATIONS}filters_lists_and_partitions_via_their_root",),
+    "drop and recreate of the publication": (
+        f"{_PUBLICATIONS}row_filters_column_lists_and_partitions_via_root_are_followed",
+    ),
     "a new copy while the stream is ahead": (
-        "tests/traps/test_late_copy.py::test_a_late_copy_meets_the_others_and_holds_none_up",
+        "tests/traps/test_late_copy.py::test_late_copy_catches_up_and_delays_no_other_table",
     ),
 }
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_the_trap_has_its_test(trap: str) -> None:
+def test_each_known_trap_has_a_test(trap: str) -> None:
     for test in TRAPS[trap]:
         path, name = test.split("[")[0].split("::")
         tree = ast.parse((ROOT / path).read_text())

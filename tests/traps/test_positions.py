@@ -1,4 +1,4 @@
-"""Traps of positions that others fell into, at the receiver: no Spark."""
+"""Known traps of positions, at the receiver: no Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.log.conftest import Source, content, eventually, rows, until_event
 
 @pytest.fixture
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which fault points of the receiver are armed."""
+    """The folder in which the receiver's fault points are armed."""
     folder = tmp_path / "faults"
     folder.mkdir()
     monkeypatch.setenv(VARIABLE, str(folder))
@@ -24,15 +24,15 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _written(source: Source) -> Lsn:
-    """What the receiver reports as received; each status tells what is flushed as well."""
+    """What the receiver reports as received. Each status update also reports what is flushed."""
     return source.scalar_lsn(
         "SELECT coalesce(max(r.write_lsn), '0/0') FROM pg_stat_replication r "
         "JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.database = current_database()"
     )
 
 
-def test_begin_order_differs_from_commit_order_over_two_ranges(source: Source) -> None:
-    """The transaction that began first ends in the second range, though its first LSN lies in the first one."""
+def test_transactions_over_two_ranges_are_received_in_commit_order(source: Source) -> None:
+    """The transaction that began first ends in the second range, though its first LSN lies in the first range."""
     log, twin = source.log(), source.log("twin")
     with source.database.connect() as other:
         other.execute("BEGIN")
@@ -57,7 +57,7 @@ def test_flush_is_not_reported_before_it_is_durable(source: Source, faults: Path
     source.run("INSERT INTO a VALUES (1, 'x')")
     reached = faults / f"{FaultPoint.BATCH_COMMITTING}{REACHED}"
     eventually(reached.exists)
-    # A later status has gone out meanwhile, also one that was asked for by a keepalive.
+    # A later status update was sent since then, and another one in answer to a keepalive.
     end = source.run("INSERT INTO a VALUES (2, 'x')")
     eventually(lambda: _written(source) >= end)
     assert source.confirmed(log) == log.position() == log.start
@@ -67,12 +67,12 @@ def test_flush_is_not_reported_before_it_is_durable(source: Source, faults: Path
     receiver.stop()
 
 
-def test_a_keepalive_confirms_nothing_of_an_open_batch(source: Source) -> None:
+def test_keepalive_does_not_confirm_an_open_batch(source: Source) -> None:
     log = source.log()
     receiver = source.receiver(log, batch_seconds=3600)
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
-    # Keepalives tell of WAL behind the batch, which stays open for an hour.
+    # Keepalives report WAL above the batch, which stays open for an hour.
     end = source.run("INSERT INTO foreign_table VALUES (1, 'x')")
     eventually(lambda: _written(source) >= end)
     end = source.run("INSERT INTO foreign_table VALUES (2, 'x')")
@@ -83,8 +83,8 @@ def test_a_keepalive_confirms_nothing_of_an_open_batch(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_a_large_transaction_is_not_held_in_memory(source: Source) -> None:
-    """Its rows take three times as much as the receiver may."""
+def test_large_transaction_is_not_held_in_memory(source: Source) -> None:
+    """Its rows take three times as much memory as the receiver may use."""
     log = source.log()
     end = source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 30) FROM generate_series(1, 900000) g")
     receiver = source.receiver(log)
@@ -99,7 +99,7 @@ def test_a_large_transaction_is_not_held_in_memory(source: Source) -> None:
 
 
 def _peak_bytes(pid: int | None) -> int:
-    """Of resident memory so far; 0 once the process is gone."""
+    """The peak of resident memory; 0 once the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -108,8 +108,8 @@ def _peak_bytes(pid: int | None) -> int:
     return int(found[1]) << 10 if found else 0
 
 
-def test_a_stored_position_need_not_equal_the_slots(source: Source) -> None:
-    """The slot stands where it was last persisted, or was advanced over WAL that holds nothing for us."""
+def test_stored_position_may_differ_from_the_slots_position(source: Source) -> None:
+    """The slot is where it was last persisted, or was advanced over WAL that holds nothing for us."""
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.run("INSERT INTO foreign_table VALUES (1, 'x')")

@@ -1,4 +1,5 @@
-"""What publications do: somebody else's as they are, and tables that come and go while a run follows."""
+"""Publications: those of other owners are followed as they are, and tables are added and removed while a run
+follows."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator
 
 
 def _named(rig: Rig, name: str) -> None:
-    """Use a publication of somebody else's."""
+    """Use a publication that setup did not create."""
     rig.settings = rig.settings.model_copy(update={"publication": name})
 
 
 @pytest.mark.long
-def test_tables_come_and_go_while_a_run_follows(rig: Rig) -> None:
+def test_running_sync_follows_tables_that_are_added_and_removed(rig: Rig) -> None:
     rig.settings = rig.settings.model_copy(update={"range_seconds": 0.5})
     run, pub = rig.conn.execute, rig.settings.publication
     run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT g, 'x' FROM generate_series(1, 9) g")
@@ -46,7 +47,7 @@ def test_tables_come_and_go_while_a_run_follows(rig: Rig) -> None:
     with following_run(rig) as following:
         following.listed("p", "t")
 
-        # A table added: its rows of before and of after; nothing else is written meanwhile.
+        # A table is added: it has rows from before and after, and nothing else is written to it.
         run("CREATE TABLE late (id int PRIMARY KEY, v text); INSERT INTO late VALUES (1, 'before')")
         run(f"ALTER PUBLICATION {pub} ADD TABLE late")
         run("INSERT INTO late VALUES (2, 'after')")
@@ -54,14 +55,14 @@ def test_tables_come_and_go_while_a_run_follows(rig: Rig) -> None:
         rig.assert_equal("public.late", "public.t", "public.p")
         assert _saved() == ["late", "p", "t"]
 
-        # Lost, written to, and regained, without a word in the stream.
+        # The table leaves the publication, is written to, and returns. The stream says nothing about it.
         run(f"ALTER PUBLICATION {pub} DROP TABLE late")
         run("DELETE FROM late WHERE id = 1")
         run(f"ALTER PUBLICATION {pub} ADD TABLE late")
         run("INSERT INTO late VALUES (3, 'regained')")
         wait_for(lambda: _same(rig, "public.late"), what="late as the source has it")
 
-        # A partition with rows, one of which the stream deletes before anybody has seen the ATTACH.
+        # A partition that has rows. The stream deletes one of them before the catalog check sees the ATTACH.
         run("CREATE TABLE p_2 (id int, part int, PRIMARY KEY (id, part)); INSERT INTO p_2 VALUES (7, 2), (8, 2)")
         run("BEGIN; ALTER TABLE p ATTACH PARTITION p_2 FOR VALUES IN (2); DELETE FROM p WHERE id = 7; COMMIT")
         wait_for(lambda: _same(rig, "public.p"), what="p as the source has it")
@@ -93,8 +94,8 @@ def _same(rig: Rig, table: str) -> bool:
     return True
 
 
-def test_filters_lists_and_partitions_via_their_root(rig: Rig) -> None:
-    """A publication of somebody else, of all that can be said of one table."""
+def test_row_filters_column_lists_and_partitions_via_root_are_followed(rig: Rig) -> None:
+    """A publication of another owner, with every option that a table can have."""
     run = rig.conn.execute
     _named(rig, "theirs")
     run("""
@@ -134,7 +135,7 @@ def test_filters_lists_and_partitions_via_their_root(rig: Rig) -> None:
     assert rig.sync().set_aside == []
     equal()
 
-    # What the stream does not carry: the value of a row that the filter lets in, partitions, the publication itself.
+    # The stream lacks the value of a row that the filter lets in, partitions, and the publication itself.
     run("UPDATE toasted SET open = true WHERE id = 1")
     run("CREATE TABLE root_3 (LIKE root INCLUDING ALL); INSERT INTO root_3 VALUES (100, 3, 'older')")
     run("ALTER TABLE root ATTACH PARTITION root_3 FOR VALUES IN (3); ALTER TABLE root DETACH PARTITION root_1")
@@ -157,8 +158,9 @@ def test_filters_lists_and_partitions_via_their_root(rig: Rig) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("gone", ["DROP TABLE root_3", "ALTER TABLE root DETACH PARTITION root_3"])
-def test_a_partition_that_comes_and_goes_between_two_looks(rig: Rig, gone: str) -> None:
-    """Its rows came under the root's OID and went without a word; no point lists the mirror that took them."""
+def test_partition_that_exists_only_between_two_catalog_checks_causes_a_copy(rig: Rig, gone: str) -> None:
+    """Its rows came under the root's OID, and disappeared without a message. No point lists the mirror that took
+    them."""
     run, root = rig.conn.execute, TableName("public", "root")
     _named(rig, "theirs")
     run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); "
@@ -186,8 +188,8 @@ def test_a_partition_that_comes_and_goes_between_two_looks(rig: Rig, gone: str) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("apart", ["; ", "\n"], ids=["in one transaction", "in several"])
-def test_a_table_that_is_a_partition_for_a_while(rig: Rig, apart: str) -> None:
-    """Its rows came under the root's OID meanwhile: no point lists its own mirror without them."""
+def test_table_that_was_a_partition_for_a_while_is_correct_in_every_point(rig: Rig, apart: str) -> None:
+    """Its rows came under the root's OID during that time. No point lists its own mirror without them."""
     run, own = rig.conn.execute, TableName("public", "own")
     _named(rig, "theirs")
     run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); CREATE TABLE own (LIKE root "
@@ -218,8 +220,9 @@ def test_a_table_that_is_a_partition_for_a_while(rig: Rig, apart: str) -> None:
 
 
 @pytest.mark.long
-def test_for_all_tables(rig: Rig) -> None:
-    """New tables appear by themselves; a table without identity fails on the source by the user's own publication."""
+def test_for_all_tables_publication_is_followed(rig: Rig) -> None:
+    """New tables are published without setup. A write to a table without identity fails because of the user's
+    publication."""
     run = rig.conn.execute
     _named(rig, "theirs")
     run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'); CREATE TABLE keyless (a int); "
@@ -241,7 +244,7 @@ def test_for_all_tables(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_for_tables_in_schema_with_fewer_operations(rig: Rig) -> None:
+def test_for_tables_in_schema_with_fewer_operations_is_followed(rig: Rig) -> None:
     run = rig.conn.execute
     _named(rig, "theirs")
     run("CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY, v text); INSERT INTO s.t VALUES (1, 'a'), (2, 'b'); "
@@ -260,7 +263,7 @@ def test_for_tables_in_schema_with_fewer_operations(rig: Rig) -> None:
     assert not (rig.lake / "public").exists()
     assert any("its updates and deletes are not applied" in p.what for p in status(rig.settings).problems)
 
-    # More operations: what went by unseen is copied, and from here on all is followed.
+    # More operations: changes that were not published are copied, and later changes are followed.
     run("ALTER PUBLICATION theirs SET (publish = 'insert, update, delete, truncate')")
     run("UPDATE s.t SET v = 'seen' WHERE id = 2; DELETE FROM s.t WHERE id = 3")
     rig.sync()

@@ -1,4 +1,4 @@
-"""Names that change and come back between two looks at the catalog: rows stay their table's."""
+"""Names that change and change back between two catalog checks: rows stay with their table."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def played(
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
-def test_equal_after(played: Played, trap: Trap) -> None:
+def test_mirror_equals_the_source_after_the_trap(played: Played, trap: Trap) -> None:
     if played.rig.settings.schema_changes == "rewrite":
         trap = replace(trap, aside=None)
     played.assert_equal(trap)

@@ -1,4 +1,4 @@
-"""Mirrors damaged by hand, by another engine than ours; ranges in one run, in wrong order, with a gap."""
+"""Mirrors damaged by another engine than ours. Ranges in one run, in the wrong order, and with a gap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T, BAG = TableName("public", "t"), TableName("public", "bag")
 
 @pytest.fixture(scope="module")
 def rig(server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """Table t of twenty rows, and three ranges: keys 1 to 3 changed, 4 to 6 removed, 21 to 23 added."""
+    """Table t with twenty rows, and three ranges: keys 1 to 3 are changed, 4 to 6 removed, 21 to 23 added."""
     with empty_rig(server, spark, tmp_path_factory.mktemp("repair")) as made:
         made.conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE bag (v int); "
                           "ALTER TABLE bag REPLICA IDENTITY FULL; INSERT INTO bag VALUES (1), (1); "
@@ -42,10 +42,10 @@ def rig(server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.Te
 
 
 def _damage(path: Path) -> None:
-    """Keys 1, 21 and 10 have other values, 2 and 22 are gone, 4 and 99 are there."""
+    """Gives keys 1, 21 and 10 other values, removes 2 and 22, and adds 4 and 99."""
     table = DeltaTable(path)
     rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
-    # As the table's own schema names the types: Arrow cannot filter views.
+    # Use the types of the table's own schema: Arrow cannot filter views.
     rows = rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
     rows = rows.filter(pc.invert(pc.is_in(rows["id"], pa.array([2, 22], pa.int32()))))
     other = pc.if_else(pc.is_in(rows["id"], pa.array([1, 21, 10], pa.int32())), "damaged", rows["v"])
@@ -62,7 +62,7 @@ def _plain(type_: pa.DataType) -> pa.DataType:
 
 
 def _differing(rig: Rig) -> set[int]:
-    """Keys of t whose row is another one than the source's."""
+    """Keys of t whose row differs from the source."""
     mirror = QueryBuilder().register("t", DeltaTable(rig.lake / "public/t"))
     rows = pa.table(mirror.execute("SELECT id, v FROM t").read_all())
     here = {(row["id"], row["v"]) for row in rows.to_pylist()}
@@ -71,7 +71,7 @@ def _differing(rig: Rig) -> set[int]:
 
 
 @pytest.mark.long
-def test_a_gap_is_refused_and_named(rig: Rig) -> None:
+def test_gap_between_ranges_is_refused_and_named(rig: Rig) -> None:
     first, second, third = (report.span for report in rig.observer.ranges)
     with pytest.raises(RangeGap, match=f"{first} is followed by {third}"):
         merged([third, first])
@@ -90,7 +90,7 @@ def test_a_gap_is_refused_and_named(rig: Rig) -> None:
     rig.assert_equal("public.t", "public.bag")
 
 
-def test_a_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
+def test_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
     changed, removed, added = (report.span for report in rig.observer.ranges)
     _damage(rig.lake / "public/t")
     assert _differing(rig) == {1, 2, 4, 10, 21, 22, 99}
@@ -99,12 +99,12 @@ def test_a_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
     rig.engine().repair(T, added)
     assert _differing(rig) == {4, 10, 99}
     rig.engine().repair(T, removed)
-    # Nobody ever changed these in a range: only a new copy can tell.
+    # These keys were never changed in a range, so only a new copy can restore them.
     assert _differing(rig) == {10, 99}
     with pytest.raises(NotRepairable, match=r"without a key.*pgcdc snapshot"):
         rig.engine().repair(BAG, changed)
 
-    # The same by a backfill of all ranges in one run, in any order; and again, which changes nothing.
+    # The same by a backfill of all ranges in one run, in any order. A second backfill changes nothing.
     _damage(rig.lake / "public/t")
     whole = merged([added, changed, removed])
     for _ in range(2):

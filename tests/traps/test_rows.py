@@ -1,4 +1,4 @@
-"""What rows do: every trap of values, keys and transactions over the whole path, in one run."""
+"""Traps of values, keys and transactions over the whole path, in one run."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def everything(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.name in OFTEN], ids=lambda trap: trap.name)
-def test_equal_after(some: Played, trap: Trap) -> None:
+def test_mirror_equals_the_source_after_the_trap(some: Played, trap: Trap) -> None:
     some.assert_equal(trap)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
-def test_all_equal_after(everything: Played, trap: Trap) -> None:
+def test_mirror_equals_the_source_after_every_trap(everything: Played, trap: Trap) -> None:
     everything.assert_equal(trap)

@@ -1,4 +1,5 @@
-"""What ALTER does: followed; or, where a word is wanted for it, set aside in words, and exact after a new copy."""
+"""Schema changes are followed, or set the table aside with a clear reason until a new copy. Both end equal to the
+source."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ def played(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
-def test_equal_after(played: Played, trap: Trap, server: EmbeddedServer) -> None:
+def test_mirror_equals_the_source_after_the_trap(played: Played, trap: Trap, server: EmbeddedServer) -> None:
     if trap.name == "generated_expression_changed" and server.version < 17:
         pytest.skip("ALTER COLUMN SET EXPRESSION came with 17")
     if played.rig.settings.schema_changes == "rewrite":
-        # Whatever the change, nobody has to say a word.
+        # With this setting no change needs a request of the operator.
         trap = replace(trap, aside=None)
     played.assert_equal(trap)
