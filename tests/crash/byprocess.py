@@ -38,12 +38,12 @@ SECONDS = 900.0
 
 
 SOME = 8
-"""Cases that the long set draws."""
+"""The number of cases that the long set draws."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command that passes the point, and who is killed there."""
+    """A command that passes the fault point, and which process is killed there."""
 
     command: str
     point: FaultPoint | None
@@ -55,7 +55,7 @@ FIRST = (
     FaultPoint.STATE_WRITTEN, FaultPoint.MIRROR_MADE, FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTING,
     FaultPoint.COPY_COMMITTED,
 )  # fmt: skip
-"""Passed by a sync that makes the lake. One that was killed leaves the later ones to the next."""
+"""Passed by a sync that creates the lake. A sync that was killed leaves the later points to the next sync."""
 _COPIES = (FaultPoint.COPY_COMMITTED, FaultPoint.COPY_REGISTERED, FaultPoint.COPY_RECORDED)
 _TURNS = (
     FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
@@ -81,7 +81,7 @@ DeltaTarget.compaction = Compaction(look_every=1, most_small=2)
 from pgcdc_assets.cli.main import main
 main()
 """
-"""The command, for whose maintenance nothing is too young or too little."""
+"""Runs the command with settings under which nothing is too young or too small for maintenance."""
 _WITH_JVM = (
     FaultPoint.FEED_COMMITTING, FaultPoint.COLLAPSED, FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED,
     FaultPoint.POINT_PUBLISHED,
@@ -95,13 +95,13 @@ CASES = (
     *(Case("snapshot", point) for point in _COPIES),
     *(Case("repair", point) for point in (FaultPoint.REPAIR_COMMITTING, FaultPoint.REPAIR_COMMITTED)),
     Case("repair", FaultPoint.REPAIR_COMMITTING, Kind.JVM),
-    # Several batches come to a range only while it is followed.
+    # Only a followed range receives several batches.
     *(Case("follow", point) for point in (FaultPoint.LOG_FILES_REPLACING, FaultPoint.LOG_FILES_REPLACED)),
     *(Case("follow", None, kind) for kind in (Kind.RUN, Kind.JVM, Kind.RUN)),
     *(Case("maintain", point) for point in _UPKEEP),
     Case("maintain", FaultPoint.MIRROR_VACUUMED, Kind.JVM),
 )
-"""In the order in which one project can meet them."""
+"""In the order in which one project can reach them."""
 
 
 @dataclass
@@ -129,19 +129,20 @@ class ByProcess(LakeRig):
         self.columns = 0
 
     def prepare(self, case: Case) -> None:
-        """What the case presupposes."""
+        """Bring the project into the state that the case needs."""
         if case.command != "setup" and not (self.folder / CATALOG_FILE).exists():
             self.project.run("setup")
         first = case.command == "setup" or (case.command == "sync" and case.point in FIRST)
         if not first and not published(self.lake.text):
             self.project.run("sync")
         if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:
-            # Changes after the table's last copy: only those can be derived again. And files that nothing refers to.
+            # Writes changes after the table's last copy, since only those can be derived again, and files that nothing
+            # refers to.
             self._nudge(case)
             self.project.run("sync")
 
     def cycle(self, case: Case) -> None:
-        """Run, kill, look; again where the command came to its end before."""
+        """Run the command, kill it, and check. Repeats if the command ended before it could be killed."""
         for _ in range(4):
             started = time.monotonic()
             hit = self._hit(case)
@@ -187,7 +188,7 @@ class ByProcess(LakeRig):
             process.wait()
 
     def environment(self) -> dict[str, str]:
-        """Of a command of this project."""
+        """The environment of a command of this project."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PGCDC_", "DAGSTER_"))}
         return {**clean, **self.project.settings}
 
@@ -200,7 +201,7 @@ class ByProcess(LakeRig):
         return (case.command,)
 
     def _nudge(self, case: Case) -> None:
-        """Something for every way into a mirror, whatever the writers drew."""
+        """Write a change for every way into a mirror, whatever else the writers draw."""
         self._done("INSERT INTO entry (note) VALUES ('nudge'); UPDATE u SET v = v + 1 WHERE a > 30")
         self._done("BEGIN; TRUNCATE wiped; INSERT INTO wiped VALUES (1, 'nudge'); COMMIT")
         if case.point is FaultPoint.MIRROR_WIDENED:
@@ -209,7 +210,7 @@ class ByProcess(LakeRig):
             self.conn.execute(f"INSERT INTO wide (id, c{self.columns}) VALUES ({self.columns}, 1)".encode())
 
     def _done(self, statements: LiteralString) -> None:
-        """Again where it and a writer waited for each other, and the server chose it to fail."""
+        """Repeats the statements if they deadlocked with a writer and the server chose to fail them."""
         while True:
             try:
                 self.conn.execute(statements)
@@ -232,7 +233,7 @@ class ByProcess(LakeRig):
         return self.faults.reached(point) is not None
 
     def assert_recorded(self) -> None:
-        """Dagster's side: the ranges stand one behind the other, and no dead run is taken for a live one."""
+        """Check Dagster's records: the ranges are contiguous, and no dead run counts as running."""
         with dg.DagsterInstance.from_config(str(self.folder / ".dagster")) as instance:
             spans = [LsnRange.from_key(key) for key in instance.get_dynamic_partitions("lsn_ranges")]
             assert spans

@@ -1,9 +1,9 @@
-"""What the crash tests stand on: a server of their own, fault points, one seed, one table.
+"""Fixtures of the crash tests: a server of their own, fault points, one seed, one table of results.
 
-``PGCDC_TEST_CRASH_CYCLES``: the number of cycles at receiver level. A quarter as many run over the whole path in one
-process. The command itself is killed in the long set alone: at some of its steps, or at each of them from ``EVERY``
-cycles on. ``PGCDC_TEST_SEED`` decides everything that is drawn, and is printed at the beginning. The timing is the
-machine's own.
+``PGCDC_TEST_CRASH_CYCLES`` is the number of cycles at receiver level. A quarter as many cycles run over the whole path
+in one process. The command itself is killed only in the long set: at some of its steps, or at each step from ``EVERY``
+cycles on. ``PGCDC_TEST_SEED`` decides everything that is drawn, and is printed at the start. The timing depends on the
+machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cycles(pytestconfig: pytest.Config) -> int:
 
 @pytest.fixture(scope="session")
 def every(cycles: int) -> bool:
-    """Whether the command is killed at each of its steps, or at some of them."""
+    """Whether the command is killed at each of its steps, or only at some steps."""
     return cycles >= EVERY
 
 
@@ -47,15 +47,15 @@ def tally() -> Tally:
 
 @pytest.fixture
 def chance(request: pytest.FixtureRequest) -> random.Random:
-    """Each test's own, so that one test is replayed without the others."""
+    """A generator for each test, so that one test can be replayed without the others."""
     return random.Random(f"{_SEED} {request.node.name}")
 
 
 @pytest.fixture(scope="session")
 def crash_server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """It is stopped as by a crash, which must not disturb the session's shared one.
+    """A server of its own, since crashes must not disturb the session's shared server.
 
-    Without fsync: the machine does not crash, so what was written is there afterwards.
+    It runs without fsync: the machine does not crash, so what was written is still there afterwards.
     """
     folder = tmp_path_factory.mktemp("crash") / "server"
     settings = {**TEST_SETTINGS, "deadlock_timeout": "100ms", "log_min_messages": "panic"}
@@ -65,13 +65,13 @@ def crash_server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def fault_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for the session: Spark's workers keep the environment that they were started with."""
+    """One folder for the session, since Spark's workers keep the environment that they were started with."""
     return tmp_path_factory.mktemp("faults")
 
 
 @pytest.fixture
 def faults(fault_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    """Seen by this process and by those that it starts."""
+    """Seen by this process and by the processes that it starts."""
     monkeypatch.setenv(faultpoints.VARIABLE, str(fault_folder))
     monkeypatch.setattr(faultpoints, "_FOLDER", fault_folder)
     faults = Faults(fault_folder)

@@ -1,4 +1,4 @@
-"""The test's side of the fault points, and how things are made to die at them."""
+"""The test's side of the fault points, and how processes are made to die at them."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Faults:
         folder.chmod(0o777)
 
     def arm(self, point: FaultPoint, passes: int = 0) -> None:
-        """The next process to pass it stops there, after so many passes."""
+        """The next process that passes the point stops there, after ``passes`` passes."""
         whole = self.folder / f"{point}.new"
         whole.write_text(str(passes))
         whole.rename(self.folder / point)
 
     def reached(self, point: FaultPoint) -> int | None:
-        """Pid of the process that stands there."""
+        """Pid of the process that is stopped at the point."""
         try:
             return int((self.folder / f"{point}{REACHED}").read_text())
         except FileNotFoundError:
             return None
 
     def clear(self) -> None:
-        """Nothing is armed, and whoever stands at a point goes on."""
+        """Disarm all points, and let stopped processes go on."""
         for path in self.folder.iterdir():
             if path.name != LOCK:
                 with suppress(FileNotFoundError):
@@ -57,7 +57,7 @@ class Faults:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Whether the condition came true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -67,6 +67,6 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, which nothing can answer."""
+    """Send SIGKILL, which no process can catch."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

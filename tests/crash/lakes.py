@@ -1,4 +1,4 @@
-"""A source with tables of every kind, writers, its journal, and a lake that follows it."""
+"""A source with tables of every kind, writers and a journal, and a lake that follows the source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.oracle import assert_equal
 
 TABLES = ("public.t", "public.u", "public.part", "public.bag", "public.entry", "public.wiped")
 WIDE = "public.wide"
-"""Gets columns, which the journal cannot follow."""
+"""This table gets new columns, which the journal cannot follow."""
 CHANGING = ("t", "u", "part", "bag", "entry")
 _TABLE = re.compile(r"^(?:INSERT INTO|UPDATE|DELETE FROM) (\w+)")
 _MAKE = """
@@ -56,7 +56,7 @@ CREATE TABLE elsewhere.foreign_table (v text);
 
 
 def changes(chance: random.Random, tables: Container[str]) -> Script:
-    """Rows of all kinds over several of these tables."""
+    """Changes of all kinds to several of these tables."""
     at = chance.randrange(80)
     all_kinds = [
         f"UPDATE t SET v = v || '!' WHERE id BETWEEN {at} AND {at + 4}",
@@ -92,7 +92,7 @@ def elsewhere(chance: random.Random) -> Script:
 
 
 def work(chance: random.Random) -> Sequence[tuple[Draw, int]]:
-    """For some cycles. Few tables change, for a MERGE takes seconds; the others are quiet."""
+    """Work for some cycles. Only few tables change, since a MERGE takes seconds."""
     tables = chance.sample(CHANGING, chance.choice([1, 1, 2]))
     some = partial(changes, tables=tables)
     return (some, 8), (in_transaction(some), 6), (prepared(some), 2), (inserts, 2), (wipe, 2), (elsewhere, 1)
@@ -100,7 +100,7 @@ def work(chance: random.Random) -> Sequence[tuple[Draw, int]]:
 
 @dataclass
 class LakeRig:
-    """What both whole-path tests share: the source's side, and what must hold of the lake."""
+    """What both whole-path tests share: the source, and the checks of the lake."""
 
     server: EmbeddedServer
     faults: Faults
@@ -114,7 +114,7 @@ class LakeRig:
     journal: Journal = field(init=False)
     writers: Writers = field(init=False)
     compared: set[str] = field(default_factory=set)
-    """Consistent points that were compared so far."""
+    """Consistent points that have been compared."""
     stood: Lsn = ZERO
 
     def __post_init__(self) -> None:
@@ -138,7 +138,8 @@ class LakeRig:
         return tuple(sum(entry.name.endswith(".json") for entry in entries) for entries in listed)
 
     def look(self) -> int:
-        """Every consistent point that is new: all its tables are the source at its LSN. How many there were."""
+        """Compare every new consistent point: all its tables equal the source at its LSN. Returns the number of new
+        points."""
         log = ChangeLog(Layout(self.lake))
         if log.exists:
             row = self.conn.execute(
@@ -151,7 +152,7 @@ class LakeRig:
             self.stood = position
         points = published(self.lake.text)
         assert [lsn for lsn, _ in points] == sorted(lsn for lsn, _ in points), "consistent points fell"
-        # Maintenance takes old ones away.
+        # Maintenance removes old points.
         fresh = [point for point in points if repr(point) not in self.compared]
         self.compared |= {repr(point) for point in fresh}
         commits = self.journal.commits() if fresh else {}
@@ -162,7 +163,7 @@ class LakeRig:
         return len(fresh)
 
     def assert_all_there(self) -> None:
-        """After an undisturbed run with nobody writing: equal to the live source, by the last point, of all tables."""
+        """After an undisturbed run without writers, the last point lists all tables and equals the live source."""
         assert self.look() > 0 or published(self.lake.text)
         assert set(published(self.lake.text)[-1][1]) == {*TABLES, WIDE}
         assert_equal(self.conn, self.lake.text, *TABLES, WIDE)

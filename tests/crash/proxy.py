@@ -1,6 +1,7 @@
-"""A proxy in front of the server's socket, by which a connection is lost on purpose.
+"""A proxy in front of the server's socket that can cut connections on purpose.
 
-A process of its own: libpq's blocking connect keeps Python's lock, so that a thread beside it could not answer.
+It is a separate process: libpq's blocking connect holds Python's lock, so a thread of the same process could not
+answer.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ _BYTES = 65536
 
 
 class Proxy:
-    """Listens on a Unix socket of its own and passes bytes on. ``cut`` ends all connections where they are:
-    what the proxy holds of either direction is lost, in the middle of a message as likely as not."""
+    """Listens on its own Unix socket and passes bytes on. ``cut`` ends all connections: bytes that the proxy holds are
+    lost in both directions, often in the middle of a message."""
 
     def __init__(self, server_folder: Path) -> None:
         self._server = server_folder
 
     def conninfo(self, conninfo: str) -> str:
-        """The same database, by way of here."""
+        """The same database, through this proxy."""
         return make_conninfo(conninfo, host=str(self._folder))
 
     def cut(self) -> None:
-        """End every connection; it has happened when this returns."""
+        """End every connection. All connections have ended when this returns."""
         self._tell(b"cut\n")
 
     def __enter__(self) -> Self:
@@ -49,7 +50,7 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The end of its input is its end.
+        # The process ends when its input ends.
         self._process.communicate(timeout=30)
         shutil.rmtree(self._folder, ignore_errors=True)
 

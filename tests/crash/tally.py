@@ -1,4 +1,4 @@
-"""The table fault point × kind of crash → cycles survived."""
+"""The table of survived cycles: fault point × kind of crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANY_TIME = "at a random time"
 
 @dataclass
 class Tally:
-    """Cycles that fell while something moved, and after which all was as it had to be."""
+    """Counts the cycles whose crash fell while something moved, and after which every check passed."""
 
     seed: int
     survived: Counter[tuple[str, Kind]] = field(default_factory=Counter)
@@ -24,7 +24,7 @@ class Tally:
         self.levels[level] += 1
 
     def markdown(self) -> str:
-        """One row per point in the order of the data's way, one column per kind."""
+        """One row per point, in the order in which data passes the points, and one column per kind."""
         kinds = [kind for kind in Kind if any(found == kind for _, found in self.survived)]
         points = [point for point in (*FaultPoint, ANY_TIME) if any(found == point for found, _ in self.survived)]
         head = [f"| fault point | {' | '.join(kinds)} | all |", "|---" * (len(kinds) + 2) + "|"]

@@ -1,4 +1,4 @@
-"""The fault points themselves: inert unless armed, each passed by the package, one process stops."""
+"""The fault points themselves: they do nothing unless armed, the package passes each of them, and one process stops."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def calls() -> list[tuple[Path, str]]:
     return found
 
 
-def test_every_point_is_passed_somewhere() -> None:
+def test_every_fault_point_is_passed_somewhere_in_the_package() -> None:
     assert {name for _, name in calls()} == set(FaultPoint.__members__)
 
 
-def test_nothing_is_done_without_the_variable() -> None:
+def test_fault_points_do_nothing_without_the_variable() -> None:
     script = "from pgcdc_assets.core import faultpoints as f; assert f._FOLDER is None; f.passed(f.FaultPoint.LOG_MADE)"
     clean = {name: value for name, value in os.environ.items() if name != faultpoints.VARIABLE}
     assert subprocess.run([sys.executable, "-c", script], env=clean, check=False).returncode == 0
 
 
-def test_one_of_many_stops_after_the_passes_let_by(faults: Faults) -> None:
+def test_exactly_one_thread_stops_after_the_given_number_of_passes(faults: Faults) -> None:
     point = FaultPoint.BATCH_COMMITTED
     through = threading.Semaphore(0)
 
@@ -63,8 +63,11 @@ def test_one_of_many_stops_after_the_passes_let_by(faults: Faults) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_whoever_is_stopped_at_a_point_keeps_no_other(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is free before the test hears of the process, and who passes an unarmed point does not take it."""
+def test_process_stopped_at_one_point_does_not_block_other_points(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is free before the test learns of the stopped process. A process at an unarmed point does not take the
+    lock."""
     point, rename, lock_was_free = FaultPoint.BATCH_COMMITTED, Path.rename, list[bool]()
 
     def renamed(path: Path, target: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The receiver killed, and its connections cut, while transactions are in progress and while they become the log's."""
+"""The receiver is killed, and its connections cut, while transactions are in progress and while they enter the log."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class Rig:
     connections: list[psycopg.Connection]
     rounds: int = 0
     looks: list[tuple[Lsn, list[Row]]] = field(default_factory=list)
-    """What stood in the log below its position, after each crash."""
+    """After each crash: the log's position, and the rows below it."""
 
     def steps(self) -> Iterator[tuple[int, str]]:
-        """Connection and statement, of one round. Transaction 0 may have a message that was rolled back, 1 outgrows its
-        batch, 2 is rolled back after it was sent; 3 stands for all small ones."""
+        """Connection and statement of each step of one round. Transaction 0 may hold a message that was rolled back.
+        Transaction 1 outgrows its batch. Transaction 2 is rolled back after it was sent. Connection 3 runs all small
+        transactions."""
         self.rounds += 1
         at = self.rounds * 10_000
         yield from ((0, "BEGIN"), (0, many(at, 300)), (1, "BEGIN"), (1, "SAVEPOINT s"), (1, many(at + 1000, 600)))
@@ -59,7 +60,8 @@ class Rig:
         yield from ((0, "ROLLBACK TO t"), (0, EMIT.format("kept")), (0, "COMMIT"), (3, "LOOK"))
 
     def play(self, before: Callable[[str], None], until: Callable[[], bool] = lambda: False) -> None:
-        """One round. ``before`` each step it is told; who waits for the server waits ``until`` then."""
+        """Play one round. ``before`` is called with each step. A wait for the server also ends once ``until`` is
+        true."""
         for number, statement in self.steps():
             before(statement)
             if statement in ("LAND", "LOOK"):
@@ -68,7 +70,8 @@ class Rig:
                 self.connections[number].execute(statement.encode())
 
     def _wait(self, what: str, until: Callable[[], bool]) -> None:
-        """Until the server has sent all; or all is in the log, for what is unsure makes all else come again."""
+        """Wait until the server has sent everything, or until all is in the log: an unsure transaction makes the rest
+        come again."""
         lsn, log = self.twins.flushed(), self.twins.streamed.log
 
         def there() -> bool:
@@ -77,7 +80,7 @@ class Rig:
         wait_until(lambda: there() or until(), SECONDS)
 
     def crashed(self) -> None:
-        """Look at what is left, and start anew."""
+        """Check what is left, and start a new receiver."""
         log = self.twins.streamed.log
         position = log.position()
         assert self.twins.source.confirmed(log) <= position
@@ -109,10 +112,10 @@ def rig(crash_server: EmbeddedServer, tmp_path: Path) -> Iterator[Rig]:
 @pytest.mark.timeout(600)
 @pytest.mark.takes(40)
 @pytest.mark.parametrize("points", [FEW, pytest.param(POINTS, marks=pytest.mark.long)], ids=["few", "all"])
-def test_killed_at_each_step(
+def test_receiver_killed_at_each_step_loses_and_repeats_nothing(
     rig: Rig, faults: Faults, chance: random.Random, tally: Tally, points: tuple[FaultPoint, ...]
 ) -> None:
-    """From the start of a round on, or from the first commit of a transaction that was in progress."""
+    """From the start of a round, or from the first commit of a transaction that was in progress."""
     rig.twins.start()
     for point in points:
         for _ in range(3):
@@ -148,7 +151,7 @@ def _killed_in_a_round(rig: Rig, faults: Faults, point: FaultPoint, at: str) -> 
             rig.crashed()
 
     rig.play(kill, reached)
-    # Its batch may be cut some time after the last step.
+    # The batch may be cut some time after the last step.
     wait_until(reached, 0.0 if killed else 1.0)
     kill("")
     faults.clear()
@@ -158,11 +161,11 @@ def _killed_in_a_round(rig: Rig, faults: Faults, point: FaultPoint, at: str) -> 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.takes(20)
-def test_cut_at_any_time(
+def test_connection_cut_at_any_time_loses_and_repeats_nothing(
     rig: Rig, crash_server: EmbeddedServer, chance: random.Random, tally: Tally, cycles: int,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """By the server's end of its walsender, or on the way, in the midst of a block as likely as not."""
+    """The server ends its walsender, or the proxy cuts the connection, often in the middle of a block."""
     source = rig.twins.source
     with Proxy(crash_server.socket_folder) as proxy:
         rig.twins.streamed.options["conninfo"] = proxy.conninfo(source.database.conninfo)
@@ -185,7 +188,7 @@ def test_cut_at_any_time(
 
 
 def _cut(rig: Rig, proxy: Proxy | None) -> None:
-    """The receiver says so, and ends. Between two connections it has none to lose."""
+    """The receiver reports the loss and ends. Repeats if the receiver was between two connections."""
     source, receiver, slot = rig.twins.source, rig.twins.streamed.receiver, rig.twins.streamed.log.identity.slot
     assert receiver is not None
 

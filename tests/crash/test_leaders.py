@@ -1,6 +1,7 @@
-"""A command that is stopped, not killed, at a durable step: another takes the lake over, and then the first one wakes.
+"""A command is stopped, not killed, at a durable step. Another command takes the lake over, and then the first one
+wakes.
 
-The lake is in an object store, where a lock ends by its time alone.
+The lake is in an object store, where a lock ends only by time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from pgcdc_assets.store import chainlease
 chainlease.TTL, chainlease.RENEWED, chainlease._MARGIN = 12.0, 2.0, 0.5
 """
 _LEFT: Final = (".parquet", ".seg", ".bin")
-"""Files that count only once a commit names them."""
+"""Files that count only if a commit names them."""
 
 
 class Stopped(Enum):
@@ -54,7 +55,7 @@ class Leaders(ByProcess):
     program: str = _SHORT + PROGRAM
 
     def met(self, case: Case) -> bool:
-        """Again where the command came to its end before."""
+        """Whether the case was reached. Repeats if the command ended before it reached the point."""
         stopped = self.chance.choice([*Stopped])
         started = time.monotonic()
         met = any(self.overtaken(case, stopped) for _ in range(4))
@@ -62,7 +63,8 @@ class Leaders(ByProcess):
         return met
 
     def overtaken(self, case: Case, stopped: Stopped) -> bool:
-        """Whether the command came to the point, was stopped there, and woke when another had done its work."""
+        """Whether the command reached the point, was stopped there, and woke after another command had done its
+        work."""
         self.prepare(case)
         self._nudge(case)
         self.faults.arm(case.point)  # type: ignore[arg-type]
@@ -73,7 +75,7 @@ class Leaders(ByProcess):
                 return False
             asleep = _stopped(first, stopped)
             self.faults.clear()
-            # As the server itself does when it hears nothing.
+            # The server itself does so when it hears nothing.
             self._cut_off()
             assert wait_until(lambda: self._succeeded() == 0, SECONDS), "nobody could take over"
             self.look()
@@ -91,13 +93,13 @@ class Leaders(ByProcess):
         return True
 
     def _succeeded(self) -> int:
-        """How another sync ended: it is refused while the first may only be slow.
+        """The exit code of another sync. It is refused while the first command may only be slow.
 
-        It is of another host: nothing but the lake is shared. A command that is stopped may hold the lock of Dagster's
-        SQLite, for one.
+        The other sync counts as another host, which shares only the lake: a stopped command may hold the lock of
+        Dagster's SQLite, for example.
         """
         path, elsewhere = self.folder / "successor.log", self.folder / "elsewhere"
-        # Its stderr may be sent into another file.
+        # The stacks go to a file of their own, since the command may redirect its stderr.
         stacks = elsewhere / "stacks"
         shutil.copytree(self.folder / ".pgcdc", elsewhere / ".pgcdc", dirs_exist_ok=True)
         shutil.copy(self.folder / "pgcdc.yaml", elsewhere)
@@ -125,7 +127,7 @@ class Leaders(ByProcess):
         )
 
     def _commits(self) -> dict[str, tuple[int, float]]:
-        """All that counts in the lake, with size and time."""
+        """All files of the lake that count, with size and time."""
         found = storage.walk(self.lake, hidden=True)
         return {entry.name: (entry.size, entry.written) for entry in found if _counts(entry.name)}
 
@@ -136,7 +138,7 @@ def _counts(name: str) -> bool:
 
 def _stopped(command: subprocess.Popen[bytes], stopped: Stopped) -> list[psutil.Process]:
     process = psutil.Process(command.pid)
-    # It first, so that it starts no other meanwhile.
+    # Stop the command first, so that it starts no other process.
     process.suspend()
     found = [process]
     if stopped is Stopped.HOST:
@@ -151,7 +153,7 @@ def _stopped(command: subprocess.Popen[bytes], stopped: Stopped) -> list[psutil.
 @pytest.mark.process
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(400)
-def test_a_leader_that_wakes_lands_nothing(
+def test_leader_that_wakes_after_a_takeover_commits_nothing(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, tally: Tally, tmp_path: Path, bucket: Location,
     *, every: bool,
 ) -> None:  # fmt: skip
@@ -174,6 +176,7 @@ def test_a_leader_that_wakes_lands_nothing(
 
 
 def _lakes(cases: Sequence[Case]) -> list[list[Case]]:
-    """The cases of each lake: whoever takes over a first sync makes all of the lake, and leaves nothing to the next."""
+    """The cases of each lake. A command that takes over a first sync creates the whole lake, so no later case can
+    follow."""
     first = [case for case in cases if case.command == "sync" and case.point in FIRST]
     return [*([case] for case in first), *filter(None, [[case for case in cases if case not in first]])]

@@ -1,4 +1,4 @@
-"""The receiver killed at each step of keeping a prepared transaction, and of taking it into the log."""
+"""The receiver is killed at each step of keeping a prepared transaction, and of taking it into the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TAKING = (
 
 
 OWN = (FaultPoint.PREPARED_KEPT, FaultPoint.PREPARED_COMMITTING, FaultPoint.PREPARED_DROPPED)
-"""Points of prepared transactions alone. The others are looked at in the long set, but for one."""
+"""Points that only prepared transactions pass. All other points but one are in the long set."""
 
 
 def case(point: FaultPoint, when: str) -> Any:
@@ -66,7 +66,9 @@ def killed_at(point: FaultPoint, twins: Twins, faults: Faults, tally: Tally) -> 
     [*(case(point, "keeping") for point in KEEPING), *(case(point, "taking") for point in TAKING),
      case(FaultPoint.PREPARED_DROPPED, "rollback")],
 )  # fmt: skip
-def test_killed(twins: Twins, faults: Faults, tally: Tally, point: FaultPoint, when: str) -> None:
+def test_receiver_killed_while_it_keeps_or_takes_a_prepared_transaction_loses_nothing(
+    twins: Twins, faults: Faults, tally: Tally, point: FaultPoint, when: str
+) -> None:
     source, gid = twins.source, f"{twins.source.database.name} g"
     twins.start()
     source.run("INSERT INTO b VALUES (1, 1)")
@@ -77,7 +79,7 @@ def test_killed(twins: Twins, faults: Faults, tally: Tally, point: FaultPoint, w
                           f"PREPARE TRANSACTION '{gid}'")  # fmt: skip
     if when == "keeping":
         killed_at(point, twins, faults, tally)
-    # In a quiet source the server may let half a minute pass before it says where it stands.
+    # In a quiet source, the server may take half a minute to report its position.
     twins.streamed.complete_to(twins.flushed())
     assert wait_until(lambda: source.confirmed(twins.streamed.log) >= prepared, SECONDS)
     if when != "keeping":

@@ -1,4 +1,4 @@
-"""The command killed as a whole, or only its JVM, at durable steps of the whole path. The next command goes on."""
+"""The command, or only its JVM, is killed at durable steps of the whole path. The next command goes on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fix_postgres import fresh_database
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(500)
 @pytest.mark.parametrize("command", ["sync", "others"])
-def test_a_killed_command_loses_nothing(
+def test_killed_command_loses_nothing(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, tally: Tally, tmp_path: Path, command: str,
     *, every: bool,
 ) -> None:  # fmt: skip

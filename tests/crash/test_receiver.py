@@ -1,4 +1,4 @@
-"""The receiver killed at every durable step and at random times, by every means; the log compared byte by byte."""
+"""The receiver is killed at every durable step and at random times, in every way. The log is compared byte by byte."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 LEVEL = "at receiver level"
 ROUND = 25
-"""Cycles on one database and log: what is compared twice a round grows with it."""
+"""Cycles on one database and log. More cycles make each comparison longer."""
 POINTS = (
     FaultPoint.SEGMENT_STAGED, FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING,
     FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED,
 )  # fmt: skip
 UNCONFIRMED = (FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE)
-"""The log has moved, and nobody may have been told."""
+"""At these points the log has moved, and its position must not be confirmed."""
 ALL = (*POINTS, *POINTS, *[None] * 6)
 SURE = (FaultPoint.SEGMENT_WRITTEN, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
-"""Of each stage a point that every run passes: those of the default set."""
+"""A point of each stage that every run passes: the default set."""
 FEW = 20
-"""Cycles. Fewer of them need points that are passed."""
+"""Below this number of cycles, only points that every run passes are drawn."""
 KINDS = (Kind.RECEIVER, Kind.PARENT, Kind.SERVER, Kind.CUT)
 SECONDS = 180.0
 """Longest wait for anything: the machine may be busy with other things."""
@@ -66,7 +66,7 @@ CREATE PUBLICATION p FOR TABLE a, b, c, big;
 
 @dataclass
 class Receiver:
-    """The process, its parent's end of the pipe in our hand."""
+    """The process, and the parent's end of its pipe."""
 
     process: subprocess.Popen[bytes]
     said: Path
@@ -94,12 +94,12 @@ class Receiver:
         return [heard(line) for line in lines]
 
     def leave(self) -> None:
-        """As when the parent dies."""
+        """Close the pipe, as when the parent dies."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
     def finish(self) -> None:
-        """It has been hit: it ends by itself, and what it says of it is an error of ours."""
+        """The receiver was hit. It ends by itself, and the last error that it reports is one of the allowed classes."""
         assert wait_until(lambda: self.ended, SECONDS), f"still runs: {self.events()[-3:]}"
         self.leave()
         said = self.events()
@@ -119,7 +119,7 @@ class Rig:
     folder: Path
     writers: Writers
     points: Sequence[FaultPoint | None] = ALL
-    """A cycle draws one of them."""
+    """Each cycle draws one of these points."""
     log: ChangeLog = field(init=False)
     slot: str = field(init=False)
     stood: int = 0
@@ -147,7 +147,7 @@ class Rig:
     # One cycle --------------------------------------------------------------------------------------
 
     def cycle(self) -> bool:
-        """Start, crash, look. Whether the crash fell while the log was moving."""
+        """Start, crash and check. Returns whether the crash fell while the log was moving."""
         chance, faults, started = self.chance, self.faults, time.monotonic()
         point = chance.choice(self.points)
         kind = chance.choice(KINDS)
@@ -186,12 +186,12 @@ class Rig:
         return Receiver.start(settings, self.folder / "said", until)
 
     def _goal(self) -> Lsn:
-        """Near: often within a transaction that is under way, or in WAL of the others."""
+        """A goal nearby: often within an open transaction, or in WAL of other tables."""
         with self.connect() as conn:
             return Lsn(_lsn(conn, "pg_current_wal_insert_lsn()") + self.chance.randrange(200_000))
 
     def _reach(self, receiver: Receiver, point: FaultPoint | None) -> bool:
-        """Wait for the moment of the crash; False if the process has ended before."""
+        """Wait for the moment of the crash. Returns False if the process ended earlier."""
         if point is not None:
             assert wait_until(lambda: receiver.ended or self.faults.reached(point) is not None, SECONDS), point
             if self.faults.reached(point) is None:
@@ -233,16 +233,16 @@ class Rig:
         assert self.stood < 10, "crashes again and again keep the log where it is"
 
     def compare(self) -> None:
-        """The whole log with the witness's bytes."""
+        """Compare the whole log with the witness's bytes."""
         position = self.log.position()
         with self.connect() as conn:
-            # The witness reads what is flushed: at least what the log holds.
+            # The witness reads all flushed WAL, which is at least what the log holds.
             assert_same(
                 logged(path_of(self.log.path), position), peeked(conn, f"twin_{conn.info.dbname}", "p", position)
             )
 
     def finish(self) -> None:
-        """An undisturbed run to the end; then nothing lacks, and every batch is whole."""
+        """After an undisturbed run to the end, nothing is missing and every batch is whole."""
         with self.connect() as conn:
             end = Lsn(_lsn(conn, "pg_current_wal_insert_lsn()"))
         receiver = self._start(end)
@@ -255,7 +255,7 @@ class Rig:
         assert self.log.verify(LsnRange(self.log.start, self.log.position()))
 
     def _moved(self) -> tuple[int, int]:
-        """Position, and files written so far, those of the spill too."""
+        """Position, and number of files, those of the spill folder included."""
         files = sum(1 for _ in path_of(self.log.path).glob("*.parquet")) + sum(
             1 for _ in path_of(self.log.path).glob("_spill/*")
         )
@@ -275,7 +275,7 @@ def _lsn(conn: psycopg.Connection[Any], expression: str, of: str = "", *values: 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(40)
-def test_killed_at_every_step_and_at_any_time(
+def test_receiver_killed_at_every_step_and_at_any_time_loses_and_repeats_nothing(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally, tmp_path: Path
 ) -> None:
     left = cycles
@@ -286,7 +286,7 @@ def test_killed_at_every_step_and_at_any_time(
 def _round(
     server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally, folder: Path
 ) -> int:
-    """So many cycles that count."""
+    """Run the given number of cycles that count."""
     folder.mkdir()
     with fresh_database(server) as database, Proxy(server.socket_folder) as proxy:
         writers = Writers(database.conninfo, RECEIVER_WORK, chance, most_pause=0.03 if cycles >= FEW else 0.1)

@@ -1,4 +1,4 @@
-"""The command killed at every step of a change of structure; the source changes again before the next one goes on."""
+"""The command is killed at every step of a schema change. The source changes again before the next command goes on."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _Stage:
         for _ in range(2):
             self._project.run("sync")
         if self._project.settings["PGCDC_SCHEMA_CHANGES"] == "rewrite":
-            # delta-rs reads no widened types.
+            # delta-rs cannot read widened types.
             assert_equal(self._conn, self._project.lake, table)
         assert not self.judge.judge(), step
 
@@ -131,21 +131,21 @@ def stage(
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.takes(200)
-def test_killed_at_each_step(stage: _Stage) -> None:
+def test_schema_change_killed_at_each_step_loses_nothing(stage: _Stage) -> None:
     _kill(stage, dict(zip(STEPS, CHANGES, strict=True)))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("made", [_PARTED])
-def test_killed_at_each_step_of_a_partitioned_table(stage: _Stage, made: str) -> None:
+def test_schema_change_of_a_partitioned_table_killed_at_each_step_loses_nothing(stage: _Stage, made: str) -> None:
     _kill(stage, dict(zip(STEPS, CHANGES, strict=True)))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", ["metadata"])
-def test_killed_where_metadata_changes(stage: _Stage, way: str) -> None:
+def test_schema_change_by_metadata_killed_at_each_step_loses_nothing(stage: _Stage, way: str) -> None:
     _kill(stage, dict(zip(BY_METADATA, WITHOUT_ROWS, strict=True)))
 
 
@@ -163,8 +163,8 @@ def _kill(stage: _Stage, changes: dict[FaultPoint, str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_killed_while_a_mirror_goes_on_under_another_name(stage: _Stage) -> None:
-    """At every other step the table is called as before again when the next run looks."""
+def test_rename_killed_at_each_step_loses_nothing(stage: _Stage) -> None:
+    """At every second step, the table has its former name again when the next run checks the catalog."""
     name = "t"
     for number, step in enumerate(_RENAMES):
         former, name = name, f"t{number}"

@@ -1,4 +1,4 @@
-"""Whole runs in this process, hit at every step of Spark and Delta; every published boundary compared."""
+"""Whole runs in this process, hit at every step of Spark and Delta. Every published point is compared."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LEVEL = "over the whole path in one process"
 ROUND = 20
 _stand = faultpoints._stop
 PATIENCE = 45.0
-"""For a point that a run need not pass: the next cycle draws another."""
+"""Seconds to wait for a point that a run may not pass. The next cycle draws another point."""
 SECONDS = 400.0
 """Longest wait for anything: the machine may be busy with other things."""
 RECEIVING = (FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
@@ -64,17 +64,17 @@ IN_WORKERS = (
 )  # fmt: skip
 ALL = (*RECEIVING, *COPYING, *APPLYING, *APPLYING, *[None] * 6)
 SURE = (FaultPoint.BATCH_DURABLE, FaultPoint.COPY_COMMITTING, FaultPoint.FEED_COMMITTED, FaultPoint.POINT_PUBLISHED)
-"""Of each stage a point that every run passes: those of the default set."""
+"""A point of each stage that every run passes: the default set."""
 FEW = 20
-"""Cycles. Fewer of them need points that are passed."""
+"""Below this number of cycles, only points that every run passes are drawn."""
 
 
 class Aborted(BaseException):
-    """As near as a thread comes to being killed: nothing after the point is done but what ``finally`` does."""
+    """As close as a thread comes to being killed: after the point, only ``finally`` blocks run."""
 
 
 class Listening(Silent):
-    """Keeps what a run says of the source that it has lost."""
+    """Keeps what a run reports about a lost source."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,9 +89,9 @@ class Listening(Silent):
 class InProcess(LakeRig):
     spark: SparkSession | None = None
     points: Sequence[FaultPoint | None] = ALL
-    """A cycle draws one of them."""
+    """Each cycle draws one of these points."""
     aborted: FaultPoint | None = None
-    """Who stands there, or comes there, goes no further."""
+    """A thread at this point, or one that reaches it, goes no further."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,10 +111,10 @@ class InProcess(LakeRig):
         engine.sync(bounds or Bounds(), copy_anew=copy_anew)
 
     def cycle(self) -> bool:
-        """Run, crash, look. Whether the crash fell while something moved."""
+        """Run, crash and check. Returns whether the crash fell while something moved."""
         started = time.monotonic()
         point, kind, anew = self._draw()
-        # Following, so that the receiver lives until it is hit; or to the end of now, as often a run of its own.
+        # A run that follows keeps its receiver until it is hit. A bounded run often ends by itself.
         bounds = Bounds(follow=kind is Kind.RECEIVER or self.chance.random() < 0.7)
         before = self.moved()
         failures: list[BaseException] = []
@@ -125,12 +125,12 @@ class InProcess(LakeRig):
             hit = self._reach(thread, point) and self._inflict(kind, point)
             counts = hit and (point is not None or self.moved() != before)
             if hit and bounds.follow and kind in (Kind.SERVER, Kind.CUT):
-                # It connects again, and goes on; unless it was asked for a copy.
+                # A run that follows connects again and goes on, unless it was asked for a copy.
                 noticed = wait_until(lambda: bool(failures or self.observer.outages), SECONDS)
                 assert noticed, f"{kind} at {point} went unnoticed"
                 time.sleep(self.chance.uniform(0, 5))
             elif hit and bounds.follow:
-                # It would follow for ever: it ends by what has happened to it, and says so.
+                # The run would follow forever. The crash ends it, and it reports an error.
                 thread.join(SECONDS)
                 assert failures, f"{kind} at {point} went unnoticed"
         finally:
@@ -149,13 +149,13 @@ class InProcess(LakeRig):
         return counts
 
     def stop(self, folder: Path, point: FaultPoint) -> None:
-        """In place of the fault points' own."""
+        """Replaces the function of the fault points."""
         _stand(folder, point)
         if point is self.aborted:
             raise Aborted
 
     def _draw(self) -> tuple[FaultPoint | None, Kind, list[TableName]]:
-        """Where, by what, and which tables are copied anew meanwhile; the point is armed."""
+        """Draw the point, the kind of crash, and the tables that are copied again during the run. Arms the point."""
         chance = self.chance
         point = chance.choice(self.points)
         own = Kind.WORKER if point in IN_WORKERS else Kind.ABORT
@@ -181,7 +181,7 @@ class InProcess(LakeRig):
         return thread.is_alive()
 
     def _inflict(self, kind: Kind, point: FaultPoint | None) -> bool:
-        """Whether there was somebody to hit."""
+        """Whether there was a process to hit."""
         if kind is Kind.RECEIVER:
             found = children_running("pgcdc_assets.log.receive.process")
             for pid in found:
@@ -204,14 +204,14 @@ class InProcess(LakeRig):
 
 @pytest.fixture
 def watched_spark(spark: SparkSession, fault_folder: Path) -> SparkSession:
-    """The session's, its workers with fault points."""
+    """The session's Spark, with fault points in its workers."""
     spark.sparkContext.environment[faultpoints.VARIABLE] = str(fault_folder)
     return spark
 
 
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(60)
-def test_every_published_boundary_is_the_source(
+def test_every_published_point_equals_the_source(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally,
     watched_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

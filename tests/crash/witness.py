@@ -1,6 +1,6 @@
-"""The bytes that PostgreSQL sends, by a second slot and by hand.
+"""The bytes that PostgreSQL sends, read through a second slot and cut by hand.
 
-Nothing of the project's codec takes part: messages are cut by struct, as the protocol's document has them.
+None of the project's codec is used: messages are cut by struct, as the protocol's documentation describes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_vers
 
 @dataclass
 class Sent:
-    """What stands in a stream or in the log below an LSN."""
+    """The messages in a stream or in the log below an LSN."""
 
     lines: list[Line] = field(default_factory=list)
     loose: Counter[Loose] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ def peeked(conn: psycopg.Connection[Any], slot: str, publication: str, below: in
 
 
 def logged(path: Path, below: int) -> Sent:
-    """The same of the log, read by delta-rs alone."""
+    """The same messages, read from the log by delta-rs alone."""
     sent = Sent()
     for commit_lsn, ordinal, kind, relation, lsn, payload in _stored(path, "kind IN ('I','U','D','T','M','C')"):
         if commit_lsn is None:
@@ -67,7 +67,7 @@ def logged(path: Path, below: int) -> Sent:
 
 
 def assert_same(log: Sent, source: Sent) -> None:
-    """Each message of each transaction once, byte for byte, and nothing else."""
+    """Check that each message of each transaction is there once, byte for byte, and nothing else."""
     lost, twice = Counter(source.lines) - Counter(log.lines), Counter(log.lines) - Counter(source.lines)
     assert not lost, f"{lost.total()} messages are not in the log, like {next(iter(lost))}"
     assert not twice, f"{twice.total()} messages of the log were never sent, or stand twice, like {next(iter(twice))}"

@@ -12,11 +12,11 @@ import psycopg
 from psycopg import sql
 
 Script = Sequence[str]
-"""Statements in order. One that fails ends the script and rolls back what it began."""
+"""Statements in order. A statement that fails ends the script and rolls back its transaction."""
 Draw = Callable[[random.Random], Script]
 
 _IDS = 400
-"""Few keys, so that transactions meet: they wait for each other, deadlock, and delete what another changed."""
+"""Few keys, so that transactions conflict: they wait for each other, deadlock, and delete each other's rows."""
 _KEY_STEP = 100_000
 
 
@@ -43,7 +43,7 @@ def small(chance: random.Random) -> Script:
 
 
 def in_transaction(body: Draw) -> Draw:
-    """With subtransactions, some of them rolled back, and now and then rolled back as a whole."""
+    """A transaction with subtransactions. Some subtransactions are rolled back, and sometimes the whole transaction."""
 
     def draw(chance: random.Random) -> Script:
         inner: list[str] = []
@@ -57,7 +57,7 @@ def in_transaction(body: Draw) -> Draw:
 
 
 def prepared(body: Draw) -> Draw:
-    """Prepared, and ended after other transactions."""
+    """A prepared transaction that ends after other transactions."""
 
     def draw(chance: random.Random) -> Script:
         gid = f"g{chance.getrandbits(64):x}"
@@ -83,7 +83,7 @@ def truncate(chance: random.Random) -> Script:
 
 
 def foreign(chance: random.Random) -> Script:
-    """WAL that carries nothing for us: another table, an empty transaction, or one that is all rolled back."""
+    """WAL that holds nothing for us: another table, an empty transaction, or a transaction that is rolled back."""
     return chance.choice(
         [
             ["INSERT INTO foreign_table SELECT g, repeat('x', 200) FROM generate_series(1, 300) g"],
@@ -100,7 +100,7 @@ def message(chance: random.Random) -> Script:
 
 
 def large(chance: random.Random) -> Script:
-    """More than the receiver keeps in memory: it spills. In WAL it is small, for its values compress."""
+    """More than the receiver keeps in memory, so that it spills. It is small in WAL, since its values compress."""
     rows = chance.randint(2200, 3000)
     return [f"INSERT INTO big (payload) SELECT repeat(md5(g::text), 280) FROM generate_series(1, {rows}) g"]
 
@@ -122,7 +122,7 @@ class Writers:
     most_pause: float = 0.03
     """Seconds between statements, at most."""
     asked: list[Draw] = field(default_factory=list)
-    """To be run by the next free writer."""
+    """Scripts for the next free writer."""
     done: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -144,9 +144,9 @@ class Writers:
 
     def _write(self, chance: random.Random) -> None:
         while not self._stop.is_set():
-            # The source may be down: then we come again.
+            # The source may be down. The writer then connects again.
             with suppress(psycopg.OperationalError), psycopg.connect(self.conninfo, autocommit=True) as conn:
-                # Also for what waits behind a prepared transaction, which PostgreSQL takes for no deadlock.
+                # Also ends the wait for a prepared transaction, which PostgreSQL does not count as a deadlock.
                 conn.execute("SET lock_timeout = '300ms'")
                 settle(self.conninfo)
                 while not self._stop.is_set():
@@ -165,7 +165,7 @@ class Writers:
                 self._stop.wait(chance.uniform(0, self.most_pause))
             self.done += 1
         except psycopg.Error:
-            # A deadlock, a duplicate key; or the connection is gone, and the next statement says so.
+            # A deadlock or a duplicate key. If the connection was lost, the next statement fails.
             conn.execute("ROLLBACK")
             if "PREPARED" in script[-1]:
                 with suppress(psycopg.errors.UndefinedObject):
@@ -173,11 +173,11 @@ class Writers:
 
 
 def settle(conninfo: str) -> None:
-    """End the prepared transactions that a crash left behind: their writers know of them no more."""
+    """End the prepared transactions that a crash left, since their writers no longer know of them."""
     with psycopg.connect(conninfo, autocommit=True) as conn:
         left = conn.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
         for number, (gid,) in enumerate(sorted(left)):
             end = "COMMIT PREPARED {}" if number % 2 else "ROLLBACK PREPARED {}"
-            # Another writer may be at it.
+            # Another writer may be ending the same transaction.
             with suppress(psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState):
                 conn.execute(sql.SQL(end).format(sql.Literal(gid)))
