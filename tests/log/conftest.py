@@ -1,4 +1,4 @@
-"""A source with a slot, and its log: what the tests of the receiver stand on."""
+"""A source with a slot, and the slot's log: the basis of the receiver's tests."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ SECONDS = 30.0
 
 @dataclass
 class Source:
-    """Tables ``a`` and ``b`` in publication ``p``, ``foreign_table`` outside of it, and slots as asked for."""
+    """Tables ``a`` and ``b`` in publication ``p``, ``foreign_table`` outside of it, and slots on request."""
 
     database: Database
     conn: psycopg.Connection[Any]
     folder: Path
     running: list[ReceiverProcess] = field(default_factory=list)
     bucket: Location | None = None
-    """Where its logs are, if not in the folder."""
+    """Where its logs are, if they are not in the folder."""
 
     def run(self, *statements: str) -> Lsn:
-        """Each statement a transaction of its own (or several, by BEGIN); the insert position afterwards."""
+        """Run each statement as its own transaction (or several statements, by BEGIN). Returns the insert position
+        afterwards."""
         for statement in statements:
             self.conn.execute(statement.encode())
         return self.lsn()
@@ -73,11 +74,11 @@ class Source:
         return Lsn.parse(row[0])
 
     def slot(self, name: str) -> str:
-        """A slot of a name that no other database of the server uses."""
+        """A slot name that no other database of the server uses."""
         return f"{name}_{self.database.name}"
 
     def log(self, name: str = "s", *, copy_of: ChangeLog | None = None, two_phase: bool = False) -> ChangeLog:
-        """A new slot, or one that stands where another log's does, and the empty log that belongs to it."""
+        """A new slot, or a copy of another log's slot, and the empty log that belongs to it."""
         slot = self.slot(name)
         if copy_of is None:
             self.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", [slot, two_phase])
@@ -86,7 +87,7 @@ class Source:
         return self.log_of(slot, name)
 
     def log_of(self, slot: str, name: str) -> ChangeLog:
-        """The empty log of a slot that is there."""
+        """The empty log of an existing slot."""
         query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
         ((start,),) = self.conn.execute(query, [slot]).fetchall()
         log = ChangeLog(Layout.of((self.bucket or Location.of(self.folder)) / name))
@@ -99,7 +100,7 @@ class Source:
         messages: Sequence[str] = ("*",), origin: str = Origins.ANY, streaming: bool = True,
         two_phase: bool = False, segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> ReceiverProcess:  # fmt: skip
-        """Started; killed at the end of the test if it still runs."""
+        """A started receiver. It is killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(ReceiverSettings(
             conninfo or self.database.conninfo, str(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
@@ -111,7 +112,7 @@ class Source:
         return receiver
 
     def receive(self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), **options: Any) -> list[Event]:
-        """One run to a goal, in this process, which saves a second of imports; all its events."""
+        """One run to a goal, in this process, which saves a second of imports. Returns all its events."""
         settings = ReceiverSettings(
             self.database.conninfo, str(Layout.of(log.path.parent.parent).root), (PUBLICATION,), 32 << 20, 0.2,
             messages=tuple(messages), leader=log.leader, **options,
@@ -143,7 +144,7 @@ class Source:
 in_each_place = pytest.mark.parametrize(
     "place", ["folder", pytest.param("bucket", marks=[pytest.mark.long, pytest.mark.timeout(900)])], indirect=True
 )
-"""For tests of logs in a folder and, in the long set, in an object store."""
+"""For tests of logs in a folder and, in the long set, in an object store as well."""
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def source(database: Database, tmp_path: Path, place: Location | None) -> Iterat
 
 @contextmanager
 def source_in(database: Database, folder: Path, bucket: Location | None = None) -> Iterator[Source]:
-    """Its logs will be in the bucket, if there is one."""
+    """A source whose logs are in the bucket, if there is a bucket."""
     with database.connect() as conn:
         source = Source(database, conn, folder, bucket=bucket)
         source.run(
@@ -175,7 +176,7 @@ def source_in(database: Database, folder: Path, bucket: Location | None = None) 
 
 
 def until_event(receiver: ReceiverProcess, name: str, seconds: float = SECONDS) -> list[Event]:
-    """Events up to the first of this name."""
+    """Events up to the first event of this name."""
     seen: list[Event] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -193,7 +194,7 @@ def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
 
 
 def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> list[dict[str, Any]]:
-    """Rows of the log in order, read by another engine."""
+    """Rows of the log in order, read by an engine other than ours."""
     query = (
         "SELECT commit_lsn, tx_ordinal, xid, commit_ts, origin, lsn, kind, relation_id, schema_id, payload "
         f"FROM log WHERE {where} ORDER BY commit_lsn, tx_ordinal, relation_id, lsn"
@@ -208,12 +209,12 @@ def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> li
 
 
 def batch_ends(log: ChangeLog) -> list[Lsn]:
-    """The end of the batch that each transaction's row is in, for :func:`rows` in order."""
+    """For each row of a transaction, the end of its batch, in the order of :func:`rows`."""
     batches = log.batches(log.start)
     commits = [row["commit_lsn"] for row in rows(log) if row["commit_lsn"] is not None]
     return [next(batch.end for batch in batches if batch.start <= commit < batch.end) for commit in commits]
 
 
 def content(log: ChangeLog, *, but: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-    """What must not depend on how the stream was cut: all of a row ``but`` these columns."""
+    """What must not depend on how the stream was cut: all columns of a row ``but`` these."""
     return [tuple(value for key, value in row.items() if key not in but) for row in rows(log)]

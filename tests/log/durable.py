@@ -1,7 +1,7 @@
-"""What a crash of the machine leaves of a folder: only what had been fsynced.
+"""What a crash of the machine leaves of a folder: only what was fsynced.
 
-The rules of POSIX that a file system may use to the full: a file holds the content of its last fsync
-(nothing, if there was none), and a folder lists the names of its own last fsync.
+The rules are those of POSIX, which a file system may use to the full: a file holds the content of its last fsync
+(nothing without an fsync), and a folder lists the names of its own last fsync.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 
 @dataclass
 class Disk:
-    """``root`` exists durably, empty. ``fsync`` is to stand in place of ``os.fsync``."""
+    """``root`` exists durably and is empty. ``fsync`` replaces ``os.fsync``."""
 
     root: Path
     really: Callable[[int], None]
     contents: dict[int, bytes] = field(default_factory=dict)
-    """By inode."""
+    """Durable content of files, by inode."""
     names: dict[int, dict[str, int]] = field(default_factory=dict)
     """By inode of a folder: the inodes of its entries."""
     folders: set[int] = field(default_factory=set)
@@ -39,7 +39,7 @@ class Disk:
             self.folders |= {entry.inode() for entry in entries if entry.is_dir(follow_symlinks=False)}
 
     def left(self, target: Path) -> Path:
-        """The folder after a crash at this moment, as a copy."""
+        """A copy of the folder as a crash at this moment would leave it."""
         with self._lock:
             self._restore(self.root.stat().st_ino, target)
         return target

@@ -1,4 +1,4 @@
-"""The receiver inside the test's own process, where each of its confirmations can be seen."""
+"""The receiver in the test's own process, where each of its confirmations can be observed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECEIVING: Final = Limits(batch_bytes=1 << 20, batch_seconds=0.02)
 
 
 class Watched(ReplicationConnection):
-    """Says what it confirms before it does."""
+    """Calls the test with each confirmation before it is sent."""
 
     confirming: Confirmation
 
@@ -37,7 +37,7 @@ class Watched(ReplicationConnection):
 
 
 def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnection:
-    """Says to where it advances a slot before it does."""
+    """Calls the test with the target LSN before it advances a slot."""
     execute = conn.execute
 
     def telling(query: Any, params: Any = None, **more: Any) -> Any:
@@ -50,7 +50,7 @@ def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnectio
 
 
 def ranges_of(size: int, **others: Any) -> RangeLimits:
-    """Limits under which every range has this size."""
+    """Limits that give every range this size."""
     return replace(RANGE_LIMITS, smallest_range=size, largest_range=size, **others)
 
 
@@ -61,7 +61,7 @@ def receive_inside(
     patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, plugin: PluginOptions = FIRST_VERSION,
     **options: Any,
 ) -> Lsn:  # fmt: skip
-    """One run (to a goal, if there is one), as the receiver's process makes it; where the log stands then."""
+    """One run, to a goal if there is one, as the receiver's process makes it. Returns the log's position afterwards."""
     log.open()
     identity, timeline, position = log.identity, log.timeline, log.position()
     conninfo = conninfo or source.database.conninfo

@@ -1,4 +1,4 @@
-"""The reference for protocol versions 2 to 4: messages one at a time, and where each belongs."""
+"""The reference for protocol versions 2 to 4: it takes one message at a time and says where each message belongs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pgcdc_assets.protocol.streamed import decode_any
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A message, and the transaction of the block that it stands in, if it stands in one. What comes from Begin Prepare
-    to Prepare is one block."""
+    """A message, and the transaction of the block that holds it, if a block holds it. The messages from Begin Prepare
+    to Prepare form one block."""
 
     message: AnyMessage
     top: int | None = None
-    """The top transaction's xid; a block's beginning and end belong to it, too."""
+    """The top transaction's xid. The first and last message of a block belong to it, too."""
     subxid: int | None = None
-    """The xid that the message carries for itself; the transaction's, where it comes whole at its PREPARE."""
+    """The xid that the message itself carries, or the transaction's xid where the transaction comes whole at its
+    PREPARE."""
 
 
 class StreamDecoder:
@@ -28,11 +29,11 @@ class StreamDecoder:
     def __init__(self, *, parallel: bool) -> None:
         self._parallel = parallel
         self._opened: MessageKind | None = None
-        """The letter that began the transaction or the block that is open."""
+        """The letter that began the open transaction or block."""
         self._top: int | None = None
 
     def take(self, payload: bytes) -> Placed:
-        """The next message. Raises ProtocolError where it is malformed, or stands where none of its kind can."""
+        """The next message. Raises ProtocolError if it is malformed, or if no message of its kind may come here."""
         kind, subxid = payload[0], None
         if self._opened == MessageKind.STREAM_START and kind in CARRY_XID:
             subxid, payload = int.from_bytes(payload[1:5]), payload[:1] + payload[5:]

@@ -1,4 +1,4 @@
-"""Prepared transactions of a source that is received twice."""
+"""Prepared transactions of a source that two receivers receive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.log.received_twice import Row, Twins
 
 
 def gid(source: Source, name: str = "g") -> str:
-    """gids are the server's, not the database's."""
+    """gids belong to the server, not to the database."""
     return f"{source.database.name} it's {name}".replace("'", "''")
 
 
@@ -32,7 +32,8 @@ def durable(twins: Twins, lsn: Lsn) -> None:
 
 
 def recorded(source: Source, log: ChangeLog, receiver: ReceiverProcess, lsn: Lsn) -> None:
-    """A mark, for the server's own records may lie between what was received and ``lsn``: nothing is due for them."""
+    """Wait by a mark: the server's own records may lie between what was received and ``lsn``, and nothing is sent for
+    them."""
     receiver.mark(lsn)
     until_event(receiver, "complete")
     eventually(lambda: source.confirmed(log) >= lsn)

@@ -1,4 +1,4 @@
-"""One source received twice: transactions while they are in progress, and whole. Both logs must say the same."""
+"""One source received twice: transactions in progress, and whole transactions. Both logs must say the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = tuple[Any, ...]
 
 NO_DRAIN = 1 << 40
 SEGMENT_BYTES = 1 << 16
-"""As much as a server with little memory sends of a transaction at once: nearly each block becomes a segment."""
+"""As much of a transaction as a server with little memory sends at once. Nearly each block becomes a segment."""
 _SENT = """
 SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
 WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
@@ -40,10 +40,10 @@ class Reading:
     _described: dict[int, tuple[bytes, RelationFacts]] = field(default_factory=dict)
 
     def rows(self, *, facts: bool = False) -> list[Row]:
-        """In the order of the commits, each with its transaction's facts and the Relation message in force for it.
+        """The rows in commit order, each with its transaction's facts and the Relation message in force for it.
 
-        Places in a transaction may have holes: what was rolled back had one. ``facts``: with what the catalog said of
-        the relation, which depends on the moment where the catalog changes.
+        The ordinals of a transaction may have gaps, where rows were rolled back. ``facts`` adds what the catalog said
+        of the relation, which depends on when the catalog changes.
         """
         for segment in self.log.all_segments():
             if segment.path.name not in self._read:
@@ -87,7 +87,7 @@ class Twin:
         return self.receiver
 
     def complete_to(self, lsn: Lsn) -> None:
-        """The running receiver has recorded all that commits below."""
+        """Wait until the running receiver has recorded everything that commits below this LSN."""
         assert self.receiver is not None
         self.receiver.mark(lsn)
         told = [event for event in until_event(self.receiver, "complete") if event.name == "complete"]
@@ -98,7 +98,7 @@ class Twin:
         self.source.receive(self.log, goal, drain_bytes=NO_DRAIN, **{**self.options, **options})
 
     def arrive(self, goal: Lsn) -> None:
-        """The running receiver ends at a goal."""
+        """Wait until the running receiver ends at a goal."""
         assert self.receiver is not None
         self.receiver.until(goal)
         until_event(self.receiver, "arrived")
@@ -130,12 +130,13 @@ class Twins:
         return self.source.run("INSERT INTO foreign_table VALUES (1)")
 
     def catch_up(self) -> None:
-        """The server has decoded and sent to the streamed slot all that it holds."""
+        """Wait until the server has decoded and sent everything to the streamed slot."""
         lsn = self.flushed()
         eventually(lambda: sent(self, lsn))
 
     def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
-        """Both logs say the same and are sound; their rows. ``whole`` is received here, where it does not run."""
+        """Check that both logs are sound and say the same. Returns their rows. Receives ``whole`` here unless its
+        receiver runs."""
         if self.whole.receiver is None:
             self.whole.receive(upto or self.flushed())
         found, expected = (twin.reading.rows(facts=facts) for twin in (self.streamed, self.whole))
@@ -149,7 +150,7 @@ class Twins:
 
     @property
     def spooled(self) -> list[str]:
-        """Names in the folder of segments on their way."""
+        """Names in the folder of segments that have no batch yet."""
         place = self.streamed.log.path / SPILL
         return sorted(path.name for path in Path(storage.store_of(place).scratch(place)).iterdir())
 
@@ -158,13 +159,13 @@ class Twins:
 
 
 def sent(twins: Twins, lsn: Lsn) -> bool:
-    """Whether the server has sent to the streamed slot all that it holds below."""
+    """Whether the server has sent everything below this LSN to the streamed slot."""
     asked = [twins.streamed.log.identity.slot, str(lsn)]
     return bool(twins.source.conn.execute(_SENT, asked).fetchone())
 
 
 def assert_same(found: list[Row], expected: list[Row]) -> None:
-    """Told by the first row that differs: pytest's own comparison of thousands of rows takes minutes."""
+    """Reports only the first row that differs: pytest's own comparison of thousands of rows takes minutes."""
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         if one != other:
             differ = ", ".join(str(pair)[:300] for pair in zip(one, other, strict=True) if pair[0] != pair[1])
@@ -173,13 +174,13 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 
 
 def little_memory(source: Source, *, immediate: bool = False) -> None:
-    """Transactions are streamed from 64 kB on, or with ``immediate`` change by change: for all later connections."""
+    """Stream transactions from 64 kB on, or change by change with ``immediate``, on all later connections."""
     name, value = ("debug_logical_replication_streaming", "immediate") if immediate else (
         "logical_decoding_work_mem", "64kB")  # fmt: skip
     source.run(f"ALTER DATABASE {source.database.name} SET {name} = '{value}'")
 
 
 def many(first: int, count: int = 400, table: str = "a") -> str:
-    """Half of what the receiver takes in at once, and more than fits into the memory of the server that decodes."""
+    """Half of what the receiver takes in at once, and more than fits into the memory of the decoding server."""
     rows = f"generate_series({first}, {first + count - 1}) g"
     return f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM {rows}"

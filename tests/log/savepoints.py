@@ -1,9 +1,9 @@
-"""A server that streams transactions with savepoints, in a few lines: what it sends, and what commits.
+"""A small model of a server that streams transactions with savepoints: what it sends, and what commits.
 
-As real servers do (tests/versions plays savepoints on them): a subtransaction gets its xid with its first
-change, after those around it; what is rolled back before its block is cut is never sent; a rollback to a
-savepoint tells of each subtransaction that it takes, released ones among them, and a whole rollback of the top
-transaction as well.
+It behaves like real servers (tests/versions plays savepoints on them). A subtransaction gets its xid with its first
+change, after the subtransactions around it. What is rolled back before its block is cut is never sent. A rollback to a
+savepoint sends an abort for each subtransaction that it takes, including released ones. A whole rollback also sends one
+for the top transaction.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ DESCRIPTION = Relation(RELATION, "public", "t", "d", (RelationColumn(True, "c", 
 
 @dataclass
 class Level:
-    """A savepoint that is open; the first is the transaction itself."""
+    """An open savepoint. The first level is the transaction itself."""
 
     xid: int | None = None
     released: list[int] = field(default_factory=list)
-    """The subtransactions released into it."""
+    """The subtransactions that were released into it."""
 
     @property
     def xids(self) -> list[int]:
@@ -49,20 +49,20 @@ class Level:
 class Session:
     levels: list[Level] = field(default_factory=lambda: [Level()])
     changes: list[tuple[int, AnyMessage]] = field(default_factory=list)
-    """Of subtransactions that were not rolled back, in order."""
+    """Changes of subtransactions that were not rolled back, in order."""
     unsent: list[tuple[int, AnyMessage]] = field(default_factory=list)
     streamed: bool = False
 
 
 class StreamingServer:
-    """Sessions by number. ``frames`` is what it sent, ``committed`` the changes of each transaction that it committed,
-    by its ``commit_lsn``."""
+    """Numbered sessions. ``frames`` holds what the server sent. ``committed`` holds the changes of each committed
+    transaction, by its ``commit_lsn``."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.committed: dict[int, list[AnyMessage]] = {}
         self.xids: dict[int, int] = {}
-        """Of those, the xid."""
+        """The xids of the committed transactions."""
         self._sessions: dict[int, Session] = {}
         self._xid, self._lsn, self._row = 700, 1000, 0
 
@@ -89,7 +89,7 @@ class StreamingServer:
         self._roll_back(session, gone)
 
     def stream(self, number: int) -> None:
-        """The memory is full: what has not been sent of this transaction is."""
+        """The memory is full: the unsent changes of this transaction are sent."""
         session = self._session(number)
         top = session.levels[0].xid
         if top is None or not session.unsent:
@@ -106,7 +106,7 @@ class StreamingServer:
         session = self._session(number)
         top = session.levels[0].xid
         if top is not None:
-            # One that was never streamed would come whole.
+            # A transaction that was never streamed would come whole.
             self.stream(number)
             self._lsn += 100
             if session.streamed:
@@ -117,7 +117,7 @@ class StreamingServer:
         del self._sessions[number]
 
     def whole(self, number: int) -> None:
-        """A transaction of its own, which comes at its commit; ``number`` has nothing to do with it."""
+        """A separate transaction, which comes at its commit. ``number`` has no effect."""
         self._xid, self._lsn, self._row = self._xid + 1, self._lsn + 100, self._row + 1
         commit_lsn, change = Lsn(self._lsn), Insert(RELATION, (str(self._row),))
         for message in (Begin(commit_lsn, EPOCH, self._xid), DESCRIPTION, change):
@@ -136,7 +136,7 @@ class StreamingServer:
             self.commit(number)
 
     def open(self) -> Iterator[int]:
-        """The xids of what was streamed and has not ended."""
+        """The xids of streamed transactions that have not ended."""
         for session in self._sessions.values():
             if session.streamed and session.levels[0].xid is not None:
                 yield session.levels[0].xid

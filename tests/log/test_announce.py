@@ -1,4 +1,4 @@
-"""What a receiver holds of transactions in progress is told to other processes, by it alone and while it lives."""
+"""A receiver announces its transactions in progress to other processes, as long as it lives."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def layout_of(log: ChangeLog) -> Layout:
 
 
 def told(log: ChangeLog) -> tuple[int, int] | None:
-    """How many are in progress, and the xid of the oldest."""
+    """The number of transactions in progress, and the xid of the oldest one."""
     found = announced(layout_of(log))
     return None if found is None else (found.number, found.xid)
 
 
 @contextmanager
 def open_transaction(source: Source, first: int) -> Iterator[tuple[psycopg.Connection[Any], int]]:
-    """A transaction of 720 kB that goes on, and its xid."""
+    """An open transaction of 720 kB, and its xid."""
     with source.database.connect() as conn:
         conn.execute("BEGIN")
         conn.execute(many(first).encode())
@@ -52,7 +52,7 @@ def open_transaction(source: Source, first: int) -> Iterator[tuple[psycopg.Conne
 
 
 @pytest.mark.timeout(120)
-def test_each_is_told_until_it_ends(source: Source) -> None:
+def test_transaction_in_progress_is_announced_until_it_ends(source: Source) -> None:
     little_memory(source)
     log = source.log()
     until_event(source.receiver(log, drain_bytes=1 << 40), "started")
@@ -79,7 +79,7 @@ def test_each_is_told_until_it_ends(source: Source) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["killed", "stopped"])
-def test_a_receiver_that_is_gone_tells_nothing(source: Source, way: str) -> None:
+def test_announcement_of_a_dead_receiver_is_not_shown(source: Source, way: str) -> None:
     little_memory(source)
     log = source.log()
     receiver = source.receiver(log, drain_bytes=1 << 40)
@@ -98,7 +98,7 @@ def test_a_receiver_that_is_gone_tells_nothing(source: Source, way: str) -> None
         assert told(log) is None
 
 
-def test_a_text_that_is_not_whole_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announce, "_PAUSE_SECONDS", 0)
     line = SAID.to_line()
     assert Announcement.from_line(line) == SAID
@@ -114,8 +114,8 @@ def test_a_text_that_is_not_whole_is_not_read(tmp_path: Path, monkeypatch: pytes
     assert announced(layout) is None
 
 
-def test_one_that_cannot_be_told_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a full disk nor another receiver, which outlives its run for a second, that tells of its own."""
+def test_announcement_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a full disk nor another receiver with its own announcement, which may outlive its run by a second."""
     monkeypatch.setattr(announce, "ANNOUNCE_SECONDS", 0)
     layout, open_ = Layout.of(tmp_path), TransactionsInProgress()
     open_.start(StreamStart(771, True), Lsn(8), 0.0)

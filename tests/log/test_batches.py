@@ -1,4 +1,4 @@
-"""When the receiver cuts a batch: by the time since the last cut, by size, or at once where it is asked to."""
+"""When the receiver cuts a batch: by the time since the last cut, by size, or at once on request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS, START = 10.0, 1000.0
 
 @dataclass
 class Rig:
-    """The clock stands still unless the test moves it, and the writer only counts."""
+    """The clock moves only when the test moves it, and the writer only counts."""
 
     clock: list[float]
     cuts: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Rig:
         self.positions.boundary = Lsn(at + 50)
 
     def round(self, after: float = 0.0) -> int:
-        """What the receiver does between two runs of frames; returns the number of batches since the beginning."""
+        """What the receiver does between two runs of frames. Returns the number of batches since the start."""
         self.clock[0] += after
         self.batches.writing.finish()
         self.batches.cut_if_due(self.now)
@@ -71,7 +71,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     rig.batches.writing.close()
 
 
-def test_a_commit_after_a_quiet_time_is_cut_at_once(rig: Rig) -> None:
+def test_first_commit_after_a_quiet_time_makes_a_batch_at_once(rig: Rig) -> None:
     rig.clock[0] += SECONDS
     rig.transaction()
     assert rig.batches.due_in(rig.now) == 0
@@ -79,7 +79,7 @@ def test_a_commit_after_a_quiet_time_is_cut_at_once(rig: Rig) -> None:
     assert rig.batches.due_in(rig.now) is None
 
 
-def test_commits_without_end_make_one_batch_each_batch_seconds(rig: Rig) -> None:
+def test_steady_commits_make_one_batch_per_batch_seconds(rig: Rig) -> None:
     each, seconds = 2, int(SECONDS) * 10
     for _ in range(seconds * each):
         rig.transaction()
@@ -87,7 +87,7 @@ def test_commits_without_end_make_one_batch_each_batch_seconds(rig: Rig) -> None
     assert len(rig.cuts) == seconds // SECONDS
 
 
-def test_a_full_batch_and_a_flush_wait_for_no_time(rig: Rig) -> None:
+def test_full_batch_and_requested_flush_are_cut_at_once(rig: Rig) -> None:
     rig.transaction()
     assert rig.round() == 0
     rig.batches.flush()
@@ -99,7 +99,7 @@ def test_a_full_batch_and_a_flush_wait_for_no_time(rig: Rig) -> None:
     assert rig.round(1) == 3
 
 
-def test_the_receiver_waits_for_frames_no_longer_than_until_a_cut_is_due() -> None:
+def test_receiver_waits_for_frames_only_until_the_next_cut_is_due() -> None:
     def seconds(due_in: float | None, *, busy: bool = False) -> float:
         receiver = cast("Any", object.__new__(Receiver))
         receiver._writing, receiver._limits = SimpleNamespace(busy=busy), Limits(1, 1.0)

@@ -1,4 +1,4 @@
-"""What the settings leave out of the stream, against a plain walk over it, however it is cut."""
+"""What the settings exclude from the stream, compared with a plain walk over it, however the stream is cut."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.log.streams import TRANSACTIONS, begin, build, commit, frame, message
 
 
 def _walked(frames: list[bytes], choice: Choice) -> list[bytes]:
-    """Frame by frame."""
+    """The plain walk, frame by frame."""
     kept: list[bytes] = []
     inside = of_origin = False
     for each in frames:
@@ -55,7 +55,7 @@ def _in_parts(frames: list[bytes], cuts: list[int], choice: Choice) -> list[byte
 @pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4), st.sampled_from([(), ("p",)]), st.booleans())
-def test_kept_is_what_a_plain_walk_keeps(
+def test_kept_frames_equal_those_of_a_plain_walk(
     transactions: list[Any], cuts: list[int], messages: tuple[str, ...], origins: bool
 ) -> None:
     frames = build(transactions, Relations()).frames
@@ -63,7 +63,7 @@ def test_kept_is_what_a_plain_walk_keeps(
     assert _in_parts(frames, cuts, choice) == _walked(frames, choice)
 
 
-def test_frames_that_are_left_hold_no_bytes_of_others() -> None:
+def test_kept_frames_hold_no_bytes_of_dropped_frames() -> None:
     frames = [frame(message(number, b"x" * 1000, transactional=False), number) for number in range(1, 100)]
     kept = Choice(()).kept(run_of([*frames, frame(begin(500, 1)), *frames], 0), None)
     assert (len(kept), len(kept.raw)) == (1, kept.size)
@@ -71,7 +71,7 @@ def test_frames_that_are_left_hold_no_bytes_of_others() -> None:
 
 
 @pytest.mark.parametrize("choice", [Choice(()), Choice(("p",), origins=False)])
-def test_a_transaction_of_what_is_left_out_is_an_empty_one(choice: Choice) -> None:
+def test_transaction_with_only_excluded_messages_leaves_no_row(choice: Choice) -> None:
     """It leaves no row, and its end is a position."""
     frames = [begin(100, 7), origin("elsewhere"), message(50, b"x", transactional=True), commit(100, 148)]
     relations, pending = Relations(), PendingBatch()
@@ -82,7 +82,7 @@ def test_a_transaction_of_what_is_left_out_is_an_empty_one(choice: Choice) -> No
     assert (intake.positions.boundary, pending.since, pending.in_memory) == (148, None, 0)
 
 
-def test_the_rest_of_such_a_transaction_keeps_its_order() -> None:
+def test_chosen_messages_of_a_transaction_keep_their_order() -> None:
     choice = Choice(("chosen",))
     frames = [begin(100, 7), relation(1, "t"), message(50, b"x", transactional=True)]
     frames += [message(60, b"y", transactional=True).replace(b"p\0", b"chosen\0", 1), commit(100, 148)]
@@ -110,12 +110,14 @@ def test_the_rest_of_such_a_transaction_keeps_its_order() -> None:
         (("a[b]",), ("a[b]",), ("ab",)),
     ],
 )
-def test_patterns_of_prefixes(patterns: tuple[str, ...], chosen: tuple[str, ...], others: tuple[str, ...]) -> None:
+def test_prefix_patterns_choose_messages(
+    patterns: tuple[str, ...], chosen: tuple[str, ...], others: tuple[str, ...]
+) -> None:
     found = PrefixPatterns.parse(patterns)
     assert [prefix for prefix in (*chosen, *others) if found.match(prefix)] == list(chosen)
 
 
 @pytest.mark.parametrize("patterns", [("",), ("-",), (" app",), ("-app",), ('"app',), ('a"b"',), ("a\0b",)])
-def test_what_is_no_pattern_is_refused(patterns: tuple[str, ...]) -> None:
+def test_invalid_pattern_is_refused(patterns: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"is not a pattern|excludes prefixes and includes none"):
         PrefixPatterns.parse(patterns)

@@ -1,4 +1,4 @@
-"""What the receiver confirms, seen at the moment it does: a boundary, and durable."""
+"""What the receiver confirms, checked at that moment: a boundary that is durable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.log.writers import writing
 
 
 def test_no_confirmation_lies_inside_a_commit_record(source: Source) -> None:
-    """Confirming there loses the transaction (DecodeTXNNeedSkip). The witness: a slot that sees all tables."""
+    """A confirmation there loses the transaction (DecodeTXNNeedSkip). The witness is a slot that sees all tables."""
     log, twin = source.log(), source.log("twin")
     witness = source.slot("witness")
     source.conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -57,15 +57,15 @@ def _commit_records(source: Source, slot: str) -> list[tuple[int, int]]:
     return [struct.unpack_from(">QQ", data, 2) for (data,) in found]
 
 
-def test_the_machine_crashes_between_write_and_confirmation(
+def test_confirmed_position_survives_a_crash_of_the_machine(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each confirmation only what is fsynced is left of the lake: the log in it stands as high, and is whole."""
+    """At each confirmation, the fsynced part of the lake holds a whole log that reaches the confirmed position."""
     lake = tmp_path / "s"
     lake.mkdir()
     disk = Disk(tmp_path, os.fsync)
     monkeypatch.setattr(os, "fsync", disk.fsync)
-    # So that segments are written before their batch, and before their transaction has ended.
+    # Segments are then written before their batch, and before their transaction has ended.
     receiving = replace(RECEIVING, segment_bytes=1 << 19)
     log, left = source.log(), dict[Lsn, Path]()
 
@@ -87,7 +87,7 @@ def test_the_machine_crashes_between_write_and_confirmation(
 
 
 def _work(source: Source, number: int) -> Lsn:
-    """Small transactions, a large one, and one of others."""
+    """Small transactions, a large one, and one of other tables."""
     source.transaction(*(f"INSERT INTO a VALUES ({number * 10 + row}, 'x')" for row in range(3)))
     source.run(f"UPDATE a SET v = repeat(md5(id::text), 20000) WHERE id >= {number * 10}")
     return source.run(f"INSERT INTO b VALUES ({number}, 1)", "INSERT INTO foreign_table SELECT 1, 'x'")

@@ -1,4 +1,4 @@
-"""What stands in the log: every message once, byte for byte, with its place."""
+"""What the log holds: every message once, byte for byte, in its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.log.conftest import Source, in_each_place, rows, until_event
 pytestmark = in_each_place
 
 
-def test_rows_of_several_transactions_and_tables(source: Source) -> None:
+def test_rows_of_several_transactions_and_tables_are_stored_in_order(source: Source) -> None:
     log = source.log()
     source.transaction("INSERT INTO a SELECT g, 'x' FROM generate_series(1, 3) g", "INSERT INTO b VALUES (1, 2.50)")
     end = source.transaction("UPDATE a SET v = 'y' WHERE id = 2", "DELETE FROM b", "INSERT INTO b VALUES (9, 9)")
@@ -34,15 +34,15 @@ def test_rows_of_several_transactions_and_tables(source: Source) -> None:
     assert all(row["xid"] and row["commit_ts"] for row in rows(log))
 
 
-def test_commit_time_is_the_source_s(source: Source) -> None:
+def test_commit_time_is_that_of_the_source(source: Source) -> None:
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     source.receive(log, end)
     assert abs((datetime.now(UTC) - rows(log)[0]["commit_ts"]).total_seconds()) < 60
 
 
-def test_leaves_that_are_published_via_their_root_are_told_of(source: Source) -> None:
-    """Also one that came and went before anybody looked, as the rows of no other do."""
+def test_batch_lists_the_leaves_that_are_published_via_their_root(source: Source) -> None:
+    """A leaf that was created and dropped between two catalog checks is listed, too."""
     source.run("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
                "CREATE TABLE branch PARTITION OF r FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id)",
                "CREATE TABLE leaf PARTITION OF branch FOR VALUES FROM (0) TO (10)", "ALTER PUBLICATION p ADD TABLE r",
@@ -77,7 +77,7 @@ def test_each_batch_describes_its_relations(source: Source) -> None:
     assert Counter(row["kind"] for row in rows(log, "kind IN ('R', '=', '#')")) == {"R": 3, "=": 3, "#": 3}
 
 
-def test_schema_versions_inside_one_transaction(source: Source) -> None:
+def test_rows_of_one_transaction_carry_their_own_schema_versions(source: Source) -> None:
     log = source.log()
     end = source.transaction(
         "INSERT INTO a VALUES (1, 'x')", "ALTER TABLE a ADD COLUMN more date", "INSERT INTO a VALUES (2, 'y', now())"
@@ -90,7 +90,7 @@ def test_schema_versions_inside_one_transaction(source: Source) -> None:
     assert [column.name for column in shapes[second["schema_id"]].columns] == ["id", "v", "more"]
 
 
-def test_types_stand_beside_the_relation(source: Source) -> None:
+def test_type_messages_are_stored_beside_the_relation(source: Source) -> None:
     source.run("CREATE TYPE mood AS ENUM ('sad', 'ok')", "ALTER TABLE a ADD COLUMN m mood")
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x', 'ok')")

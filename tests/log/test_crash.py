@@ -1,4 +1,4 @@
-"""The receiver killed at any moment, then started again: the log says what an uninterrupted one says."""
+"""The receiver is killed at any moment and started again. The log then equals the log of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgcdc_assets.log.receive.messages import ReceiverSettings
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 
 
-def test_a_dead_parent_ends_it_at_a_boundary(source: Source) -> None:
+def test_receiver_ends_at_a_boundary_when_its_parent_dies(source: Source) -> None:
     log = source.log()
     settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 25, 60)
     command = [sys.executable, "-c", _PARENT, settings.to_line().decode()]
@@ -25,7 +25,7 @@ def test_a_dead_parent_ends_it_at_a_boundary(source: Source) -> None:
         child = int(parent.stdout.readline())
         eventually(lambda: source.slot_row(log, "active") == "true")
         end = source.run("INSERT INTO a VALUES (1, 'x')")
-        # The batch would stay open for a minute.
+        # Without the end of its parent, the batch would stay open for a minute.
         eventually(lambda: bool(source.conn.execute(_SENT, [str(end)]).fetchone()))
         assert rows(log) == []
         parent.kill()
@@ -35,7 +35,7 @@ def test_a_dead_parent_ends_it_at_a_boundary(source: Source) -> None:
     assert source.confirmed(log) == log.position()
 
 
-def test_a_lost_connection_is_told_and_loses_nothing(source: Source) -> None:
+def test_lost_connection_is_reported_and_loses_nothing(source: Source) -> None:
     log, twin = source.log(), source.log("twin")
     receiver = source.receiver(log, batch_seconds=60)
     until_event(receiver, "started")
@@ -50,8 +50,8 @@ def test_a_lost_connection_is_told_and_loses_nothing(source: Source) -> None:
     assert content(log) == content(twin)
 
 
-def test_a_slot_behind_the_log_brings_nothing_twice(source: Source) -> None:
-    """PostgreSQL does not persist confirmations at once: here the slot is set back by a copy of it."""
+def test_transactions_that_a_slot_behind_the_log_repeats_are_stored_once(source: Source) -> None:
+    """PostgreSQL does not persist confirmations at once. Here a copy of the slot sets it back."""
     log, twin = source.log(), source.log("twin")
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
@@ -91,8 +91,9 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.long
-def test_a_disk_that_takes_no_more_is_named(source: Source) -> None:
-    """With its folder and the system's word for it. The system's own refusal, by a limit on files, stands for all."""
+def test_full_disk_is_reported_with_its_folder(source: Source) -> None:
+    """The error has the folder and the system's message. A limit on the file size stands for all refusals of the
+    system."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")

@@ -1,4 +1,4 @@
-"""A backlog through the SQL functions: the log is the one that the stream makes."""
+"""A backlog received through the SQL functions: the log equals the log that the stream makes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def limits(request: pytest.FixtureRequest) -> RangeLimits:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the reader of the socket asked the server for."""
+    """The commands that the socket reader sent to the server."""
     asked: list[str] = []
     command = SocketReader.command
 
@@ -48,7 +48,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def everything(source: Source) -> None:
-    """Each kind of message, transactions that overlap, DDL between, and WAL that carries nothing."""
+    """Messages of each kind, overlapping transactions, DDL between them, and WAL that holds nothing for us."""
     source.run("CREATE TYPE mood AS ENUM ('sad', 'ok')", "ALTER TABLE a ADD COLUMN m mood, ADD COLUMN large text",
                "ALTER TABLE a ALTER large SET STORAGE EXTERNAL")  # fmt: skip
     for number in range(30):
@@ -85,7 +85,7 @@ def drained(source: Source, log: ChangeLog, until: Lsn, limits: RangeLimits = RA
     return receive_inside(source, log, until, lambda lsn: None, drain_bytes=1, limits=limits)
 
 
-def test_the_log_is_the_stream_s(source: Source, limits: RangeLimits, commands: list[str]) -> None:
+def test_drained_log_equals_the_streamed_log(source: Source, limits: RangeLimits, commands: list[str]) -> None:
     streamed, log = source.log("streamed"), source.log("drained")
     with origin(source):
         everything(source)
@@ -101,8 +101,8 @@ def test_the_log_is_the_stream_s(source: Source, limits: RangeLimits, commands: 
     assert source.confirmed(log) == log.position()
 
 
-def test_the_stream_goes_on_behind_it(source: Source, commands: list[str]) -> None:
-    """In the same run, from where the drain ended: nothing twice, nothing left out; the copy of the slot is gone."""
+def test_stream_goes_on_where_the_drain_ended(source: Source, commands: list[str]) -> None:
+    """In the same run: nothing is received twice, nothing is left out, and the copy of the slot is dropped."""
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     ends: list[Lsn] = []
@@ -125,7 +125,7 @@ def test_the_stream_goes_on_behind_it(source: Source, commands: list[str]) -> No
 
 
 @pytest.mark.long
-def test_an_endpos_inside_of_the_backlog(source: Source, limits: RangeLimits) -> None:
+def test_drain_ends_at_an_endpos_inside_the_backlog(source: Source, limits: RangeLimits) -> None:
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     middle = source.lsn()
@@ -141,8 +141,8 @@ def test_an_endpos_inside_of_the_backlog(source: Source, limits: RangeLimits) ->
 
 
 @pytest.mark.long
-def test_a_stop_leaves_the_rest(source: Source) -> None:
-    """Told to stop while a range is under way: the call is cancelled, what is whole is durable and confirmed."""
+def test_stopped_drain_leaves_the_rest_to_the_next_run(source: Source) -> None:
+    """The stop comes during a range. The call is cancelled, and complete transactions are durable and confirmed."""
     limits = ranges_of(20_000)
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
@@ -160,7 +160,7 @@ def test_a_stop_leaves_the_rest(source: Source) -> None:
     assert content(log) == content(streamed)
 
 
-def test_the_slot_follows_what_is_durable(source: Source) -> None:
+def test_slot_is_advanced_only_to_durable_positions(source: Source) -> None:
     log = source.log("drained")
     everything(source)
     confirmed: list[Lsn] = []
@@ -175,8 +175,9 @@ def test_the_slot_follows_what_is_durable(source: Source) -> None:
     assert source.confirmed(log) == log.position()
 
 
-def test_the_slot_is_touched_while_a_drain_is_at_work(source: Source) -> None:
-    """From 18 on a slot that nobody takes for long is invalidated, and here only its copy is taken."""
+def test_drain_acquires_the_slot_often_enough_to_keep_it_valid(source: Source) -> None:
+    """Since 18, the server can invalidate a slot that no session acquires. The drain acquires only the copy of the
+    slot."""
     limits = ranges_of(4000, touch_seconds=0.1)
     log = source.log("drained")
     source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))
@@ -192,8 +193,8 @@ def test_the_slot_is_touched_while_a_drain_is_at_work(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_a_transaction_open_for_long_is_streamed(source: Source, commands: list[str]) -> None:
-    """Each call would read from its begin on."""
+def test_long_open_transaction_is_streamed_instead_of_drained(source: Source, commands: list[str]) -> None:
+    """Each call would read from the start of the transaction again."""
     streamed, log = source.log("streamed"), source.log("drained")
     with source.database.connect() as other:
         other.execute("BEGIN")
@@ -207,8 +208,10 @@ def test_a_transaction_open_for_long_is_streamed(source: Source, commands: list[
     assert content(log) == content(streamed)
 
 
-def test_what_is_whole_comes_though_a_record_behind_it_is_not(source: Source, commands: list[str]) -> None:
-    """A page was flushed ahead of a commit, in the middle of a record, and the source has come to rest."""
+def test_complete_transactions_are_drained_though_a_later_record_is_incomplete(
+    source: Source, commands: list[str]
+) -> None:
+    """A page was flushed ahead of a commit, in the middle of a record, and the source has become idle."""
     limits = replace(RANGE_LIMITS, unsure_bytes=64 << 10)
     for attempt in range(3):
         commands.clear()
@@ -231,7 +234,7 @@ def test_what_is_whole_comes_though_a_record_behind_it_is_not(source: Source, co
             rested = flush_lsn(source.conn) == within
         asked = [re.findall(r"'([0-9A-F]+/[0-9A-F]+)'", command) for command in commands]
         assert log.position() == end
-        # The server writes its list of running transactions every 15 s, and with it the rest of the record.
+        # Every 15 s the server writes its list of running transactions, and with it the rest of the record.
         if rested:
             assert 0 < max(Lsn.parse(upto) for (upto,) in asked) <= within - limits.unsure_bytes
             return
@@ -239,7 +242,7 @@ def test_what_is_whole_comes_though_a_record_behind_it_is_not(source: Source, co
 
 
 @pytest.mark.long
-def test_no_slot_to_spare(source: Source, commands: list[str]) -> None:
+def test_backlog_is_streamed_if_no_slot_is_free_for_the_copy(source: Source, commands: list[str]) -> None:
     log = source.log("drained")
     everything(source)
     (spare,) = source.conn.execute(
@@ -252,8 +255,8 @@ def test_no_slot_to_spare(source: Source, commands: list[str]) -> None:
 
 
 @pytest.mark.long
-def test_a_slot_that_somebody_advances_meanwhile(source: Source) -> None:
-    """The copy of the slot is ours alone: nothing is lost to the log."""
+def test_drain_loses_nothing_when_another_session_advances_the_slot(source: Source) -> None:
+    """The drain owns its copy of the slot, so the log loses nothing."""
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     end = source.lsn()
@@ -269,8 +272,8 @@ def test_a_slot_that_somebody_advances_meanwhile(source: Source) -> None:
     assert content(log) == content(streamed)
 
 
-def test_values_larger_than_all_that_is_read_at_once(source: Source) -> None:
-    """A message comes in thousands of pieces; by the stream and by the functions."""
+def test_values_larger_than_one_read_are_received(source: Source) -> None:
+    """A message comes in thousands of pieces, through the stream and through the functions."""
     streamed, log = source.log("streamed"), source.log("drained")
     for megabytes in (1, 3, 30):
         source.run(f"INSERT INTO a VALUES ({megabytes}, repeat('x', {megabytes << 20}))",
@@ -285,7 +288,7 @@ def test_values_larger_than_all_that_is_read_at_once(source: Source) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("held_seconds", [30.0, 0.1], ids=["briefly", "for long"])
-def test_another_session_may_hold_the_slot_for_a_while(source: Source, held_seconds: float) -> None:
+def test_drain_waits_a_limited_time_for_a_session_that_holds_the_slot(source: Source, held_seconds: float) -> None:
     """The drain reads a copy of the slot. It needs the slot itself only to advance it."""
     limits = ranges_of(4000, release_bytes=1, held_seconds=held_seconds)
     log, events = source.log("drained"), ["start", "end"]
@@ -310,14 +313,14 @@ def test_another_session_may_hold_the_slot_for_a_while(source: Source, held_seco
                 receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, limits=limits, orders=hold)
 
 
-def test_an_error_of_the_server_has_its_class(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_error_is_raised_as_source_failed(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PluginOptions, "whole", PluginOptions(proto_version=99))
     log = source.log("drained")
     with pytest.raises(SourceFailed, match="proto_version=99"):
         drained(source, log, source.run("INSERT INTO a VALUES (1, 'x')"))
 
 
-def test_a_lost_connection_is_reported(source: Source) -> None:
+def test_lost_connection_is_reported(source: Source) -> None:
     log = source.log("drained")
     everything(source)
 

@@ -1,4 +1,4 @@
-"""The case table of endpos, against a real server: where a run ends, and that the next one loses nothing."""
+"""The case table of endpos, against a real server: where a run ends, and that the next run loses nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ pytestmark = in_each_place
 
 @dataclass
 class Stream:
-    """Three transactions in the source; where they lie is known from a scout with a slot of its own."""
+    """Three transactions in the source. A scout with its own slot knows their positions."""
 
     source: Source
     log: ChangeLog
-    """Has read nothing yet."""
+    """Has received nothing yet."""
     scout: ChangeLog
-    """Has read everything."""
+    """Has received everything."""
     commits: list[tuple[Lsn, Lsn]]
-    """commit_lsn and end_lsn of each."""
+    """commit_lsn and end_lsn of each transaction."""
 
     def finish(self) -> None:
-        """The next run brings the rest; then both logs say the same."""
+        """The next run receives the rest. Both logs then say the same."""
         self.source.receive(self.log, self.source.lsn())
         assert content(self.log) == content(self.scout)
 
@@ -58,11 +58,11 @@ GOALS: dict[str, tuple[Callable[[Stream], Lsn], int]] = {
     "inside a commit record": (lambda stream: Lsn(stream.commits[1][0] + 8), 1),
     "inside a transaction": (lambda stream: Lsn(rows(stream.scout, "kind = 'I'")[4]["lsn"]), 1),
 }
-"""The goal, and how many transactions lie below it."""
+"""The goal, and the number of transactions below it."""
 
 
 @pytest.mark.parametrize(("goal", "transactions"), GOALS.values(), ids=GOALS)
-def test_a_run_takes_what_ends_at_or_below_its_goal(
+def test_run_takes_transactions_that_end_at_or_below_its_goal(
     stream: Stream, goal: Callable[[Stream], Lsn], transactions: int
 ) -> None:
     at, (commit_lsn, end_lsn) = goal(stream), stream.commits[1]
@@ -76,7 +76,7 @@ def test_a_run_takes_what_ends_at_or_below_its_goal(
     stream.finish()
 
 
-def test_in_wal_that_carries_nothing_published(source: Source) -> None:
+def test_goal_in_wal_without_published_changes_is_reached(source: Source) -> None:
     log = source.log()
     source.run("INSERT INTO foreign_table SELECT g, 'x' FROM generate_series(1, 1000) g")
     goal = source.lsn()
@@ -87,8 +87,8 @@ def test_in_wal_that_carries_nothing_published(source: Source) -> None:
     assert not log.batches(log.start)
 
 
-def test_at_an_unflushed_position_of_an_idle_source(source: Source) -> None:
-    """An asynchronous commit's WAL is inserted but not flushed; no traffic comes that would flush it."""
+def test_goal_at_an_unflushed_position_of_an_idle_source_is_reached(source: Source) -> None:
+    """The WAL of an asynchronous commit is inserted but not flushed, and no traffic comes that would flush it."""
     log = source.log()
     source.run("SET synchronous_commit = off", "INSERT INTO a VALUES (1, 'x')")
     goal = source.lsn()
@@ -96,8 +96,8 @@ def test_at_an_unflushed_position_of_an_idle_source(source: Source) -> None:
     assert _transactions(log) == 1
 
 
-def test_past_a_page_header(source: Source) -> None:
-    """After a switch the insert position stands behind the next segment's header, where no record is."""
+def test_goal_past_a_page_header_is_reached(source: Source) -> None:
+    """After a WAL switch, the insert position is above the next segment's header, where no record is."""
     log = source.log()
     source.run("INSERT INTO a VALUES (1, 'x')", "SELECT pg_switch_wal()")
     goal = source.lsn()
@@ -108,7 +108,7 @@ def test_past_a_page_header(source: Source) -> None:
     assert log.position() <= goal
 
 
-def test_with_an_open_idle_writer(source: Source) -> None:
+def test_goal_is_reached_beside_an_open_idle_transaction(source: Source) -> None:
     log = source.log()
     with source.database.connect() as other:
         other.execute("BEGIN")
@@ -121,7 +121,7 @@ def test_with_an_open_idle_writer(source: Source) -> None:
     assert _transactions(log) == 2
 
 
-def test_in_the_past_receives_nothing(stream: Stream) -> None:
+def test_goal_in_the_past_receives_nothing(stream: Stream) -> None:
     stream.source.receive(stream.log, stream.source.lsn())
     position, version = stream.log.position(), len(rows(stream.log))
     events = stream.source.receive(stream.log, stream.commits[0][1])
@@ -130,7 +130,7 @@ def test_in_the_past_receives_nothing(stream: Stream) -> None:
 
 
 @pytest.mark.long
-def test_beyond_the_source_is_followed_until_reached(source: Source) -> None:
+def test_goal_beyond_the_source_is_followed_until_it_is_reached(source: Source) -> None:
     log = source.log()
     goal = Lsn(source.lsn() + (1 << 20))
     receiver = source.receiver(log)
@@ -138,7 +138,8 @@ def test_beyond_the_source_is_followed_until_reached(source: Source) -> None:
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
     until_event(receiver, "batch")
-    # Longer than three wal_writer_delay (50 ms on this server): a goal at hand would have been reached.
+    # Longer than three wal_writer_delay (50 ms on this server), in which a goal in existing WAL would have been
+    # reached.
     time.sleep(0.8)
     assert not any(event.name == "arrived" for event in receiver.events(0))
     source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")
@@ -148,7 +149,7 @@ def test_beyond_the_source_is_followed_until_reached(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_a_mark_says_that_the_log_is_complete(stream: Stream) -> None:
+def test_mark_reports_that_the_log_is_complete_up_to_it(stream: Stream) -> None:
     receiver = stream.source.receiver(stream.log, batch_seconds=60)
     mark = stream.commits[1][1]
     receiver.mark(mark)
@@ -165,8 +166,8 @@ def test_a_mark_says_that_the_log_is_complete(stream: Stream) -> None:
     eventually(lambda: not receiver.alive)
 
 
-def test_anywhere_and_twice(stream: Stream) -> None:
-    """At any byte of the WAL a run takes what has ended by then, and nothing else; the same command again, nothing."""
+def test_run_to_any_byte_takes_what_ended_there_and_a_second_run_takes_nothing(stream: Stream) -> None:
+    """The goal may be any byte of the WAL."""
     (first, _), (_, last) = stream.commits[0], stream.commits[-1]
     chance = random.Random(5)
     for goal in sorted(Lsn(chance.randrange(first - 200, last + 200)) for _ in range(5)):

@@ -1,4 +1,4 @@
-"""What cannot be received while it is in progress is received whole, and then streamed again."""
+"""Transactions that cannot be received in progress are received whole. Later transactions are streamed again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FALLBACK_SECONDS = 0.3
 EMIT = "SELECT pg_logical_emit_message(true, 'app', '{}')"
 UNDECODABLE = ["BEGIN", "SAVEPOINT s", "TRUNCATE own", many(1001, table="own"), "ROLLBACK TO s",
                many(2001, table="own"), "ALTER TABLE own ADD w int", many(3001, table="own")]  # fmt: skip
-"""Each version fails at it while it is in progress: "could not map filenode"."""
+"""Every server version fails at it while it is in progress: "could not map filenode"."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def twins(source: Source) -> Twins:
 
 
 def streams_again(twins: Twins, first: int) -> None:
-    """A later transaction is received while it is in progress."""
+    """Check that a later transaction is received while it is in progress."""
     late = twins.streamed.reading.late
     with twins.source.database.connect() as other:
         other.execute("BEGIN; INSERT INTO b VALUES (-1, 1)")
@@ -50,8 +50,10 @@ def streams_again(twins: Twins, first: int) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_transaction_that_cannot_be_decoded_in_progress(twins: Twins, capfd: pytest.CaptureFixture[str]) -> None:
-    """Goals and marks that were given before outlive the connections, and each is told once."""
+def test_transaction_that_cannot_be_decoded_in_progress_is_received_whole(
+    twins: Twins, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Earlier goals and marks outlive the connections, and each of them is reported once."""
     source = twins.source
     source.run("CREATE TABLE own (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE own")
     receiver = twins.streamed.start()
@@ -98,8 +100,8 @@ def walsender(twins: Twins) -> Any:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_messages_that_may_have_been_rolled_back(twins: Twins) -> None:
-    """PostgreSQL does not say which subtransaction a message of a streamed transaction is of."""
+def test_transaction_whose_messages_may_be_rolled_back_is_received_whole(twins: Twins) -> None:
+    """PostgreSQL does not say to which subtransaction a message of a streamed transaction belongs."""
     source, receiver = twins.source, twins.start()
     pid = walsender(twins)
     with source.database.connect() as one, source.database.connect() as two:
@@ -131,8 +133,8 @@ def test_messages_that_may_have_been_rolled_back(twins: Twins) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_a_slot_behind_the_log(twins: Twins) -> None:
-    """What comes again is compared with the log, whole; what commits behind it is streamed."""
+def test_slot_behind_the_log_receives_the_overlap_whole(twins: Twins) -> None:
+    """The repeated part is compared with the log, whole. Later commits are streamed."""
     source, log = twins.source, twins.streamed.log
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
@@ -150,14 +152,14 @@ def test_a_slot_behind_the_log(twins: Twins) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_a_source_that_was_set_back_is_noticed_in_streamed_transactions(twins: Twins) -> None:
-    """The log's newest transaction is large, and stands no longer where the log has it."""
+def test_restored_source_is_noticed_by_its_streamed_transactions(twins: Twins) -> None:
+    """The log's newest transaction is large, and is no longer where the log has it."""
     source, log = twins.source, twins.streamed.log
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
     twins.streamed.receive(source.run("BEGIN", many(1), many(1001), "COMMIT"))
     with_other = source.run("BEGIN", many(5001), many(6001), "COMMIT")
-    # A log that ends behind a transaction that it does not hold: the slot says that it is to come.
+    # The log ends above a transaction that it does not hold. The slot says that the transaction is still to come.
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
     _move(twins, with_other)
@@ -171,8 +173,8 @@ def _move(twins: Twins, position: Lsn) -> None:
     BatchWriter(log.path, log.identity, log.timeline, Relations()).advance(position)
 
 
-def test_patience_grows_and_positions_are_waited_for() -> None:
-    """Whole ones until the time is over and the position is passed, both."""
+def test_fallback_lasts_until_its_time_is_over_and_its_position_is_passed() -> None:
+    """Each failure doubles the time, up to an hour. Whole transactions are received until both conditions are met."""
     fallback = Fallback(True, 0.0)
     assert not fallback.whole
     assert fallback.failed() == fallback.failed() == 0.0
@@ -191,8 +193,9 @@ def test_patience_grows_and_positions_are_waited_for() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_an_origin_that_a_stream_does_not_name(twins: Twins) -> None:
-    """The server takes it from the first thing that it decodes. A change of the catalog has none, nor has a message."""
+def test_transaction_whose_stream_names_no_origin_is_received_whole(twins: Twins) -> None:
+    """The server takes the origin from the first record that it decodes. Catalog changes and messages have no
+    origin."""
     source, receiver, name = twins.source, twins.start(), f"o_{twins.source.database.name}"
     with source.database.connect() as conn:
         conn.execute("SELECT pg_replication_origin_create(%s)", [name])

@@ -1,4 +1,4 @@
-"""A writer that lost the lake without knowing it commits nothing behind the fence."""
+"""A writer that lost the lake without knowing it commits nothing after the fence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def layout(request: pytest.FixtureRequest, tmp_path: Path) -> Layout:
     return Layout.of(tmp_path / "lake")
 
 
-def test_the_receiver_of_another_leader_is_refused(layout: Layout) -> None:
+def test_receiver_that_lost_the_lake_cannot_commit(layout: Layout) -> None:
     ChangeLog(layout).create(WHO, Lsn(100), 1)
     before = LogWriter(layout.change_log, WHO)
     before.commit(Lsn(100), Lsn(200), 1, [])
@@ -40,7 +40,7 @@ def test_the_receiver_of_another_leader_is_refused(layout: Layout) -> None:
     with pytest.raises(LogConflict, match="another writer, who found this one silent"):
         before.commit(Lsn(200), Lsn(300), 1, [])
     with pytest.raises(LogConflict, match="another writer"):
-        # Connecting again makes nobody the leader.
+        # Connecting again does not make a writer the leader.
         LogWriter(layout.change_log, WHO)
     after = LogWriter(layout.change_log, WHO, ChangeLog(layout).leader)
     after.commit(Lsn(200), Lsn(250), 1, [])
@@ -50,7 +50,7 @@ def test_the_receiver_of_another_leader_is_refused(layout: Layout) -> None:
     assert ChangeLog(layout).position() == 250
 
 
-def test_every_table_is_fenced(layout: Layout) -> None:
+def test_fence_reaches_every_table_of_the_lake(layout: Layout) -> None:
     ChangeLog(layout).create(WHO, Lsn(100), 1)
     names = [TableName("public", "t"), TableName("public", "with a log_of.its own"), TableName("odd", "_delta_log")]
     places = [*map(layout.mirror, names), layout.changes(names[0])]
@@ -69,7 +69,7 @@ def test_every_table_is_fenced(layout: Layout) -> None:
         assert now.positions == {"pgcdc/leader": 5}
 
 
-def test_others_read_behind_a_fence(tmp_path: Path) -> None:
+def test_other_engines_can_read_a_fenced_table(tmp_path: Path) -> None:
     place = Location.of(tmp_path / "lake/public/t")
     create_table(place, Schema.from_arrow(pa.schema([("a", pa.int64())])), {}, {}, place)
     shut_out(Layout.of(tmp_path / "lake"), 5)

@@ -1,4 +1,4 @@
-"""Nothing of ours is written: the slot follows the WAL all the same, and nothing piles up."""
+"""While nothing of ours is written, the slot still follows the WAL, and nothing accumulates."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _version(log: ChangeLog) -> int:
 
 
 @pytest.mark.long
-def test_only_another_database_writes(source: Source) -> None:
-    """A logical slot sees the WAL of the whole cluster, and would hold all of it back."""
+def test_slot_advances_while_only_another_database_writes(source: Source) -> None:
+    """A logical slot sees the WAL of the whole cluster, and would hold back all of it."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -42,8 +42,8 @@ def test_only_another_database_writes(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_idle_then_restart_then_idle(source: Source) -> None:
-    """Each start sends positions and asks for keepalives; none of it may add a commit, or set the slot back."""
+def test_restarts_of_an_idle_receiver_add_no_commit(source: Source) -> None:
+    """Each start sends positions and asks for keepalives. This must neither add a commit nor set the slot back."""
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.conn.execute("SELECT pg_log_standby_snapshot()") if _can_log_snapshots(source) else source.run("CHECKPOINT")
@@ -58,7 +58,7 @@ def test_idle_then_restart_then_idle(source: Source) -> None:
         confirmed = source.confirmed(log)
         assert confirmed == log.position()
         versions.append(_version(log))
-    # The source itself may write a record now and then (running transactions, every 15 s).
+    # The source itself may write a record at times (running transactions, every 15 s).
     assert versions[-1] - versions[0] <= 1
     assert len(_files(log)) == 1
 

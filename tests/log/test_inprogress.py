@@ -16,7 +16,7 @@ def commit(xid: int) -> StreamCommit:
     return StreamCommit(xid, 0, Lsn(100), Lsn(108), 0)
 
 
-def test_a_transaction_ends_with_its_commit() -> None:
+def test_commit_ends_a_transaction() -> None:
     held = TransactionsInProgress()
     assert held.start(StreamStart(7, True), AT, 1.0) is None
     held.add(7, changes=3, size=90, origin="elsewhere")
@@ -29,14 +29,14 @@ def test_a_transaction_ends_with_its_commit() -> None:
     assert not done.ambiguous
 
 
-def test_a_prepare_ends_it_as_well() -> None:
+def test_prepare_ends_a_transaction() -> None:
     held = TransactionsInProgress()
     held.start(StreamStart(7, True), AT, 1.0)
     assert held.end(StreamPrepare(0, AT, AT, 0, 7, "g"), AT).xid == 7
     assert 7 not in held
 
 
-def test_an_abort_takes_its_subtransaction_alone() -> None:
+def test_abort_ends_only_its_subtransaction() -> None:
     held = TransactionsInProgress()
     for xid in (7, 17):
         held.start(StreamStart(xid, True), AT, 1.0)
@@ -52,7 +52,7 @@ def test_an_abort_takes_its_subtransaction_alone() -> None:
     assert held.unknown_aborts == 0
 
 
-def test_an_abort_of_what_never_came_is_counted() -> None:
+def test_abort_of_an_unknown_transaction_is_counted() -> None:
     held = TransactionsInProgress()
     assert held.abort(StreamAbort(7, 8)) is None
     assert held.abort(StreamAbort(7, 7)) is None
@@ -60,7 +60,7 @@ def test_an_abort_of_what_never_came_is_counted() -> None:
     assert len(held) == 0
 
 
-def test_a_first_block_makes_void_what_came_before() -> None:
+def test_repeated_first_block_discards_earlier_blocks() -> None:
     held = TransactionsInProgress()
     held.start(StreamStart(7, True), AT, 1.0)
     held.add(7, changes=3, size=90)
@@ -71,7 +71,7 @@ def test_a_first_block_makes_void_what_came_before() -> None:
     assert (held[7].aborted, held[7].changes, held[7].bytes, held[7].lsn) == (set(), 0, 0, Lsn(0x200))
 
 
-def test_what_has_no_first_block_is_refused() -> None:
+def test_transaction_without_its_first_block_is_refused() -> None:
     held = TransactionsInProgress()
     with pytest.raises(ProtocolError, match="the first block of transaction 7 did not come, at LSN 0/123"):
         held.start(StreamStart(7, False), AT, 1.0)
@@ -83,7 +83,7 @@ def test_what_has_no_first_block_is_refused() -> None:
         held.start(StreamStart(7, False), AT, 1.0)
 
 
-def test_the_oldest_is_known() -> None:
+def test_oldest_transaction_is_known() -> None:
     held = TransactionsInProgress()
     assert held.oldest is None
     for xid, since in ((9, 2.0), (7, 1.0), (8, 3.0)):
@@ -93,7 +93,7 @@ def test_the_oldest_is_known() -> None:
     assert held.oldest is held[9]
 
 
-def test_a_message_in_front_of_an_abort_cannot_be_told() -> None:
+def test_message_before_an_abort_is_ambiguous() -> None:
     held = TransactionsInProgress()
     held.start(StreamStart(7, True), AT, 1.0)
     held.abort(StreamAbort(7, 8))

@@ -1,4 +1,4 @@
-"""Files with late facts: what their tags say, and that every reader of the log reads them like any others."""
+"""Files with late facts: what their tags say, and that every reader of the log reads them like other files."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ HISTORY = (
     ),
     (Transaction((Change("I", 2, 1, 0, b"g"), Change("I", 2, 0, 2, b"h"), Change("I", 2, 0, 3, b"i")), (2, 3)),),
 )
-"""Three batches of four transactions, one of which has no file before its commit."""
+"""Three batches of four transactions. One of these has no file before its commit."""
 
 
 @given(
     st.integers(0, 2**63 - 1), st.integers(-(2**62), 2**62), st.sets(XIDS), st.dictionaries(XIDS, st.integers(-9, 9))
 )
-def test_facts_come_back_from_their_tags(lsn: int, ts: int, aborted: set[int], schema_ids: dict[int, int]) -> None:
+def test_facts_round_trip_through_their_tags(lsn: int, ts: int, aborted: set[int], schema_ids: dict[int, int]) -> None:
     late = LateFacts(lsn, ts, tuple(sorted(aborted)), schema_ids)
     tags = late.to_tags()
     assert all(isinstance(text, str) for text in tags.values())
@@ -83,19 +83,19 @@ def test_tags_are_short() -> None:
         {"pgcdc.commit_lsn": "1", "pgcdc.commit_ts": "1", "pgcdc.schema_ids": "1"},
     ],
 )
-def test_tags_that_cannot_be_read_are_refused(tags: dict[str, str]) -> None:
+def test_invalid_tags_are_refused(tags: dict[str, str]) -> None:
     with pytest.raises(ValueError):
         LateFacts.of_tags(tags)
 
 
 @given(st.lists(XIDS, max_size=20, unique=True).map(sorted), XIDS, XIDS)
-def test_a_file_is_told_of_its_own_subtransactions(aborted: list[int], one: int, other: int) -> None:
+def test_file_keeps_only_the_aborted_subtransactions_of_its_own_range(aborted: list[int], one: int, other: int) -> None:
     low, high = min(one, other), max(one, other)
     found = LateFacts(1, 2, tuple(aborted), {3: 4}).within(low, high)
     assert found == LateFacts(1, 2, tuple(xid for xid in aborted if low <= xid <= high), {3: 4})
 
 
-def test_rows_are_filled() -> None:
+def test_late_facts_are_filled_into_the_rows() -> None:
     late = LateFacts(Lsn(9), 1_000_000, (701, 702), {1: 11, 3: 1})
     filled = late.fill(TABLE)
     assert filled.schema.equals(TABLE.schema.remove(4))
@@ -117,8 +117,8 @@ def test_rows_are_filled() -> None:
 @settings(max_examples=15)
 @given(BATCHES)
 @example([list(batch) for batch in HISTORY])
-def test_any_history_is_the_same(batches: list[list[Transaction]]) -> None:
-    """Also once it is compacted, or cut off batch by batch."""
+def test_any_history_reads_the_same_with_early_files(batches: list[list[Transaction]]) -> None:
+    """Also after the log is compacted, or cut off batch by batch."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder) / "compacted", batches)
         _same(plain, early)
@@ -144,7 +144,7 @@ def _same(plain: ChangeLog, early: ChangeLog) -> None:
 
 
 def _pruned(log: ChangeLog, span: LsnRange) -> list[Any]:
-    """Rows of the span by relation, out of the files that may hold them."""
+    """Rows of the span by relation, from the files that may hold them."""
     at = pc.field("commit_lsn")
     found = []
     for relation in (1, 2, 3, None):
@@ -189,7 +189,7 @@ def _same_when_cut_off(plain: ChangeLog, early: ChangeLog) -> None:
         assert early.verify(whole(early)) == plain.verify(whole(plain))
 
 
-def test_files_are_found_by_their_commit(tmp_path: Path) -> None:
+def test_early_files_are_found_by_their_commit(tmp_path: Path) -> None:
     _, log = twins(tmp_path, HISTORY)
     late = [segment for segment in log.all_segments() if segment.late is not None]
     assert len(late) == 4
@@ -203,7 +203,7 @@ def test_files_are_found_by_their_commit(tmp_path: Path) -> None:
     assert sum(segment.rows for segment in late) == 9, "as they stand"
 
 
-def test_only_what_was_aborted_in_a_file_stands_in_its_tags(tmp_path: Path) -> None:
+def test_tags_of_a_file_name_only_the_aborted_subtransactions_it_holds(tmp_path: Path) -> None:
     changes = tuple(Change("I", 1, 0, sub, b"x") for sub in (0, 1, 2, 3))
     _, log = twins(tmp_path, [[Transaction(changes, (1, 2, 4), files=2)]])
     told = [segment.late.aborted for segment in log.all_segments() if segment.late is not None]
@@ -211,7 +211,7 @@ def test_only_what_was_aborted_in_a_file_stands_in_its_tags(tmp_path: Path) -> N
     log.verify(whole(log))
 
 
-def test_other_engines_read_the_table(tmp_path: Path) -> None:
+def test_other_engines_can_read_the_table(tmp_path: Path) -> None:
     plain, log = twins(tmp_path, HISTORY)
     table = DeltaTable(path_of(log.path))
     assert table.metadata().configuration["pgcdc.format"] == "1"
@@ -228,7 +228,7 @@ def test_other_engines_read_the_table(tmp_path: Path) -> None:
 
 
 def _retag(log: ChangeLog, old: str, new: str) -> None:
-    """Write something else into the tags of the newest commit."""
+    """Write other tags into the newest commit."""
     path = path_of(log.path / "_delta_log" / commit_name(log.version().number))
     text = path.read_text()
     changed = re.sub(old, new, text)
@@ -256,7 +256,7 @@ def _retag(log: ChangeLog, old: str, new: str) -> None:
         "no rollbacks", "other rollbacks", "other shapes", "no shapes",
     ],
 )  # fmt: skip
-def test_a_wrong_tag_is_noticed(tmp_path: Path, old: str, new: str) -> None:
+def test_wrong_tag_is_detected(tmp_path: Path, old: str, new: str) -> None:
     _, log = twins(tmp_path, HISTORY)
     log.verify(whole(log))
     span = whole(log)
@@ -265,8 +265,8 @@ def test_a_wrong_tag_is_noticed(tmp_path: Path, old: str, new: str) -> None:
         ChangeLog(log.layout).verify(span)
 
 
-def test_a_row_that_was_never_written_is_missed(tmp_path: Path) -> None:
-    """Its file is whole, as is its checksum."""
+def test_row_that_was_never_written_is_detected_as_missing(tmp_path: Path) -> None:
+    """Its file is complete, and so is the file's checksum."""
     twin = Twin(tmp_path, early=True)
     put, lost = twin._put, []
 

@@ -1,4 +1,4 @@
-"""Somebody has a table with a row filter locked at the moment of a commit: it cannot be read beside the lock."""
+"""A table with a row filter is locked at the moment of a commit, so that the filter cannot be read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def filtered(source: Source, options: dict[str, Any]) -> Twins:
 
 @contextmanager
 def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction on the filtered table commits, for whose lock somebody waits. Yields that one's session."""
+    """A transaction on the filtered table commits, and another session waits for the lock. Yields the session that
+    holds it."""
     source = twins.source
     with source.database.connect() as writer, source.database.connect() as locker:
         writer.execute(("BEGIN; " + many(1, 600, "rf")).encode())
@@ -53,7 +54,7 @@ def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
         queued.start()
         eventually(lambda: queues(source, locker.info.backend_pid))
         before = source.run("INSERT INTO a VALUES (-1, 'before')")
-        # What comes together is described together, and waits together.
+        # Relations that come together are described together, and wait together.
         eventually(lambda: written(twins) >= before)
         writer.execute(commit.encode())
         queued.join(SECONDS)
@@ -71,7 +72,7 @@ def finish(twins: Twins) -> list[Row]:
 
 
 def replicated(twins: Twins, column: str) -> str:
-    """Of the receiver's row in pg_stat_replication."""
+    """A column of the receiver's row in pg_stat_replication."""
     query = f"""SELECT r.{column}::text FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
                 WHERE s.slot_name = %s"""
     ((value,),) = twins.source.conn.execute(query.encode(), [twins.streamed.log.identity.slot]).fetchall()
@@ -83,8 +84,8 @@ def written(twins: Twins) -> Lsn:
 
 
 @pytest.mark.long
-def test_a_lock_at_a_commit_is_waited_for(twins: Twins) -> None:
-    """All before it becomes durable meanwhile, and the server hears of us."""
+def test_receiver_waits_for_a_lock_at_a_commit(twins: Twins) -> None:
+    """During the wait, earlier transactions become durable, and the receiver reports to the server."""
     source, log = twins.source, twins.streamed.log
     twins.start(batch_seconds=2.0)
     with locked_at_a_commit(twins) as locker:
@@ -109,8 +110,8 @@ def stopped(receiver: ReceiverProcess) -> None:
 
 
 @pytest.mark.long
-def test_a_stop_while_it_waits(twins: Twins) -> None:
-    """The run ends at the last boundary, and the next one takes the transaction, once."""
+def test_stop_during_the_wait_ends_the_run_at_the_last_boundary(twins: Twins) -> None:
+    """The next run takes the transaction, once."""
     source, log = twins.source, twins.streamed.log
     receiver = twins.start()
     with locked_at_a_commit(twins) as locker:
@@ -129,8 +130,8 @@ def test_a_stop_while_it_waits(twins: Twins) -> None:
 
 
 @pytest.mark.long
-def test_a_goal_that_is_set_while_it_waits(source: Source) -> None:
-    """It lies below what waits: the run has arrived."""
+def test_goal_below_the_wait_is_reached_during_the_wait(source: Source) -> None:
+    """The goal is below the waiting transaction, so the run has arrived."""
     twins = filtered(source, WHOLE)
     receiver = twins.start()
     with locked_at_a_commit(twins) as locker:
@@ -141,7 +142,7 @@ def test_a_goal_that_is_set_while_it_waits(source: Source) -> None:
         locker.execute("COMMIT")
 
 
-def test_whom_it_waits_for_is_told(
+def test_session_that_holds_the_lock_is_logged(
     source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(describe, "TELL_SECONDS", 0.2)
@@ -160,8 +161,8 @@ def test_whom_it_waits_for_is_told(
 
 
 @pytest.mark.long
-def test_nothing_of_ours_stands_in_the_line_between_two_questions(source: Source) -> None:
-    """All who want the table would stand behind it."""
+def test_receiver_leaves_the_lock_queue_between_two_attempts(source: Source) -> None:
+    """Every session that wants the table would queue after it."""
     twins = filtered(source, WHOLE)
     twins.start()
     with locked_at_a_commit(twins) as locker:
@@ -178,8 +179,8 @@ def test_nothing_of_ours_stands_in_the_line_between_two_questions(source: Source
 
 @pytest.mark.long
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_prepared_transaction_that_locks_the_table_stops_no_others(source: Source, streaming: bool) -> None:
-    """Perhaps for days. Rows of the table itself are kept away by the lock."""
+def test_prepared_transaction_that_locks_the_table_stops_no_other_transaction(source: Source, streaming: bool) -> None:
+    """The prepared transaction may last for days. The lock itself prevents other rows of the table."""
     twins = filtered(source, {"streaming": streaming, "two_phase": True})
     twins.start()
     durable(twins, source.run("INSERT INTO rf VALUES (-5, 'not sent'), (5, 'told')"))

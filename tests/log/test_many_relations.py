@@ -1,4 +1,4 @@
-"""One transaction over more tables than anybody would ask the catalog for one by one."""
+"""One transaction over too many tables to read the catalog for each of them alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.log.inside import RECEIVING, receive_inside
 
 
 def tables(source: Source, count: int) -> None:
-    """In transactions of 100, for a lock is held on each."""
+    """Create the tables in transactions of 100, since each table holds a lock."""
     for first in range(0, count, 100):
         source.run(f"""DO $$ BEGIN FOR n IN {first}..{min(first + 100, count) - 1} LOOP
             EXECUTE format('CREATE TABLE many_%s (id int PRIMARY KEY, v text)', n);
@@ -27,7 +27,7 @@ def tables(source: Source, count: int) -> None:
 
 
 def fill(source: Source, count: int) -> Lsn:
-    """A row in each, in one transaction."""
+    """Insert a row into each table, in one transaction."""
     return source.run(f"""DO $$ BEGIN FOR n IN 0..{count - 1} LOOP
         EXECUTE format('INSERT INTO many_%s VALUES (%s, ''x'')', n, n);
         IF n % 100 = 0 THEN INSERT INTO parted VALUES (n / 100, 'x'); END IF;
@@ -35,7 +35,7 @@ def fill(source: Source, count: int) -> Lsn:
 
 
 @pytest.mark.long
-def test_the_catalog_is_asked_for_many_at_a_time(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalog_is_read_for_many_relations_at_a_time(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     tables(source, 300)
     log = source.log()
     end = fill(source, 300)
@@ -53,7 +53,7 @@ def test_the_catalog_is_asked_for_many_at_a_time(source: Source, monkeypatch: py
     assert len(rows(log, "kind = 'I'")) == 303
 
 
-def test_the_log_is_the_one_of_questions_one_by_one(source: Source) -> None:
+def test_log_equals_the_log_of_single_catalog_reads(source: Source) -> None:
     tables(source, 40)
     log, twin = source.log(), source.log("twin")
     end = fill(source, 40)
@@ -63,7 +63,7 @@ def test_the_log_is_the_one_of_questions_one_by_one(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_the_server_hears_of_us_between_two_rounds(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_is_sent_between_two_catalog_reads(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     receiving = replace(RECEIVING, status_seconds=0.0, run_seconds=5.0, linger_seconds=1.0, relations_at_once=10)
     tables(source, 100)
     log = source.log()

@@ -1,4 +1,4 @@
-"""Marks: boundaries at which the log is recorded before anybody publishes a point there."""
+"""Marks: boundaries at which the log is recorded before a point is published there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_se
 
 
 @pytest.mark.parametrize("goal", [True, False], ids=["goal", "no goal"])
-def test_the_log_stands_at_a_mark_that_keepalives_pass_by(source: Source, goal: bool) -> None:
-    """As at the LSN of a snapshot: nothing published lies around it, and the server is far beyond it already."""
+def test_log_reaches_a_mark_that_only_keepalives_pass(source: Source, goal: bool) -> None:
+    """This is the case at a snapshot's LSN: no published change is near it, and the server is already far above it."""
     log, before = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     mark = source.run(FOREIGN)
     source.run(FOREIGN)
@@ -20,7 +20,7 @@ def test_the_log_stands_at_a_mark_that_keepalives_pass_by(source: Source, goal: 
     if goal:
         receiver.until(mark)
     until_event(receiver, "complete")
-    # A point may be published now.
+    # A point may now be published.
     assert log.position() >= mark > before
     if goal:
         receiver.join(SECONDS)
@@ -31,8 +31,8 @@ def test_the_log_stands_at_a_mark_that_keepalives_pass_by(source: Source, goal: 
 
 
 @pytest.mark.long
-def test_a_mark_past_the_goal_is_not_reached(source: Source) -> None:
-    """Transactions between the two have been seen, and left to the next run."""
+def test_mark_above_the_goal_is_not_reached(source: Source) -> None:
+    """Transactions between the goal and the mark were received, and are left to the next run."""
     log, goal = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     mark = source.run("INSERT INTO a VALUES (2, 'between')")
     end = source.run("INSERT INTO a VALUES (3, 'beyond')")
@@ -49,7 +49,7 @@ def test_a_mark_past_the_goal_is_not_reached(source: Source) -> None:
     assert len(content(log)) == 6
 
 
-def test_a_mark_inside_of_an_open_batch_closes_it(source: Source) -> None:
+def test_mark_inside_an_open_batch_closes_the_batch(source: Source) -> None:
     log, mark = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     source.run("INSERT INTO a VALUES (2, 'y')")
     receiver = source.receiver(log, batch_seconds=3600)

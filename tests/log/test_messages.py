@@ -1,4 +1,4 @@
-"""Logical messages: which of them the log takes, where they stand, and that each comes once."""
+"""Logical messages: which messages the log takes, where they are placed, and that each is stored once."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def told(log: ChangeLog) -> list[str]:
 
 
 def emitted(source: Source, prefix: str) -> Lsn:
-    """One that stands between transactions; the end of its record."""
+    """A message between transactions. Returns the end of its record."""
     return source.scalar_lsn(f"pg_logical_emit_message(false, '{prefix}', 'content')")
 
 
-def test_without_patterns_none_is_asked_for(source: Source) -> None:
+def test_no_message_is_received_without_patterns(source: Source) -> None:
     log = source.log()
     source.run(BETWEEN.format("app"), INSIDE.format("app"), "INSERT INTO a VALUES (1, 'x')")
     source.receive(log, source.lsn(), messages=())
     assert [row["kind"] for row in rows(log)] == ["I", "C"]
 
 
-def test_only_chosen_prefixes_leave_rows(source: Source) -> None:
+def test_only_messages_with_chosen_prefixes_leave_rows(source: Source) -> None:
     log = source.log()
     for prefix in ("app", "outbox.orders", "outbox.debug", "application"):
         source.run(BETWEEN.format(prefix), INSIDE.format(prefix))
@@ -45,14 +45,14 @@ def test_only_chosen_prefixes_leave_rows(source: Source) -> None:
     end = source.lsn()
     source.receive(log, end, messages=["app", "outbox.*", "-*.debug"])
     assert told(log) == 3 * ["app"] + 3 * ["outbox.orders"]
-    # Messages that are not chosen alone make an empty transaction; beside rows they take no ordinal.
+    # If a transaction has only excluded messages, it is empty. Beside rows, excluded messages take no ordinal.
     assert sum(row["kind"] == "C" for row in rows(log)) == 2 + 4
     assert sorted(row["tx_ordinal"] for row in rows(log, "kind = 'D'")) == [1, 1, 2, 2]
     assert log.verify(_all(log))
 
 
-def test_each_comes_once_wherever_a_run_ends(source: Source) -> None:
-    """A goal at the end of the record, in front of it, inside it, and behind it."""
+def test_each_message_is_stored_once_wherever_a_run_ends(source: Source) -> None:
+    """The goal is at the end of the record, below the record, inside it, and above it."""
     log = source.log()
     expected = []
     for number, shift in enumerate([0, 1, -1, 8, -8, -60]):
@@ -67,8 +67,8 @@ def test_each_comes_once_wherever_a_run_ends(source: Source) -> None:
     assert log.verify(_all(log))
 
 
-def test_a_slot_behind_the_log_brings_none_twice(source: Source) -> None:
-    """As after a kill between a batch's commit and its confirmation."""
+def test_messages_that_a_slot_behind_the_log_repeats_are_stored_once(source: Source) -> None:
+    """This is the case after a kill between a batch's commit and its confirmation."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
@@ -85,13 +85,15 @@ def test_a_slot_behind_the_log_brings_none_twice(source: Source) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [((), ["*"]), (["*"], ()), (["one"], ["two"]), (["two"], ["one"])])
-def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: list[str], second: list[str]) -> None:
-    """What comes again is compared with the log: messages say nothing there, in neither direction."""
+def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
+    source: Source, first: list[str], second: list[str]
+) -> None:
+    """What comes again is compared with the log. Messages do not count in this comparison, in either direction."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
     ended = source.run("INSERT INTO a VALUES (1, 'x')", INSIDE.format("one"), INSIDE.format("two"))
-    # A goal need not be a boundary: the run may end below what it is not sent.
+    # A goal need not be a boundary: the run may end below WAL of which nothing is sent.
     while log.position() < ended:
         source.run("INSERT INTO foreign_table VALUES (1, 'x')")
         source.receive(log, source.lsn(), messages=first)
@@ -100,7 +102,7 @@ def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: 
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
     source.run(INSIDE.format("two"), INSIDE.format("one"), "INSERT INTO a VALUES (2, 'x')")
     source.receive(log, source.lsn(), messages=second)
-    # What is added to the setting begins from then on.
+    # A prefix that is added to the setting counts from then on.
     added = [prefix for prefix in ("two", "one") if second == ["*"] or prefix in second]
     assert told(log) == before + added
     assert [row["kind"] for row in rows(log, "kind = 'I'")] == ["I", "I"]
@@ -116,7 +118,7 @@ def test_ranges_of_a_drain_may_end_inside_a_message(source: Source) -> None:
     assert log.verify(_all(log))
 
 
-def test_an_overlap_demands_what_every_subscription_gets(source: Source) -> None:
+def test_overlap_requires_only_rows_that_every_subscription_receives(source: Source) -> None:
     log = source.log()
     confirmed = source.confirmed(log)
     source.run("INSERT INTO a VALUES (1, 'x')")

@@ -1,4 +1,4 @@
-"""The log in an object store. The long set has more: see ``in_each_place``."""
+"""The log in an object store. The long set has more tests, see ``in_each_place``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from tests.fix_postgres import Database
 from tests.log.conftest import content, source_in
 
 
-def test_a_log_in_an_object_store_holds_what_a_log_in_a_folder_holds(
-    database: Database, tmp_path: Path, bucket: Location
-) -> None:
+def test_log_in_an_object_store_equals_log_in_a_folder(database: Database, tmp_path: Path, bucket: Location) -> None:
     with source_in(database, tmp_path, bucket) as source:
         stored = source.log("stored")
         source.bucket = None

@@ -1,4 +1,4 @@
-"""What is confirmed, when, and that it never holds the source's WAL or its shutdown."""
+"""What is confirmed and when, and that it never holds back the source's WAL or its shutdown."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.log.conftest import Source, content, eventually, rows, until_event
 from tests.servers import new_server
 
 _FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 500) FROM generate_series(1, 40000) g"
-"""Some 22 MB of WAL."""
+"""About 22 MB of WAL."""
 
 
-def test_a_batch_is_confirmed_once_it_is_durable(source: Source) -> None:
+def test_batch_is_confirmed_once_it_is_durable(source: Source) -> None:
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -32,8 +32,8 @@ def test_a_batch_is_confirmed_once_it_is_durable(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_the_receiver_is_spared_pandas(source: Source) -> None:
-    """pyarrow imports it where a list is made an array: 0.3 s of CPU time and 60 MB in every run."""
+def test_receiver_does_not_import_pandas(source: Source) -> None:
+    """pyarrow imports pandas where it makes an array of a list. That costs each run 0.3 s of CPU time and 60 MB."""
     receiver = source.receiver(source.log())
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
@@ -44,9 +44,9 @@ def test_the_receiver_is_spared_pandas(source: Source) -> None:
     receiver.stop()
 
 
-def test_foreign_wal_is_recorded_then_let_go(source: Source) -> None:
+def test_position_past_foreign_wal_is_recorded_before_it_is_confirmed(source: Source) -> None:
     log = source.log()
-    # The end of a streamed transaction would be a boundary as well, though nothing of it is published.
+    # With streaming, the end of an unpublished transaction would be a boundary as well.
     receiver = source.receiver(log, streaming=False)
     until_event(receiver, "started")
     before = source.lsn()
@@ -76,7 +76,7 @@ def test_little_foreign_wal_makes_one_commit_at_the_end_of_the_run(source: Sourc
 
 
 @pytest.mark.long
-def test_apply_is_what_the_parent_says(source: Source) -> None:
+def test_apply_lsn_is_the_one_that_the_parent_reports(source: Source) -> None:
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -93,7 +93,7 @@ def test_apply_is_what_the_parent_says(source: Source) -> None:
     receiver.stop()
 
 
-def test_an_open_transaction_spills_and_lands_whole(source: Source) -> None:
+def test_open_transaction_spills_and_is_stored_whole(source: Source) -> None:
     log = source.log()
     source.transaction(
         "INSERT INTO a SELECT g, repeat(md5(g::text), 12) FROM generate_series(1, 120000) g",
@@ -111,7 +111,8 @@ def test_an_open_transaction_spills_and_lands_whole(source: Source) -> None:
     large = [row for row in found if row["commit_lsn"] == first]
     assert [row["tx_ordinal"] for row in large] == list(range(122_001))
     holders = [batch for batch in log.batches(log.start) if batch.start <= first < batch.end]
-    # The rows of the large one without its Commit, and the other's one row: its batch has all of it.
+    # Rows of the large transaction without its Commit, and the one row of the other transaction. The batch has all of
+    # it.
     assert [sum(sum(kinds.values()) for kinds in batch.counts.values()) for batch in holders] == [len(large) - 1 + 1]
     assert [batch.others["C"] for batch in holders] == [2]
     assert len({row["xid"] for row in large}) == 1
@@ -119,7 +120,7 @@ def test_an_open_transaction_spills_and_lands_whole(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_large_relations_stand_alone_and_small_ones_are_skipped(source: Source) -> None:
+def test_large_relation_gets_its_own_file_that_other_readers_skip(source: Source) -> None:
     log = source.log()
     many = "INSERT INTO a SELECT g, repeat('x', 300) FROM generate_series(1, 30000) g"
     source.run(f"{many}; INSERT INTO b VALUES (1, 1)")
@@ -135,8 +136,8 @@ def test_large_relations_stand_alone_and_small_ones_are_skipped(source: Source) 
     assert batch.counts == {ids["a"]: {"I": 30_000}, ids["b"]: {"I": 1}}
 
 
-def test_the_source_can_shut_down_beside_us(database: Database, source: Source) -> None:
-    """A fast shutdown waits until all that was sent is confirmed: the keepalive's request closes the batch."""
+def test_source_can_shut_down_beside_a_receiver(database: Database, source: Source) -> None:
+    """A fast shutdown waits until everything sent is confirmed. The keepalive's request closes the batch."""
     server = new_server(source.folder / "own", database.server.version)
     with server:
         mine = Database(server, "postgres")
@@ -148,7 +149,7 @@ def test_the_source_can_shut_down_beside_us(database: Database, source: Source) 
             try:
                 until_event(receiver, "started")
                 end = own.run("INSERT INTO a VALUES (1, 'x')")
-                # The relation has been described: SQL sessions are the first to go.
+                # The relation is described by now: a shutdown ends SQL sessions first.
                 eventually(lambda: _written(own) >= end)
                 conn.close()
                 started = time.monotonic()
@@ -169,15 +170,15 @@ def _written(source: Source) -> Lsn:
 
 
 def _reported(column: str) -> str:
-    """Of this database's receiver: the slot's holder."""
+    """A column of this database's receiver, which holds the slot."""
     return (
         f"SELECT coalesce(max(r.{column}), '0/0') FROM pg_stat_replication r "
         "JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.database = current_database()"
     )
 
 
-def test_a_locked_table_holds_no_stream_up(source: Source, database: Database) -> None:
-    """An open TRUNCATE, ALTER TABLE or VACUUM FULL: the server sends on, and so the slot must move on."""
+def test_locked_table_does_not_hold_up_the_stream(source: Source, database: Database) -> None:
+    """An open TRUNCATE, ALTER TABLE or VACUUM FULL: the server keeps sending, so the slot must advance."""
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     with database.connect() as other:

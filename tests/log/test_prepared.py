@@ -1,4 +1,4 @@
-"""Prepared transactions, from their PREPARE to their end: also under a gid that is used again."""
+"""Prepared transactions, from PREPARE to their end, also when a gid is used again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rollback(xid: int, gid: str, prepared: int) -> RollbackPrepared:
     return RollbackPrepared(0, Lsn(prepared), Lsn(prepared + 1000), 5, 6, xid, gid)
 
 
-def test_it_ends_with_its_commit_or_its_rollback() -> None:
+def test_prepared_transaction_ends_with_its_commit_or_rollback() -> None:
     held, first, other = PreparedTransactions(), prepared(7, "g", 100), prepared(8, "h", 200)
     assert held.prepare(first)
     assert held.prepare(other)
@@ -31,16 +31,16 @@ def test_it_ends_with_its_commit_or_its_rollback() -> None:
     assert len(held) == 0
 
 
-def test_what_is_known_keeps_its_place() -> None:
-    """Its content is kept; that which comes again is the same."""
+def test_repeated_prepare_changes_nothing() -> None:
+    """Its content is kept, and the repeated content is the same."""
     held, first = PreparedTransactions(), prepared(7, "g", 100)
     assert held.prepare(first)
     assert not held.prepare(prepared(7, "g", 100))
     assert held.named(commit(7, "g", 300)) is first
 
 
-def test_a_gid_is_used_again() -> None:
-    """A rollback that comes late, or again, is not of the later one."""
+def test_late_end_of_an_earlier_gid_does_not_end_the_later_transaction() -> None:
+    """A late or repeated rollback does not belong to the later transaction."""
     held, later = PreparedTransactions(), prepared(17, "g", 500)
     held.prepare(later)
     assert held.named(rollback(7, "g", 100)) is None
@@ -49,8 +49,8 @@ def test_a_gid_is_used_again() -> None:
     assert held.named(commit(17, "g", 600)) is later
 
 
-def test_one_that_is_prepared_later_does_not_commit_before() -> None:
-    """The same xid and gid after the counter of xids went round."""
+def test_commit_below_a_prepare_does_not_belong_to_it() -> None:
+    """The same xid and gid, after the xid counter has wrapped around."""
     held, early, late = PreparedTransactions(), prepared(7, "g", 100), prepared(7, "g", 900)
     held.prepare(early)
     held.prepare(late)
@@ -59,13 +59,13 @@ def test_one_that_is_prepared_later_does_not_commit_before() -> None:
     assert held.named(commit(7, "g", 950)) is late
 
 
-def test_what_never_came_is_told() -> None:
+def test_end_of_an_unknown_transaction_finds_nothing() -> None:
     held = PreparedTransactions()
     assert held.named(commit(7, "g", 100)) is None
     assert held.named(rollback(7, "g", 50)) is None
 
 
-def test_what_is_known_from_before_goes_on() -> None:
+def test_transaction_prepared_under_an_earlier_process_is_found() -> None:
     """Another process prepared it, days ago."""
     known = prepared(7, "g", 100)
     assert PreparedTransactions([known]).named(commit(7, "g", 5000)) is known

@@ -1,4 +1,4 @@
-"""The log as a table: compare-and-set, durability, reading, and noticing damage."""
+"""The log as a table: compare-and-set, durability, reading, and detecting damage."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def log(tmp_path: Path) -> ChangeLog:
     return log
 
 
-def test_a_new_log_stands_at_its_start(log: ChangeLog) -> None:
+def test_position_of_a_new_log_is_its_start(log: ChangeLog) -> None:
     assert (log.identity, log.start, log.position(), log.timeline) == (WHO, START, START, 3)
     assert log.batches(Lsn(0)) == []
     assert log.segments(LsnRange(Lsn(0), Lsn(1 << 60))) == []
     assert log.shapes(LsnRange(Lsn(0), Lsn(1 << 60))) == {}
 
 
-def test_no_log_asks_for_setup(tmp_path: Path) -> None:
+def test_missing_log_asks_for_setup(tmp_path: Path) -> None:
     log = ChangeLog(Layout.of(tmp_path))
     assert not log.exists
     with pytest.raises(SetupNeeded):
         log.open()
 
 
-def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_log_of_another_format_is_refused(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path)
     schema = Schema.from_arrow(LOG_SCHEMA)
     create_table(layout.change_log, schema, {FORMAT_PROPERTY: "2"}, {}, layout.root)
@@ -57,14 +57,14 @@ def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
             use()
 
 
-def test_positions_alone_add_no_file(log: ChangeLog) -> None:
+def test_position_without_rows_adds_no_file(log: ChangeLog) -> None:
     writer, _ = writer_of(log)
     writer.advance(Lsn(200))
     assert log.position() == 200
     assert DeltaTable(path_of(log.path)).file_uris() == []
 
 
-def test_the_position_is_compared_before_it_is_set(log: ChangeLog) -> None:
+def test_position_is_set_by_compare_and_set(log: ChangeLog) -> None:
     one, _ = writer_of(log)
     other, _ = writer_of(log)
     one.commit(frames_of(300), [], Lsn(350))
@@ -77,7 +77,7 @@ def test_the_position_is_compared_before_it_is_set(log: ChangeLog) -> None:
     assert sum(segment.rows for segment in log.segments(LsnRange(Lsn(0), Lsn(1000)))) == 6
 
 
-def test_batches_and_segments_by_span(log: ChangeLog) -> None:
+def test_batches_and_segments_are_found_by_span(log: ChangeLog) -> None:
     writer, _ = writer_of(log)
     for at, relation_id in ((200, 1), (300, 2), (400, 1)):
         writer.commit(frames_of(at, relation_id), [], Lsn(at + 50))
@@ -102,13 +102,13 @@ def _cut(path: Path) -> None:
 
 
 def _lose_a_row(path: Path) -> None:
-    """A whole Parquet file of the very same size, with a row less: only the counts can tell."""
+    """A valid Parquet file of the same size with one row less. Only the counts show it."""
     table = pq.read_table(path)
     pq.write_table(table.slice(0, table.num_rows - 1), path)
 
 
 def _flip_a_bit(path: Path) -> None:
-    """In the middle of the messages, which no count looks at."""
+    """Flips a bit in the middle of the messages, which no count covers."""
     footer = pq.read_metadata(path)
     payload = footer.row_group(footer.num_row_groups - 1).column(LOG_SCHEMA.get_field_index("payload"))
     content = bytearray(path.read_bytes())
@@ -117,7 +117,7 @@ def _flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, _cut, _lose_a_row, _flip_a_bit])
-def test_damage_is_noticed(log: ChangeLog, damage: Any) -> None:
+def test_damaged_file_is_detected(log: ChangeLog, damage: Any) -> None:
     writer, _ = writer_of(log)
     writer.commit(frames_of(200), [], Lsn(250))
     assert len(log.verify(LsnRange(START, Lsn(250)))) == 1
@@ -126,7 +126,7 @@ def test_damage_is_noticed(log: ChangeLog, damage: Any) -> None:
         ChangeLog(Layout.of(log.path.parent.parent)).verify(LsnRange(START, Lsn(250)))
 
 
-def test_a_summary_that_cannot_be_read_is_named(log: ChangeLog) -> None:
+def test_file_with_an_unreadable_summary_is_named(log: ChangeLog) -> None:
     writer, _ = writer_of(log)
     writer.commit(frames_of(200), [], Lsn(250))
     path = _first_file(log)
@@ -141,14 +141,16 @@ def test_a_summary_that_cannot_be_read_is_named(log: ChangeLog) -> None:
     assert len(ChangeLog(Layout.of(log.path.parent.parent)).batches(START)) == 1
 
 
-def test_a_position_that_is_no_lsn_is_named(log: ChangeLog) -> None:
+def test_position_that_is_not_an_lsn_is_named(log: ChangeLog) -> None:
     commit = path_of(log.path) / "_delta_log" / f"{0:020}.json"
     commit.write_text(commit.read_text().replace(f'"version": {int(START)}', f'"version": {1 << 70}'))
     with pytest.raises(LogCorrupt, match="is damaged, and cannot be read"):
         ChangeLog(log.layout).position()
 
 
-def test_a_file_that_is_not_what_it_claims_is_not_committed(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_differs_from_its_description_is_not_committed(
+    log: ChangeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, _ = writer_of(log)
     moving = writer._spill.move
 
@@ -164,7 +166,7 @@ def test_a_file_that_is_not_what_it_claims_is_not_committed(log: ChangeLog, monk
     assert log.position() == START
 
 
-def test_all_is_synced_before_the_commit_and_the_commit_before_it_is_told(
+def test_files_are_synced_before_the_commit_and_the_commit_before_it_is_reported(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, _ = writer_of(log)
@@ -192,7 +194,7 @@ def _version(log: ChangeLog) -> int:
     return int(DeltaTable(path_of(log.path)).version())
 
 
-def test_what_a_dead_process_left_is_dropped_at_the_next_start(log: ChangeLog) -> None:
+def test_leftovers_of_a_dead_process_are_deleted_at_the_next_start(log: ChangeLog) -> None:
     writer, _ = writer_of(log)
     staged = Staged()
     writer.stage(frames_of(200), staged)
@@ -203,7 +205,7 @@ def test_what_a_dead_process_left_is_dropped_at_the_next_start(log: ChangeLog) -
     assert len(log.verify(LsnRange(START, Lsn(250)))) == 1
 
 
-def test_the_schema_is_the_one_that_readers_rely_on() -> None:
+def test_log_schema_is_the_one_that_readers_rely_on() -> None:
     assert LOG_SCHEMA.names == [
         "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id", "schema_id", "payload",
         "subxid",

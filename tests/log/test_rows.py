@@ -1,4 +1,4 @@
-"""The vectorised bookkeeping against a plain walk over the same stream, however it is cut."""
+"""The vectorised bookkeeping against a plain walk over the same stream, however the stream is cut."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame,
 
 
 def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> list[Rows]:
-    """The stream cut anywhere, each part assembled alone from the state in front of it."""
+    """The stream is cut anywhere. Each part is assembled alone, from the state at its start."""
     found: list[Rows] = []
     state: OpenTransaction | None = None
     edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
@@ -48,7 +48,7 @@ def _told(rows: Rows) -> list[tuple[Any, ...]]:
 @pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4))
-def test_rows_are_those_of_a_plain_walk_wherever_the_stream_is_cut(transactions: list[Any], cuts: list[int]) -> None:
+def test_rows_equal_those_of_a_plain_walk_wherever_the_stream_is_cut(transactions: list[Any], cuts: list[int]) -> None:
     relations = Relations()
     stream = build(transactions, relations)
     parts = _rows_in_parts(stream, cuts, relations)
@@ -58,7 +58,7 @@ def test_rows_are_those_of_a_plain_walk_wherever_the_stream_is_cut(transactions:
 @pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4))
-def test_frames_joined_are_the_frames(transactions: list[Any], cuts: list[int]) -> None:
+def test_joined_frames_equal_the_original_frames(transactions: list[Any], cuts: list[int]) -> None:
     relations = Relations()
     stream = build(transactions, relations)
     edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
@@ -87,7 +87,7 @@ def test_clustering_keeps_rows_and_order_within_a_relation(transactions: list[An
 @pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(TRANSACTIONS)
-def test_a_segment_reads_back(transactions: list[Any]) -> None:
+def test_segment_round_trip(transactions: list[Any]) -> None:
     relations = Relations()
     stream = build(transactions, relations)
     rows = rows_of(run_of(stream.frames, 0), None, relations)
@@ -137,8 +137,8 @@ def test_wrong_lengths_are_refused(payloads: list[bytes]) -> None:
         located(run_of([frame(payload) for payload in payloads], 0), StreamPlace(), parallel=False)
 
 
-def test_stream_aborts_leave_nothing_behind() -> None:
-    """PostgreSQL 18 sends them between transactions: alone, and in front of one that is still open."""
+def test_stream_aborts_leave_no_rows() -> None:
+    """PostgreSQL 18 sends Stream Aborts between transactions: alone, and before a transaction that is still open."""
     pending, alone = PendingBatch(), run_of([frame(stream_abort(7, 8))] * 3, 0)
     pending.receive(alone, 0, transaction_after(alone, None), 1.0)
     assert pending.since is None
@@ -155,13 +155,13 @@ def test_rows_of_an_undescribed_relation_are_refused() -> None:
         rows_of(run, None, Relations())
 
 
-def test_other_frames_are_refused() -> None:
+def test_unknown_frames_are_refused() -> None:
     with pytest.raises(ProtocolError):
         run_of([b"x" * 40], 0)
 
 
 def test_transactions_without_changes_make_no_batch() -> None:
-    """PostgreSQL 14 sends them for whatever it decodes and does not publish."""
+    """PostgreSQL 14 sends them for each decoded transaction of which nothing is published."""
     pending = PendingBatch()
     empty = [frame(begin(10, 1)), frame(origin("o")), frame(commit(10, 20))] * 3
     run = run_of(empty, 0)

@@ -1,4 +1,4 @@
-"""A receiver whose server says nothing any more while the connection to it stays, and one that is only idle."""
+"""A server that sends nothing any more on a living connection ends the run; a server that is only idle does not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadPath]:
 
 
 def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Receiver], None]:
-    """An order to a receiver that is given once, so many seconds after its start."""
+    """An order to a receiver that is given once, this many seconds after its start."""
     due = [time.monotonic() + seconds]
 
     def order(receiver: Receiver) -> None:
@@ -49,16 +49,16 @@ def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Recei
         pytest.param("drain", False, marks=pytest.mark.long),
     ],
 )  # fmt: skip
-def test_a_path_that_died(
+def test_run_ends_when_the_network_path_is_dead(
     source: Source, path: DeadPath, kind: str, new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a word of it comes as an error: the run ends for the silence alone, and a later one goes on."""
+    """No error arrives: only the silence ends the run. A later run goes on."""
     if kind == "stream by libpq":
         monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
     log = source.log()
     source.run("INSERT INTO a VALUES (1, 'x')")
     if kind == "drain":
-        # In the middle of a call: its rows do not fit into what the proxy holds.
+        # The path dies in the middle of a call: its rows do not fit into what the proxy holds.
         source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 30) FROM generate_series(2, 60000) g")
     started = time.monotonic()
     with pytest.raises(SourceUnavailable, match=r"has said nothing for 1 s|timeout"):
@@ -73,8 +73,8 @@ def test_a_path_that_died(
     assert len(rows(log, "kind = 'I'")) == (60001 if kind == "drain" else 2)
 
 
-def test_an_idle_source_is_not_silent(source: Source, path: DeadPath) -> None:
-    """It has nothing to send, and answers when it is asked."""
+def test_idle_source_does_not_end_the_run(source: Source, path: DeadPath) -> None:
+    """The source has nothing to send, and answers when it is asked."""
     log = source.log()
     end = receive_inside(
         source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT,
@@ -85,8 +85,10 @@ def test_an_idle_source_is_not_silent(source: Source, path: DeadPath) -> None:
 
 
 @pytest.mark.long
-def test_a_walsender_at_work_is_waited_for(source: Source, path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that decodes what is not for us sends nothing, and reads no request either."""
+def test_receiver_waits_for_a_walsender_at_work(
+    source: Source, path: DeadPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walsender that decodes WAL of other tables sends nothing, and reads no request either."""
     looked: list[bool] = []
     at_work = ReplicationConnection.at_work
 

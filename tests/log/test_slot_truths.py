@@ -1,4 +1,5 @@
-"""Slot, log and source after something happened to one of them: what goes on, and what is refused in words."""
+"""Slot, log and source after something happened to one of them: what goes on, and what is refused with a clear
+error."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.servers import copied, new_server
 
 @pytest.fixture(scope="module")
 def own(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server that a test may stop."""
+    """A server that the test may stop."""
     folder = tmp_path_factory.mktemp("own")
     with new_server(folder / "server", pg_version, settings=TEST_SETTINGS) as server:
         yield server
@@ -38,7 +39,7 @@ def source(own: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
 
 
 def refused(source: Source, log: ChangeLog, kind: type[PgcdcError], *, event: str = "started") -> str:
-    """What the receiver says instead of this event; the log is as before."""
+    """The receiver's error, which comes instead of this event. The log is unchanged."""
     before = content(log), log.position()
     receiver = source.receiver(log)
     with pytest.raises(kind) as caught:
@@ -55,11 +56,11 @@ def start_again(own: EmbeddedServer, source: Source) -> None:
     source.conn = source.database.connect()
 
 
-def test_slot_behind_the_log_after_a_crash_of_the_source(own: EmbeddedServer, source: Source) -> None:
-    """PostgreSQL writes confirmations down at its leisure: after an immediate stop it has forgotten ours."""
+def test_slot_behind_the_log_after_a_source_crash_loses_nothing(own: EmbeddedServer, source: Source) -> None:
+    """PostgreSQL does not persist confirmations at once: an immediate stop loses ours."""
     log, twin = source.log(), source.log("twin")
     other = source.database.connect()
-    # While its transaction is open restart_lsn stands, and only a move of that is written down at once.
+    # While its transaction is open, restart_lsn does not move. Only a move of restart_lsn is persisted at once.
     other.execute("BEGIN; SELECT pg_current_xact_id()")
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')", "INSERT INTO a VALUES (2, 'x')"))
     confirmed = log.position()
@@ -77,7 +78,7 @@ def test_slot_behind_the_log_after_a_crash_of_the_source(own: EmbeddedServer, so
     assert source.confirmed(log) == log.position() > confirmed
 
 
-def test_slot_ahead_advanced_by_someone(source: Source) -> None:
+def test_slot_advanced_past_the_log_is_refused(source: Source) -> None:
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.run("INSERT INTO a VALUES (2, 'lost')")
@@ -89,10 +90,12 @@ def test_slot_ahead_advanced_by_someone(source: Source) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("gone_on", [False, True])
-def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool) -> None:
-    """An older copy of the data directory is put back: the log holds what this source does not know.
+def test_log_ahead_of_a_restored_backup_is_refused(
+    own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool
+) -> None:
+    """An older copy of the data directory is restored, so the log holds transactions that this source does not know.
 
-    Once it has written past the log's end, positions no longer show it; its transactions do.
+    Once the source has written past the log's end, positions no longer show it. Its transactions do.
     """
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
@@ -118,10 +121,10 @@ def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp
     assert "teardown --lake" in told
 
 
-def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: Source) -> None:
-    """The log moved over foreign WAL alone; below its position it must not meet a transaction that it does not hold.
+def test_restored_source_is_noticed_by_a_transaction_the_log_lacks(source: Source) -> None:
+    """The log moved over foreign WAL only. Below its position it must not meet a transaction that it does not hold.
 
-    Here the slot is set back, and the log claims a position past a transaction that it never received.
+    Here the slot is set back, and the log claims a position above a transaction that it never received.
     """
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
@@ -131,7 +134,7 @@ def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: S
     assert "other transactions" in told
 
 
-def test_slot_dropped_and_made_again_under_the_same_name(source: Source) -> None:
+def test_slot_recreated_under_the_same_name_is_refused(source: Source) -> None:
     log = source.log()
     slot = log.identity.slot
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
@@ -143,8 +146,8 @@ def test_slot_dropped_and_made_again_under_the_same_name(source: Source) -> None
     assert str(log.position()) in told
 
 
-def test_slot_of_the_same_name_in_another_database(own: EmbeddedServer, source: Source) -> None:
-    """Slots' names are the cluster's: ours was dropped, and another database took the name."""
+def test_slot_of_the_same_name_in_another_database_is_refused(own: EmbeddedServer, source: Source) -> None:
+    """Slot names belong to the cluster: our slot was dropped, and another database took the name."""
     log = source.log()
     slot = log.identity.slot
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
@@ -155,7 +158,7 @@ def test_slot_of_the_same_name_in_another_database(own: EmbeddedServer, source: 
         assert source.database.name in told
 
 
-def test_slot_invalidated_by_max_slot_wal_keep_size(source: Source) -> None:
+def test_slot_invalidated_by_max_slot_wal_keep_size_is_refused(source: Source) -> None:
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.run("INSERT INTO a VALUES (2, 'lost')", "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'",

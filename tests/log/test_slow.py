@@ -1,4 +1,4 @@
-"""wal_sender_timeout of one second beside somebody slow: the connection lives."""
+"""wal_sender_timeout of one second beside a slow parent, receiver or disk: the connection survives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.log.writers import writing
 
 @pytest.fixture
 def short(source: Source) -> Iterator[None]:
-    """The whole server's timeout is a second."""
+    """The timeout of the whole server is one second."""
     source.run("ALTER SYSTEM SET wal_sender_timeout = '1s'", "SELECT pg_reload_conf()")
     try:
         eventually(lambda: source.conn.execute("SHOW wal_sender_timeout").fetchone() == ("1s",))
@@ -35,7 +35,7 @@ def short(source: Source) -> Iterator[None]:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.long
-def test_the_parent_does_not_read(source: Source) -> None:
+def test_connection_survives_a_parent_that_does_not_read(source: Source) -> None:
     """A driver that Spark keeps busy leaves the receiver's reports in the pipe."""
     log, twin = source.log(), source.log("twin")
     settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 20, 0.02)
@@ -62,8 +62,8 @@ def test_the_parent_does_not_read(source: Source) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("short")
-def test_the_receiver_is_frozen(source: Source) -> None:
-    """A machine that is paused comes back: our sessions have a timeout of their own, whatever the server's is."""
+def test_connection_survives_a_paused_receiver(source: Source) -> None:
+    """A paused machine comes back: our sessions have their own timeout, whatever the timeout of the server is."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -91,8 +91,8 @@ class SlowDisk(BatchWriter):
 
 
 @pytest.mark.long
-def test_a_slow_disk_keeps_no_request_waiting(source: Source, tmp_path: Path) -> None:
-    """Here the session's own timeout is a second too. While one batch is written the next one is already due."""
+def test_slow_disk_delays_no_answer_to_the_server(source: Source, tmp_path: Path) -> None:
+    """The session's own timeout is one second here, too. While one batch is written, the next one is already due."""
     log, asked = source.log(), list[float]()
     end = source.run(*(f"INSERT INTO a VALUES ({number}, repeat('x', 100000))" for number in range(30)))
 

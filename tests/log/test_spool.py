@@ -1,4 +1,4 @@
-"""From frames to the log without a server: what counts of transactions in progress, wherever it was when they ended."""
+"""From frames to the log without a server: which changes of transactions in progress count, wherever they were held."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def intake(relations: Relations, position: Lsn) -> Intake:
 
 
 class Receiving:
-    """The receiver without a connection and without a second thread."""
+    """The receiver without a connection and without its second thread."""
 
     def __init__(self, folder: Path) -> None:
         self.log = ChangeLog(Layout.of(folder))
@@ -105,7 +105,7 @@ class Receiving:
             self.writer.commit(closed, staged, self.intake.positions.boundary, ended)
 
     def content(self) -> dict[int, list[AnyMessage]]:
-        """The changes of each transaction in the log, whose rows end with its Commit's."""
+        """The changes of each transaction in the log, by its commit_lsn."""
         rows = [row for segment in self.log.all_segments() for row in read_rows(segment.file).to_pylist()]
         found: defaultdict[int, list[AnyMessage]] = defaultdict(list)
         for row in sorted((row for row in rows if row["commit_lsn"]), key=lambda row: row["tx_ordinal"]):
@@ -123,7 +123,7 @@ def _without_commit(changes: list[AnyMessage]) -> list[AnyMessage]:
 
 
 def block(*changes: tuple[int, AnyMessage], first: bool = True, top: int = TOP) -> list[bytes]:
-    """A block of one transaction; its first one describes the table."""
+    """A block of one transaction. The first block describes the table."""
     described = [(top, DESCRIPTION)] if first else []
     inside = [wire.within(wire.message(change), xid) for xid, change in (*described, *changes)]
     return [frame(payload, 1000 + number) for number, payload in enumerate(
@@ -161,10 +161,11 @@ WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spool", "spool
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, min_size=15, max_size=60), WORKS, st.booleans())
-def test_the_log_holds_what_was_committed(
+def test_log_holds_exactly_the_committed_changes(
     steps: list[tuple[str, int, int]], works: list[tuple[int, str]], finished: bool
 ) -> None:
-    """Whatever was spooled, staged or in memory when it was rolled back or committed; each batch says what it holds."""
+    """Changes may be spooled, staged or in memory when they are rolled back or committed. Each batch says what it
+    holds."""
     server = StreamingServer()
     for step, session, depth in steps:
         if step == "rollback_to":
@@ -192,8 +193,8 @@ def test_the_log_holds_what_was_committed(
         assert receiving.spooled == []
 
 
-def test_rows_that_were_rolled_back_are_neither_written_nor_counted(receiving: Receiving) -> None:
-    """In memory they are left out; in a file they stand, and its tags say that they do not count."""
+def test_rolled_back_rows_are_not_counted(receiving: Receiving) -> None:
+    """Rows in memory are left out. Rows in a file stay there, and the file's tags say that they do not count."""
     receiving.take(block((TOP, row(1)), (SUB, row(2)), (OTHER, row(3))))
     receiving.spool()
     receiving.take(block((SUB, row(4)), (TOP, row(5)), first=False) + abort(SUB) + commit())
@@ -209,8 +210,8 @@ def test_rows_that_were_rolled_back_are_neither_written_nor_counted(receiving: R
 
 
 @pytest.mark.parametrize("work", ["spool", "stage", ""])
-def test_a_transaction_of_which_nothing_is_left_leaves_nothing(receiving: Receiving, work: str) -> None:
-    """A rollback to its first savepoint took all: no Commit, no file, no batch."""
+def test_transaction_whose_savepoints_were_all_rolled_back_leaves_nothing(receiving: Receiving, work: str) -> None:
+    """A rollback to its first savepoint took everything: no Commit, no file, no batch."""
     receiving.take(block((SUB, row(1)), (OTHER, row(2))))
     if work == "spool":
         receiving.spool()
@@ -225,7 +226,7 @@ def test_a_transaction_of_which_nothing_is_left_leaves_nothing(receiving: Receiv
     assert receiving.log.position() == 3008
 
 
-def test_a_whole_rollback_drops_its_files_at_once(receiving: Receiving) -> None:
+def test_rollback_deletes_the_files_of_its_transaction_at_once(receiving: Receiving) -> None:
     receiving.take(block((TOP, row(1)), (SUB, row(2))))
     receiving.spool()
     assert len(receiving.spooled) == 1
@@ -236,7 +237,7 @@ def test_a_whole_rollback_drops_its_files_at_once(receiving: Receiving) -> None:
     assert len(receiving.intake.in_progress) == 0
 
 
-def test_a_first_block_that_comes_again_voids_the_ones_before(receiving: Receiving) -> None:
+def test_repeated_first_block_discards_earlier_blocks(receiving: Receiving) -> None:
     receiving.take(block((TOP, row(1))))
     receiving.spool()
     receiving.take(block((TOP, row(1)), (TOP, row(2))))
@@ -246,7 +247,7 @@ def test_a_first_block_that_comes_again_voids_the_ones_before(receiving: Receivi
     assert receiving.content() == {3000: [row(1), row(2)]}
 
 
-def test_what_the_log_has_is_not_taken_again(tmp_path: Path) -> None:
+def test_transaction_below_the_position_is_not_taken_again(tmp_path: Path) -> None:
     receiving = Receiving(tmp_path / "lake")
     receiving.writer.advance(Lsn(3008))
     receiving.intake = intake(Relations(), Lsn(3008))
@@ -263,8 +264,10 @@ def test_what_the_log_has_is_not_taken_again(tmp_path: Path) -> None:
     (2999, False, START), (3000, False, 3000), (3004, False, 3000), (3007, False, 3000), (3008, True, 3008),
     (3009, True, 3008),
 ])  # fmt: skip
-def test_a_goal_around_a_commit(receiving: Receiving, goal: int, taken: bool, boundary: int) -> None:
-    """In the midst of its commit record lies no boundary: the transaction belongs to the next run."""
+def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
+    receiving: Receiving, goal: int, taken: bool, boundary: int
+) -> None:
+    """There is no boundary inside the commit record: the transaction belongs to the next run."""
     receiving.intake.positions.goal = Endpos(Lsn(goal), wal_writer_delay=0.2)
     receiving.take(block((TOP, row(1))))
     receiving.spool()
@@ -277,8 +280,8 @@ def test_a_goal_around_a_commit(receiving: Receiving, goal: int, taken: bool, bo
     assert receiving.content() == ({3000: [row(1)]} if taken else {})
 
 
-def test_a_message_that_may_have_been_rolled_back_is_not_taken(receiving: Receiving) -> None:
-    """Nor is one of a transaction that the log has, or does not want yet, in doubt."""
+def test_message_that_may_be_rolled_back_is_requested_whole(receiving: Receiving) -> None:
+    """A transaction that the log already has, or does not want yet, is never in doubt."""
     emitted = LogicalMessage(True, Lsn(1), "p", b"content")
     receiving.take(block((TOP, emitted), (SUB, row(1))) + abort(SUB))
     with pytest.raises(StreamUnsure) as unsure:
@@ -291,8 +294,8 @@ def test_a_message_that_may_have_been_rolled_back_is_not_taken(receiving: Receiv
 
 
 @pytest.mark.parametrize("origins", [True, False])
-def test_an_origin_that_may_not_have_been_told_is_asked_for(receiving: Receiving, origins: bool) -> None:
-    """Where the first change does not stand where the block begins, and the source knows origins at all."""
+def test_transaction_whose_origin_may_be_missing_is_requested_whole(receiving: Receiving, origins: bool) -> None:
+    """If the first change is not at the start of the block, and the source uses origins."""
     receiving.intake._origins = lambda: origins
     told = block((TOP, row(1)))
     start, description, change, stop = (sent[25:] for sent in told)
@@ -306,8 +309,8 @@ def test_an_origin_that_may_not_have_been_told_is_asked_for(receiving: Receiving
         receiving.take(commit(4000))
 
 
-def test_no_origin_is_needed_where_nothing_was_changed(receiving: Receiving) -> None:
-    """Blocks come of a large transaction that writes other tables alone, and hold nothing."""
+def test_transaction_without_changes_needs_no_origin(receiving: Receiving) -> None:
+    """Empty blocks of a large transaction that writes only other tables."""
     receiving.intake._origins = lambda: True
     start, *_, stop = (sent[25:] for sent in block((TOP, row(1))))
     receiving.take([frame(start, 1000), frame(stop, 1000), *commit()])
@@ -328,7 +331,7 @@ def in_force(relations: Relations | Overlay, sequence: int, relation_id: int = 7
     return int(relations.schema_ids(np.array([relation_id]), np.array([sequence]))[0])
 
 
-def test_an_overlay_is_for_its_own_transaction_until_it_commits() -> None:
+def test_overlay_counts_only_for_its_own_transaction_until_it_commits() -> None:
     relations, overlay = Relations(), Overlay()
     before = relations.see(*column("c"), FACTS, 1).schema_id
     overlay.see(*column("new"), 5)
@@ -341,8 +344,9 @@ def test_an_overlay_is_for_its_own_transaction_until_it_commits() -> None:
         in_force(Overlay(), 5)
 
 
-def test_what_others_were_told_later_stays_in_force() -> None:
-    """The transaction saw the table under a savepoint, and gave its lock back with it; then another altered it."""
+def test_relation_sent_later_to_another_transaction_stays_in_force() -> None:
+    """The transaction saw the table under a savepoint and lost its lock with a rollback. Then another transaction
+    altered it."""
     relations, overlay = Relations(), Overlay()
     overlay.see(*column("old"), 5)
     altered = relations.see(*column("altered"), FACTS, 7).schema_id
@@ -351,8 +355,8 @@ def test_what_others_were_told_later_stays_in_force() -> None:
     assert relations.record(final[0]).payload == column("old")[1]
 
 
-def test_two_overlays_by_the_order_in_which_they_were_told() -> None:
-    """Not by that of their commits alone: the server takes for told what it told last."""
+def test_relation_that_was_sent_last_is_in_force_after_two_commits() -> None:
+    """Not only by the order of commits: the server assumes that the Relation message it sent last is known."""
     relations, one, other = Relations(), Overlay(), Overlay()
     one.see(*column("one"), 5)
     other.see(*column("other"), 6)
@@ -361,8 +365,8 @@ def test_two_overlays_by_the_order_in_which_they_were_told() -> None:
     assert in_force(relations, 13) == final[0]
 
 
-def test_ids_of_versions_that_come_again() -> None:
-    """A structure that was rolled back: the one before it comes again, and has the id that it had."""
+def test_repeated_relation_version_keeps_its_id() -> None:
+    """A rolled-back structure: the earlier structure comes again, with its earlier id."""
     overlay, relations = Overlay(), Relations()
     for sequence, name in enumerate(["c", "rolled back", "c"]):
         overlay.see(*column(name), 10 * sequence)
@@ -372,8 +376,8 @@ def test_ids_of_versions_that_come_again() -> None:
     assert in_force(relations, 41) == final[0]
 
 
-def test_a_relation_within_a_block_is_not_the_others(receiving: Receiving) -> None:
-    """Whole transactions between the blocks keep theirs, though it was told before."""
+def test_relation_inside_a_block_does_not_change_other_transactions(receiving: Receiving) -> None:
+    """Whole transactions between the blocks keep their relation, though it was sent earlier."""
     base = StreamingServer()
     base.whole(0)
     receiving.take(base.frames)
@@ -381,7 +385,7 @@ def test_a_relation_within_a_block_is_not_the_others(receiving: Receiving) -> No
     receiving.take(block((TOP, new), (TOP, Insert(RELATION, ("1", "2")))))
     begun = len(base.frames)
     base.whole(0)
-    # The server has told of the table already.
+    # The server has already described the table.
     receiving.take([sent for sent in base.frames[begun:] if sent[25:26] != b"R"])
     receiving.take(commit(5000))
     receiving.cut()
@@ -413,8 +417,8 @@ def end(*aborted: int) -> StreamEnd:
     return StreamEnd(3000, 5, np.array(sorted(aborted), dtype=np.int64), {0: 77})
 
 
-def test_a_file_knows_the_aborted_of_its_own(folder: SpillFolder) -> None:
-    """Those between its lowest and highest that it holds, and no others; it need not be read where there are none."""
+def test_file_lists_only_its_own_aborted_subtransactions(folder: SpillFolder) -> None:
+    """Only those between the lowest and the highest that it holds. A file without any of them need not be read."""
     segment = spooled(folder, 710, 712, 712, 714)
     assert (segment.lowest, segment.highest, segment.tally.rows) == (710, 714, 4)
     nothing: tuple[int, ...] = ()
@@ -431,12 +435,12 @@ def test_a_file_knows_the_aborted_of_its_own(folder: SpillFolder) -> None:
         assert staged.tally.transactions == 0
 
 
-def test_a_file_of_aborted_rows_alone_counts_for_nothing(folder: SpillFolder) -> None:
+def test_file_with_only_aborted_rows_is_dropped(folder: SpillFolder) -> None:
     assert spooled(folder, 710, 711).at(end(709, 710, 711)) is None
 
 
-def test_first_and_last_are_by_the_order_of_commits() -> None:
-    """Segments of streamed and of whole transactions are counted in no order."""
+def test_first_and_last_transaction_follow_commit_order() -> None:
+    """Segments of streamed and of whole transactions are counted in any order."""
     total = Tally()
     for lsn in (30, 10, 20):
         total.add(Tally(transactions=1, first=TransactionEnd(lsn, lsn, lsn), last=TransactionEnd(lsn + 5, lsn + 5, 0)))
@@ -445,8 +449,8 @@ def test_first_and_last_are_by_the_order_of_commits() -> None:
     assert total.transactions == 3
 
 
-def test_sizes_of_what_is_held(receiving: Receiving) -> None:
-    """Bytes in memory are those of streams and of what has ended; what is in files counts for the batch alone."""
+def test_sizes_in_memory_and_in_files_are_counted(receiving: Receiving) -> None:
+    """Memory holds streams and ended transactions. What is in files counts only for the size of the batch."""
     pending = receiving.pending
     receiving.take(block((TOP, row(1))))
     size = pending.streams.size
@@ -467,7 +471,7 @@ def test_sizes_of_what_is_held(receiving: Receiving) -> None:
     assert receiving.content() == {3000: [row(1), row(2)]}
 
 
-def test_a_full_disk_is_told_with_the_folder(
+def test_full_disk_is_reported_with_the_folder(
     folder: SpillFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parquet's writer names no file."""

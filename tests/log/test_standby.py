@@ -1,4 +1,4 @@
-"""The primary is gone and its standby is promoted: followed where the slot went along, told where it did not."""
+"""The primary is gone and its standby promoted: followed with a synchronised slot, refused without one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _source(server: EmbeddedServer, folder: Path) -> Iterator[Source]:
 
 
 def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
-    """A standby that streams from the primary, from a copy of it at rest, which has its slots no more."""
+    """A standby that streams from the primary. It is made from a copy of the stopped primary, without its slots."""
     settings = {
         **TEST_SETTINGS, "hot_standby_feedback": "on", "primary_slot_name": "standby",
         "primary_conninfo": f"host={primary.socket_folder} port=5432 user=postgres dbname=postgres",
@@ -49,8 +49,8 @@ def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", [16, pytest.param(17, marks=pytest.mark.long), 18])
-def test_a_promoted_standby_goes_on_where_the_slot_was_synchronised(tmp_path: Path, version: int) -> None:
-    """Since 17 a failover slot does; before, no slot is there, and that is told."""
+def test_promoted_standby_is_followed_where_the_slot_was_synchronised(tmp_path: Path, version: int) -> None:
+    """A failover slot (17 and later) is synchronised. Before 17 the slot is missing, and the error says so."""
     synchronised = version >= SYNCHRONISED_SINCE
     primary = new_server(tmp_path / "primary", version, settings=TEST_SETTINGS)
     with primary, _source(primary, tmp_path / "lake") as source:
@@ -91,11 +91,12 @@ def test_a_promoted_standby_goes_on_where_the_slot_was_synchronised(tmp_path: Pa
 
 
 def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> None:
-    """Until the standby holds a slot that outlives its promotion: one that reaches back no further than itself."""
+    """Wait until the standby holds a slot that outlives its promotion, which must not reach further back than the
+    standby."""
     with Database(standby, "postgres").connect() as conn:
 
         def done() -> bool:
-            # Positions of running transactions are what a slot moves its own along by.
+            # A slot advances by the records of running transactions.
             source.receive(log, source.run("SELECT pg_current_xact_id()", "SELECT pg_log_standby_snapshot()"))
             eventually(lambda: _replayed(source))
             conn.execute("SELECT pg_sync_replication_slots()")
@@ -106,8 +107,8 @@ def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> Non
 
 
 @pytest.mark.long
-def test_ddl_that_a_standby_replays_does_not_wait_for_a_copy_there(tmp_path: Path) -> None:
-    """It waits for 30 s (max_standby_streaming_delay) where nobody gives way, and the standby's queries behind it."""
+def test_standby_replays_ddl_without_waiting_for_a_copy(tmp_path: Path) -> None:
+    """Otherwise replay waits for 30 s (max_standby_streaming_delay), and queries on the standby wait for it."""
     primary = new_server(tmp_path / "primary", 18, settings=TEST_SETTINGS)
     with primary, _source(primary, tmp_path / "lake") as source:
         source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a",

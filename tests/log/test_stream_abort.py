@@ -1,4 +1,4 @@
-"""PostgreSQL 18 tells protocol version 1 of rollbacks (Stream Abort): every way of receiving passes them over."""
+"""PostgreSQL 18 sends Stream Abort even to protocol version 1: every way of receiving skips it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAYS = ["stream", "drain"]
 
 
 def many(first: int) -> str:
-    """More than logical_decoding_work_mem."""
+    """More rows than fit into logical_decoding_work_mem."""
     return f"INSERT INTO a SELECT g, repeat('x', 200) FROM generate_series({first}, {first + 1999}) g"
 
 
@@ -23,19 +23,19 @@ def one(number: int) -> str:
 
 
 def rolled_back(first: int) -> list[str]:
-    """A transaction that outgrows the memory with two subtransactions in it, one inside the other."""
+    """A transaction that outgrows the memory, with two nested subtransactions."""
     return ["BEGIN", one(-1), "SAVEPOINT s", one(-2), "SAVEPOINT t", one(-3), "RELEASE t", "RELEASE s",
             many(first), "ROLLBACK"]  # fmt: skip
 
 
 def little_memory(source: Source) -> None:
-    """For this connection, and for every later one, the walsenders' too."""
+    """For this connection and every later one, including the walsenders."""
     setting = "SET logical_decoding_work_mem = '64kB'"
     source.run(setting, f"ALTER DATABASE {source.database.name} {setting}")
 
 
 def stream_aborts(source: Source) -> int:
-    """What the server has to send now, by a slot at the beginning of it."""
+    """The number of Stream Aborts that the server has to send, read through a slot at their start."""
     query = """
         SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL,
           'proto_version', '1', 'publication_names', 'p') WHERE get_byte(data, 0) = ascii('A')"""
@@ -46,8 +46,9 @@ def stream_aborts(source: Source) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
-def test_rollbacks_are_passed_over(source: Source, way: str) -> None:
-    """Savepoint trees rolled back in whole and in part, alone, in a row, and while others are open and large."""
+def test_stream_aborts_are_skipped_by_every_way_of_receiving(source: Source, way: str) -> None:
+    """Savepoint trees rolled back in whole and in part: alone, in a row, and while other large transactions are
+    open."""
     little_memory(source)
     log, start = source.log(), source.log("peeked").position()
     source.run(*rolled_back(1), one(1), *rolled_back(1), *rolled_back(1))

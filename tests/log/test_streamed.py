@@ -1,4 +1,5 @@
-"""Transactions in progress in runs of frames: by column as the reference has them, however the stream is cut."""
+"""Runs of frames with transactions in progress, located by column as the reference locates them, however they are
+cut."""
 
 from __future__ import annotations
 
@@ -46,10 +47,10 @@ from tests.protocol import wire
 
 LSN, OTHER = Lsn(0x16_B374_D848), Lsn(0x16_B374_D878)
 FIRST = 1000
-"""LSN of the first frame; each one's is its own."""
+"""LSN of the first frame. Each frame has its own LSN."""
 LETTERS = st.sampled_from([b"S", b"E", b"BC", b"w\0\0\0I", b"", b"I" * 30])
 XIDS = st.sampled_from([1, 7, 0x4945_5342, 0xFFFF_FFFE])
-"""Among them one whose bytes are letters."""
+"""Some of these have bytes that are letters."""
 CHANGES: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(lambda text: Insert(7, (text.decode(), None)), LETTERS),
     st.builds(lambda text: Update(7, None, None, (text.decode(), UNCHANGED)), LETTERS),
@@ -78,7 +79,7 @@ Frames = list[bytes]
 
 @st.composite
 def streams(draw: st.DrawFn, *, parallel: bool) -> Frames:
-    """Blocks of several transactions, whole ones, and what stands between them."""
+    """Blocks of several transactions, whole transactions, and messages between them."""
     payloads: list[bytes] = []
     for _ in range(draw(st.integers(0, 6))):
         sort = draw(st.sampled_from(["block", "whole", "prepared", "between"]))
@@ -106,7 +107,7 @@ def _of(of: AnyMessage, parallel: bool) -> AnyMessage:
 
 
 def _reference(payloads: Frames, parallel: bool) -> list[Placed]:
-    """Up to the first that the reference refuses."""
+    """Frames up to the first one that the reference refuses."""
     decoder, found = StreamDecoder(parallel=parallel), []
     for payload in payloads:
         try:
@@ -117,7 +118,7 @@ def _reference(payloads: Frames, parallel: bool) -> list[Placed]:
 
 
 def _parts(payloads: Frames, cuts: Sequence[int], parallel: bool) -> list[Located]:
-    """The stream in runs, each located from where the one in front of it ended."""
+    """The stream in runs. Each run is located from where the previous run ended."""
     edges = sorted({0, len(payloads), *(cut % (len(payloads) + 1) for cut in cuts)})
     frames = [frame(payload, FIRST + number) for number, payload in enumerate(payloads)]
     found: list[Located] = []
@@ -137,7 +138,7 @@ CUTS = st.lists(st.integers(0, 100), max_size=4)
 
 @settings(max_examples=300, deadline=None)
 @given(st.data(), CUTS, st.booleans())
-def test_frames_belong_where_the_reference_says(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
+def test_frames_are_placed_as_by_the_reference(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
     payloads = data.draw(streams(parallel=parallel))
     expected = _reference(payloads, parallel)
     assert len(expected) == len(payloads)
@@ -159,8 +160,8 @@ def test_frames_belong_where_the_reference_says(data: st.DataObject, cuts: list[
 @pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.data(), CUTS, st.booleans())
-def test_what_the_reference_refuses_is_refused(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
-    """Any messages in any order: the error is of the same frame."""
+def test_frames_that_the_reference_refuses_are_refused(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
+    """Any messages in any order: both refuse the same frame."""
     anything: st.SearchStrategy[AnyMessage] = st.one_of(
         CHANGES, BETWEEN, st.sampled_from([ORIGIN, BEGIN, COMMIT, BEGIN_PREPARE, PREPARE, StreamStop()]),
         st.builds(StreamStart, XIDS, st.booleans()),
@@ -186,7 +187,7 @@ def test_what_the_reference_refuses_is_refused(data: st.DataObject, cuts: list[i
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), CUTS)
-def test_pieces_are_all_frames(data: st.DataObject, cuts: list[int]) -> None:
+def test_pieces_together_hold_all_frames(data: st.DataObject, cuts: list[int]) -> None:
     for part in _parts(data.draw(streams(parallel=True)), cuts, True):
         stretches = list(part.stretches())
         edges = [stretch.start for stretch in stretches] + [len(part.run)] * bool(stretches)
@@ -229,7 +230,7 @@ def test_frames_outside_of_blocks_are_not_copied() -> None:
     assert located(run, StreamPlace(), parallel=True).run is run
 
 
-def test_a_part_of_a_run_keeps_its_own_bytes_alone() -> None:
+def test_part_of_a_run_keeps_only_its_own_bytes() -> None:
     """Keepalives cut one piece of memory into many runs."""
     block = [wire.message(StreamStart(7, True)), wire.within(wire.message(Insert(7, ("a",))), 8), b"E"]
     run = run_of([frame(payload) for payload in block * 100], 0)

@@ -1,4 +1,4 @@
-"""Transactions that are received while they are in progress leave the log that whole ones leave."""
+"""Transactions that are received in progress leave the same log as whole transactions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kinds(rows: list[Row]) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_blocks_leave_what_whole_transactions_leave(twins: Twins) -> None:
+def test_streamed_blocks_leave_the_log_of_whole_transactions(twins: Twins) -> None:
     source, receiver = twins.source, twins.start()
     with source.database.connect() as other:
         for statement in ("BEGIN", many(1, 2000), "SAVEPOINT s", many(6000, 1000)):
@@ -44,7 +44,7 @@ def test_blocks_leave_what_whole_transactions_leave(twins: Twins) -> None:
 
 
 @pytest.mark.long
-def test_a_locked_table_with_a_filter_stops_nothing(twins: Twins) -> None:
+def test_locked_table_with_a_row_filter_stops_no_other_table(twins: Twins) -> None:
     """Its filter cannot be read beside the lock. The receiver reads it after the commit."""
     source = twins.source
     source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
@@ -64,7 +64,7 @@ def test_a_locked_table_with_a_filter_stops_nothing(twins: Twins) -> None:
 
 
 def history(source: Source) -> None:
-    """Two large transactions beside each other and beside small ones, with all that ends in them."""
+    """Two large transactions that overlap each other and small ones, with every kind of end."""
     with source.database.connect() as one, source.database.connect() as two:
         source.run("INSERT INTO b VALUES (1, 1)")
         one.execute("BEGIN; " + many(1))
@@ -80,7 +80,7 @@ def history(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_fails_leaves_no_file(twins: Twins) -> None:
+def test_failed_run_leaves_no_file(twins: Twins) -> None:
     source, receiver = twins.source, twins.start()
     with source.database.connect() as other:
         other.execute(("BEGIN; " + many(1, 1000)).encode())
@@ -110,8 +110,11 @@ def killed(receiver: ReceiverProcess) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("end", [stopped, terminated, killed])
-def test_what_is_open_at_the_end_of_a_run_comes_again(twins: Twins, end: Callable[[ReceiverProcess], None]) -> None:
-    """From its start, in other blocks, or whole: nothing twice, and nothing is left of what came before."""
+def test_transaction_open_at_the_end_of_a_run_is_received_again(
+    twins: Twins, end: Callable[[ReceiverProcess], None]
+) -> None:
+    """It comes again from its start, in other blocks or whole. Nothing is stored twice, and nothing of the first part
+    is left."""
     source, receiver = twins.source, twins.start()
     with source.database.connect() as one, source.database.connect() as two:
         one.execute("BEGIN; " + many(1) + "; SAVEPOINT s; " + many(1001))
@@ -138,7 +141,7 @@ def test_what_is_open_at_the_end_of_a_run_comes_again(twins: Twins, end: Callabl
 
 @pytest.mark.long
 def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
-    """In front of their commits, and behind them with all that is in them."""
+    """Below their commits, and above their commits with all their rows."""
     source, receiver = twins.source, twins.start(batch_seconds=3600)
     with source.database.connect() as one:
         one.execute("BEGIN; " + many(1))
@@ -161,12 +164,12 @@ def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
 
 
 @pytest.mark.long
-def test_a_goal_that_was_taken_back_stays_so(twins: Twins) -> None:
-    """Over a reconnect, too, for which the orders are given again."""
+def test_withdrawn_goal_stays_withdrawn_after_a_reconnect(twins: Twins) -> None:
+    """A reconnect gives the orders again."""
     source, receiver = twins.source, twins.start()
     receiver.until(Lsn(source.lsn() + (1 << 16)))
     receiver.follow()
-    # Orders are taken one after the other: the goal is gone when this is told.
+    # Orders are taken one after the other, so the goal has been withdrawn when this is reported.
     twins.streamed.complete_to(source.run("INSERT INTO b VALUES (1, 1)"))
     _reconnect(twins)
     twins.streamed.complete_to(source.run("INSERT INTO a VALUES (-1, 'x')"))
@@ -176,7 +179,7 @@ def test_a_goal_that_was_taken_back_stays_so(twins: Twins) -> None:
 
 
 def _reconnect(twins: Twins) -> None:
-    """A transaction whose message may have been rolled back makes the receiver ask for it whole."""
+    """A transaction whose message may be rolled back makes the receiver reconnect and request it whole."""
     source = twins.source
     end = source.run("BEGIN", many(90_001), "SAVEPOINT s", "SELECT pg_logical_emit_message(true, 'app', 'gone')",
                      many(91_001), "ROLLBACK TO s", "COMMIT")  # fmt: skip
@@ -185,8 +188,8 @@ def _reconnect(twins: Twins) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("immediate", [False, pytest.param(True, marks=pytest.mark.since(16, "immediate streaming"))])
-def test_history_of_a_slot_that_comes_late(source: Source, immediate: bool) -> None:
-    """All has committed before the receiver starts; the server streams it nevertheless."""
+def test_committed_transactions_of_a_late_receiver_are_streamed(source: Source, immediate: bool) -> None:
+    """Everything has committed before the receiver starts. The server streams it nevertheless."""
     little_memory(source, immediate=immediate)
     twins = Twins.of(source)
     history(source)

@@ -1,4 +1,4 @@
-"""Transactions in progress lie in files: neither their number nor their size is the receiver's memory."""
+"""Transactions in progress are kept in files: neither their number nor their size uses the receiver's memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST = 300 << 20
 
 @pytest.fixture
 def roomy(pg_version: int, tmp_path: Path) -> Iterator[Source]:
-    """A server for many sessions."""
+    """A server that allows many sessions."""
     settings = {**TEST_SETTINGS, "max_connections": str(TRANSACTIONS + 50)}
     with (
         new_server(tmp_path / "server", pg_version, settings=settings) as server,
@@ -38,8 +38,8 @@ def roomy(pg_version: int, tmp_path: Path) -> Iterator[Source]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_many_at_once_and_a_large_one(roomy: Source) -> None:
-    """With the segments' size that it has by default. What is rolled back leaves its folder at once."""
+def test_memory_is_bounded_for_many_open_transactions_and_a_large_one(roomy: Source) -> None:
+    """Segments have their default size. The files of a rolled-back transaction are deleted at once."""
     reading = Reading(roomy.log())
     twins = Twins(roomy, Twin(roomy, reading, {}), Twin(roomy, Reading(roomy.log("whole")), {"streaming": False}))
     receiver = twins.start()
@@ -70,7 +70,7 @@ def test_many_at_once_and_a_large_one(roomy: Source) -> None:
 
 
 def peak_bytes(pid: int | None) -> int:
-    """Of resident memory so far."""
+    """The peak of resident memory."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) << 10

@@ -1,4 +1,4 @@
-"""What is refused before the first frame: each situation told with both LSNs and the way back."""
+"""What is refused before the first frame. Each error names both LSNs and says what to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _log_at(source: Source, name: str, who: Identity, start: Lsn, timeline: int 
     return log
 
 
-def test_log_ahead_of_the_source(source: Source) -> None:
+def test_log_ahead_of_the_source_is_refused(source: Source) -> None:
     log = source.log()
     ahead = Lsn(source.lsn() + (1 << 30))
     error = _refused(source, _log_at(source, "ahead", log.identity, ahead), LogAhead)
@@ -50,8 +50,8 @@ def test_log_ahead_of_the_source(source: Source) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("system_identifier", "7007"), ("database_oid", 7007)])
-def test_another_identity(source: Source, field: str, value: Any) -> None:
-    """A database of another name is the same if it has the same OID: it was renamed."""
+def test_source_of_another_identity_is_refused(source: Source, field: str, value: Any) -> None:
+    """A database with another name and the same OID is the same database, which was renamed."""
     own = source.log().identity
     other = Identity(**{**own.__dict__, "database": "before", field: value})
     error = _refused(source, _log_at(source, "other", other, source.lsn()), IdentityMismatch)
@@ -59,26 +59,26 @@ def test_another_identity(source: Source, field: str, value: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_lower_timeline(source: Source) -> None:
+def test_lower_timeline_is_refused(source: Source) -> None:
     log = source.log()
     error = _refused(source, _log_at(source, "later", log.identity, log.start, timeline=2), IdentityMismatch)
     assert "timeline" in str(error)
 
 
 @pytest.mark.long
-def test_missing_slot(source: Source) -> None:
+def test_missing_slot_is_refused(source: Source) -> None:
     who = identity(source.conn, source.slot("none"))
     _refused(source, _log_at(source, "none", who, source.lsn()), SlotMissing)
 
 
 @pytest.mark.long
-def test_missing_log(source: Source) -> None:
+def test_missing_log_is_refused(source: Source) -> None:
     source.log()
     _refused(source, ChangeLog(Layout.of(source.folder / "nowhere")), SetupNeeded)
 
 
 @pytest.mark.long
-def test_slot_held_by_another(source: Source) -> None:
+def test_slot_held_by_another_session_is_refused(source: Source) -> None:
     log = source.log()
     with ReplicationConnection.open(source.database.conninfo, application_name="somebody else") as other:
         other.start(log.identity.slot, log.start, [PUBLICATION])
@@ -87,7 +87,7 @@ def test_slot_held_by_another(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_slot_held_for_a_moment_is_waited_for(source: Source) -> None:
+def test_receiver_waits_for_a_slot_that_is_held_briefly(source: Source) -> None:
     log = source.log()
     other = ReplicationConnection.open(source.database.conninfo)
     other.start(log.identity.slot, log.start, [PUBLICATION])
@@ -107,10 +107,8 @@ SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgcdc%/catalog' AND 
 
 @pytest.mark.long
 @pytest.mark.parametrize("beyond_fork", ["nothing", "log", "lake"])
-def test_a_promoted_standby_is_followed_only_before_the_fork(
-    source: Source, database: Database, beyond_fork: str
-) -> None:
-    """A lake that stands beyond the fork is refused even where its log ends before it."""
+def test_promoted_standby_is_followed_only_below_the_fork(source: Source, database: Database, beyond_fork: str) -> None:
+    """A lake that is above the fork is refused even if its log ends below the fork."""
     stands = ZERO
     server = new_server(source.folder / "primary", database.server.version)
     with server:
@@ -140,7 +138,7 @@ def test_a_promoted_standby_is_followed_only_before_the_fork(
             assert "timeline 2" in str(error)
             assert str(max(stands, log.position())) in str(error)
         else:
-            # Before the first frame: what is copied meanwhile stands beyond the fork, and above the log.
+            # The timeline is set before the first frame: a copy made from then on is above the fork, and above the log.
             receiver = new.receiver(log)
             until_event(receiver, "started")
             assert log.timeline == 2

@@ -1,4 +1,4 @@
-"""Transactions whose content comes at their PREPARE leave the log that whole ones leave, whenever they end."""
+"""Transactions whose content comes at PREPARE leave the same log as whole transactions, whenever they end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_BLOCKS, WHOLE = {"streaming": True}, {"streaming": False}
 
 @pytest.fixture
 def twins(source: Source, request: pytest.FixtureRequest) -> Twins:
-    """Large transactions come in blocks; small ones come whole all the same."""
+    """Large transactions come in blocks. Small transactions come whole in both cases."""
     little_memory(source)
     return Twins.of(source, two_phase=True, **getattr(request, "param", IN_BLOCKS))
 
@@ -40,7 +40,7 @@ def files(twins: Twins) -> list[str]:
 
 
 def finish(twins: Twins, *, facts: bool = True) -> list[Row]:
-    """All is received and compared; nothing is kept any more."""
+    """Receive and compare everything. No prepared content is left."""
     twins.streamed.arrive(twins.flushed())
     return twins.check(facts=facts)
 
@@ -54,7 +54,7 @@ def fails(receiver: ReceiverProcess, error: type[PgcdcError]) -> PgcdcError:
 @pytest.mark.long
 @both
 @pytest.mark.parametrize("large", [False, True])
-def test_it_is_applied_where_it_commits(twins: Twins, large: bool) -> None:
+def test_prepared_transaction_is_stored_where_it_commits(twins: Twins, large: bool) -> None:
     source = twins.source
     twins.start()
     prepare(source, many(1, 1000) if large else "INSERT INTO a VALUES (1, 'x')", "TRUNCATE b")
@@ -71,7 +71,7 @@ def test_it_is_applied_where_it_commits(twins: Twins, large: bool) -> None:
 
 @pytest.mark.long
 @both
-def test_one_that_ends_at_once_is_never_kept(twins: Twins) -> None:
+def test_prepared_transaction_that_ends_at_once_leaves_no_file(twins: Twins) -> None:
     source = twins.source
     receiver = twins.start(batch_seconds=60)
     prepare(source, many(1, 1000))
@@ -88,8 +88,8 @@ def test_one_that_ends_at_once_is_never_kept(twins: Twins) -> None:
 @pytest.mark.long
 @both
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
-def test_it_ends_after_a_restart(twins: Twins, how: str) -> None:
-    """Once it is confirmed past the PREPARE the server sends the end alone."""
+def test_prepared_transaction_may_end_after_a_restart(twins: Twins, how: str) -> None:
+    """Once the PREPARE is confirmed, the server sends only the end."""
     source = twins.source
     twins.start()
     durable(twins, prepare(source, many(1, 600), "SAVEPOINT s", many(2001, 600), "ROLLBACK TO s", many(5001, 10)))
@@ -103,7 +103,7 @@ def test_it_ends_after_a_restart(twins: Twins, how: str) -> None:
 
 
 @pytest.mark.long
-def test_a_gid_is_used_again(twins: Twins) -> None:
+def test_gid_may_be_used_again(twins: Twins) -> None:
     source = twins.source
     twins.start()
     for number in range(1, 4):
@@ -113,7 +113,7 @@ def test_a_gid_is_used_again(twins: Twins) -> None:
     assert kinds(finish(twins)) == "ICIC"
 
 
-def test_several_at_a_time(twins: Twins) -> None:
+def test_several_prepared_transactions_may_be_open(twins: Twins) -> None:
     source = twins.source
     twins.start()
     for number in range(3):
@@ -127,8 +127,8 @@ def test_several_at_a_time(twins: Twins) -> None:
 
 
 @pytest.mark.long
-def test_relations_that_it_was_told_hold_for_those_after_it(twins: Twins) -> None:
-    """The server does not tell them again, though the catalog cannot be asked while the transaction holds a lock."""
+def test_relations_described_in_a_prepared_transaction_hold_for_later_ones(twins: Twins) -> None:
+    """The server does not describe them again, and the catalog cannot be read while the transaction holds a lock."""
     source = twins.source
     source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
     twins.start()
@@ -142,7 +142,7 @@ def test_relations_that_it_was_told_hold_for_those_after_it(twins: Twins) -> Non
 
 
 @pytest.mark.long
-def test_relations_that_were_told_before_it_hold_in_it(twins: Twins) -> None:
+def test_relations_described_earlier_hold_in_a_prepared_transaction(twins: Twins) -> None:
     source = twins.source
     twins.start()
     source.run("INSERT INTO a VALUES (1, 'told')")
@@ -154,8 +154,8 @@ def test_relations_that_were_told_before_it_hold_in_it(twins: Twins) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["log", "server"])
-def test_a_commit_whose_confirmation_was_lost_comes_again(twins: Twins, first: str) -> None:
-    """The log holds it, and its content is kept no longer; or the whole comes once more, from its PREPARE on."""
+def test_commit_prepared_that_comes_again_is_stored_once(twins: Twins, first: str) -> None:
+    """The log holds it, and its content is no longer kept. Or everything comes once more, from its PREPARE on."""
     source = twins.source
     copy = source.log("behind", copy_of=twins.streamed.log) if first == "server" else None
     twins.start()
@@ -166,14 +166,14 @@ def test_a_commit_whose_confirmation_was_lost_comes_again(twins: Twins, first: s
     assert twins.streamed.receiver is not None
     twins.streamed.receiver.kill()
     if copy is not None:
-        # A copy has no two_phase: all of it comes whole, and must be what the log holds.
+        # A copied slot has no two_phase: everything comes whole, and must equal what the log holds.
         source.receive(copy, source.lsn())
     twins.start()
     source.run("INSERT INTO a VALUES (3, 'x')")
     assert kinds(finish(twins)) == "ICICIC"
 
 
-def test_a_goal_between_prepare_and_commit(twins: Twins) -> None:
+def test_goal_between_prepare_and_commit_keeps_the_transaction(twins: Twins) -> None:
     source = twins.source
     goal = prepare(source, "INSERT INTO a VALUES (1, 'x')")
     commit = end(source)
@@ -184,7 +184,7 @@ def test_a_goal_between_prepare_and_commit(twins: Twins) -> None:
 
 
 @pytest.mark.long
-def test_messages_and_origins(twins: Twins) -> None:
+def test_messages_and_origins_of_a_prepared_transaction_are_kept(twins: Twins) -> None:
     source = twins.source
     origin = f"o_{source.database.name}"
     source.conn.execute("SELECT pg_replication_origin_create(%s)", [origin])
@@ -206,8 +206,8 @@ def test_messages_and_origins(twins: Twins) -> None:
 
 
 @pytest.mark.long
-def test_what_is_lost_is_told(twins: Twins) -> None:
-    """Never a transaction less than the source has."""
+def test_lost_content_of_a_prepared_transaction_is_an_error(twins: Twins) -> None:
+    """The log never silently lacks a transaction of the source."""
     source = twins.source
     twins.start()
     durable(twins, prepare(source, "INSERT INTO a VALUES (1, 'x')"))
@@ -224,7 +224,7 @@ def test_what_is_lost_is_told(twins: Twins) -> None:
 
 
 @pytest.mark.long
-def test_a_manifest_that_is_gone_is_no_loss_after_a_rollback(twins: Twins) -> None:
+def test_missing_manifest_matters_only_for_a_commit(twins: Twins) -> None:
     source = twins.source
     twins.start()
     for number in range(2):
@@ -246,7 +246,9 @@ def test_a_manifest_that_is_gone_is_no_loss_after_a_rollback(twins: Twins) -> No
     [(".parquet", lambda content: content[:20]), (".json", lambda _: b""), (".json", lambda _: b"[1]")],
     ids=["cut", "empty", "another"],
 )
-def test_damage_is_told(twins: Twins, kind: str, damaged: Callable[[bytes], bytes]) -> None:
+def test_damaged_file_of_a_prepared_transaction_is_an_error(
+    twins: Twins, kind: str, damaged: Callable[[bytes], bytes]
+) -> None:
     source = twins.source
     twins.start()
     durable(twins, prepare(source, "INSERT INTO a VALUES (1, 'x')"))
@@ -261,7 +263,7 @@ def test_damage_is_told(twins: Twins, kind: str, damaged: Callable[[bytes], byte
 
 
 @pytest.mark.long
-def test_slot_and_setting_agree(source: Source) -> None:
+def test_setting_that_differs_from_the_slot_is_refused(source: Source) -> None:
     for made in (False, True):
         log = source.log(f"tp_{made:d}", two_phase=made)
         error = fails(source.receiver(log, two_phase=not made), IdentityMismatch)
@@ -269,8 +271,8 @@ def test_slot_and_setting_agree(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_no_copy_of_the_slot_is_drained(source: Source) -> None:
-    """It would send a prepared transaction at its commit, and the stream behind it the commit alone."""
+def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
+    """The copy would send a prepared transaction at its commit, and the stream after it only the commit."""
     log = source.log(two_phase=True)
     prepare(source, "INSERT INTO a VALUES (1, 'x')")
     source.run(many(2, 2000))
@@ -283,8 +285,8 @@ def test_no_copy_of_the_slot_is_drained(source: Source) -> None:
 
 @pytest.mark.long
 @both
-def test_what_is_told_of_it_is_what_counts(twins: Twins) -> None:
-    """Without what was rolled back to a savepoint; the places of its rows have holes there."""
+def test_only_changes_that_count_are_reported_of_a_prepared_transaction(twins: Twins) -> None:
+    """Without changes that were rolled back to a savepoint. The ordinals of its rows have gaps there."""
     source = twins.source
     twins.start()
     prepare(source, many(1, 1000), "SAVEPOINT s", many(1001, 500), "ROLLBACK TO s", "INSERT INTO b VALUES (1, 1)")
@@ -299,7 +301,7 @@ def test_what_is_told_of_it_is_what_counts(twins: Twins) -> None:
 
 
 @pytest.mark.long
-def test_a_manifest_holds_no_values(source: Source) -> None:
+def test_manifest_holds_no_row_values(source: Source) -> None:
     log = source.log(two_phase=True)
     receiver = source.receiver(log, two_phase=True)
     lsn = prepare(source, "INSERT INTO a VALUES (1, 'secret')")
@@ -313,8 +315,8 @@ def test_a_manifest_holds_no_values(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_origin_none_goes_by_the_session_that_prepares(source: Source) -> None:
-    """The server would leave out each record by the origin of the session that wrote it."""
+def test_origin_none_depends_on_the_session_that_prepares(source: Source) -> None:
+    """The server would filter each record by the origin of the session that wrote it."""
     log, name = source.log(two_phase=True), f"o_{source.database.name}"
     source.conn.execute("SELECT pg_replication_origin_create(%s)", [name])
     with source.database.connect() as other:
@@ -340,8 +342,8 @@ def test_origin_none_goes_by_the_session_that_prepares(source: Source) -> None:
 
 @pytest.mark.long
 @pytest.mark.since(18, "two_phase of a slot can be changed")
-def test_what_is_kept_goes_with_the_flag_of_the_slot(source: Source) -> None:
-    """Without two_phase the whole comes at COMMIT PREPARED."""
+def test_kept_content_is_deleted_after_two_phase_is_switched_off(source: Source) -> None:
+    """Without two_phase, the whole transaction comes at COMMIT PREPARED."""
     log = source.log(two_phase=True)
     receiver = source.receiver(log, two_phase=True)
     lsn = prepare(source, "INSERT INTO a VALUES (1, 'x')")

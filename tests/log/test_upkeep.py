@@ -1,4 +1,4 @@
-"""Compaction changes the files and nothing else; retention takes whole batches from the start."""
+"""Compaction changes only the files. Retention removes whole batches from the start."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_compaction_changes_no_row(log: ChangeLog) -> None:
     assert compact(log, LsnRange(Lsn(100), Lsn(4050))) == 0
 
 
-def test_reading_by_relation_and_span_still_skips(log: ChangeLog, writer: BatchWriter) -> None:
+def test_reading_by_relation_and_span_still_skips_files(log: ChangeLog, writer: BatchWriter) -> None:
     _batch(writer, 9000, [2] * 3, size=OWN_FILE_BYTES)
     _batch(writer, 9900, [1])
     compact(log, LsnRange(Lsn(100), Lsn(6050)))
@@ -96,9 +96,7 @@ def test_reading_by_relation_and_span_still_skips(log: ChangeLog, writer: BatchW
     assert log.segments(LsnRange(Lsn(9950), Lsn(9999))) == []
 
 
-def test_a_large_relation_gets_a_file_of_its_own(
-    log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_relation_gets_its_own_file(log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "OWN_FILE_BYTES", 100)
     before = _state(log)
     _batch_count = _files(log)
@@ -111,7 +109,7 @@ def test_a_large_relation_gets_a_file_of_its_own(
     assert not any(segment.notes for segment in alone)
 
 
-def test_what_a_busy_stream_wrote_is_not_written_again(log: ChangeLog, writer: BatchWriter) -> None:
+def test_large_files_are_not_rewritten_by_compaction(log: ChangeLog, writer: BatchWriter) -> None:
     for number in range(3):
         _batch(writer, 7000 + 1000 * number, [1], size=OWN_FILE_BYTES + 1)
     large = {segment.path for segment in log.all_segments() if not segment.notes}
@@ -120,7 +118,7 @@ def test_what_a_busy_stream_wrote_is_not_written_again(log: ChangeLog, writer: B
     assert large == {segment.path for segment in _fresh(log).all_segments() if not segment.notes}
 
 
-def test_a_compaction_that_commits_first_is_built_on(
+def test_batch_commits_on_top_of_a_compaction_that_came_first(
     log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overtaken(point: FaultPoint) -> None:
@@ -133,7 +131,7 @@ def test_a_compaction_that_commits_first_is_built_on(
     assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
 
 
-def test_a_compaction_builds_on_what_was_committed_first(
+def test_compaction_commits_on_top_of_a_batch_that_came_first(
     log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = delta_commit.replace_files
@@ -148,7 +146,7 @@ def test_a_compaction_builds_on_what_was_committed_first(
     assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
 
 
-def test_of_two_compactions_one_gives_way(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_of_two_concurrent_compactions_is_refused(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     span = LsnRange(Lsn(100), Lsn(6050))
     merge = upkeep._merged
 
@@ -164,7 +162,7 @@ def test_of_two_compactions_one_gives_way(log: ChangeLog, monkeypatch: pytest.Mo
     assert sorted(_state(_fresh(log))[0], key=_key) == before
 
 
-def test_forgetting_takes_whole_batches_and_moves_the_start(log: ChangeLog) -> None:
+def test_forgetting_removes_whole_batches_and_moves_the_start(log: ChangeLog) -> None:
     assert (log.began, log.start) == (100, 100)
     assert forget(log, Lsn(2050)) == 2
     assert (log.began, log.start) == (100, 2050)
@@ -184,7 +182,7 @@ def test_the_log_is_not_cut_within_a_file(log: ChangeLog) -> None:
     assert (log.start, [batch.end for batch in log.batches(Lsn(0))]) == (4050, [5050, 6050])
 
 
-def test_a_sweep_takes_what_is_removed_or_orphaned_and_nothing_young(log: ChangeLog, writer: BatchWriter) -> None:
+def test_sweep_deletes_removed_and_orphaned_files_except_young_ones(log: ChangeLog, writer: BatchWriter) -> None:
     before = set(path_of(log.path).glob("*.parquet"))
     compact(log, LsnRange(Lsn(100), Lsn(3050)))
     spilled = log.path / "_spill" / "x.parquet"

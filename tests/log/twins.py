@@ -1,6 +1,6 @@
-"""One history in two logs: all rows written at their commit, or those of some transactions written before it.
+"""One history in two logs: all rows written at their commit, or some transactions' rows written before it.
 
-In the second one files have late facts, as those that a receiver writes of transactions in progress.
+Files of the second log have late facts, as a receiver writes them for transactions in progress.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from tests.log.streams import commit, insert, message, relation, truncate
 WHO: Final = Identity("7", "db", "slot")
 START: Final = Lsn(1000)
 STEP: Final = 1000
-"""WAL that a transaction takes."""
+"""The WAL that a transaction takes."""
 TEXT: Final = PgType(25, "text")
 TABLES: Final = {
     number: Table(number, TableName("public", f"t{number}"), (Column(1, "c", TEXT), Column(2, "d", TEXT)))
     for number in (1, 2, 3)
 }
 COLUMNS: Final = "cd"
-"""By the version of a relation: the one column that it has."""
+"""By version of the relation: the name of its only column."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Change:
     relation_id: int
     version: int
     sub: int
-    """Subtransaction, 0 for the top one."""
+    """The subtransaction, or 0 for the top transaction."""
     text: bytes
 
 
@@ -71,10 +71,10 @@ class Change:
 class Transaction:
     changes: tuple[Change, ...]
     aborted: tuple[int, ...] = ()
-    """Subtransactions."""
+    """The aborted subtransactions."""
     origin: str | None = None
     files: int = 1
-    """That its rows go to while it is in progress; 0: none goes anywhere before its commit."""
+    """The number of files that its rows go to while it is in progress. With 0, no row is written before its commit."""
 
     def counts(self, change: Change) -> bool:
         # A message names the top transaction.
@@ -102,7 +102,7 @@ class Twin:
     """A log that grows by batches."""
 
     def __init__(self, folder: Path, *, early: bool) -> None:
-        """Go on with the log in a lake, or make it. ``early``: whether rows are written before their commit."""
+        """Opens the log in a lake, or creates it. ``early``: whether rows are written before their commit."""
         self.log = ChangeLog(Layout.of(folder))
         if not self.log.exists:
             self.log.create(WHO, START, 1)
@@ -112,7 +112,7 @@ class Twin:
         self._number = 0
 
     def add(self, transactions: Sequence[Transaction]) -> None:
-        """One batch. A transaction of which nothing counts leaves no trace."""
+        """Adds one batch. A transaction without rows that count leaves no trace."""
         start, files, groups, tally = self.log.position(), [], [], Tally()
         end = Lsn(START + STEP * (self._number + len(transactions)))
         for transaction in transactions:
@@ -163,11 +163,11 @@ class _Made:
         )
 
     def rows(self, places: Sequence[int]) -> Rows:
-        """As they are written at the commit."""
+        """The rows as they are written at the commit."""
         return self._rows(places, self.late.commit_lsn, self.late.commit_ts, self._final)
 
     def early(self, places: Sequence[int]) -> Rows:
-        """As they are written before."""
+        """The rows as they are written before the commit."""
         subs = [0 if self._of.changes[at].kind == "M" else self._of.changes[at].sub for at in places]
         subxid = np.array([self._xid + sub for sub in subs], np.int64)
         return self._rows(places, ABSENT, ABSENT, self._provisional, subxid)
@@ -234,7 +234,7 @@ def _describe(relations: Relations, relation_id: int, version: int) -> int:
 
 
 def twins(folder: Path, batches: Sequence[Sequence[Transaction]]) -> tuple[ChangeLog, ChangeLog]:
-    """The log with all rows written at their commit, and the one with rows written before."""
+    """The log with all rows written at their commit, and the log with rows written earlier."""
     pair = Twin(folder / "plain", early=False), Twin(folder / "early", early=True)
     for transactions in batches:
         for twin in pair:
@@ -247,13 +247,13 @@ def whole(log: ChangeLog) -> LsnRange:
 
 
 def spans(log: ChangeLog) -> list[LsnRange]:
-    """Some that begin and end between transactions: each transaction alone, and all behind each."""
+    """Some spans that begin and end between transactions: each transaction alone, and all after each transaction."""
     edges = [Lsn(edge) for edge in range(log.start, log.position() + 1, STEP)]
     alone = [LsnRange(low, high) for low, high in itertools.pairwise(edges)]
     return alone + [LsnRange(low, edges[-1]) for low in edges[:-2]]
 
 
 def rows_in(log: ChangeLog, columns: list[str] | None = None, filters: Any = None) -> list[tuple[Any, ...]]:
-    """All rows, in an order of their own."""
+    """All rows, in a fixed order."""
     tables = [read_rows(segment.file, columns, filters) for segment in log.all_segments()]
     return sorted((tuple(row.values()) for table in tables for row in table.to_pylist()), key=str)

@@ -1,4 +1,4 @@
-"""Concurrent writers, for as long as a block lasts."""
+"""Concurrent writers, as long as a block lasts."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def confirm_before_durable(original: Original) -> Any:
 @override(
     "pgcdc_assets.store.durable:sync_file",
     rule="segments and commits are on disk before anybody is told",
-    test="tests/log/test_reader.py::test_all_is_synced_before_the_commit_and_the_commit_before_it_is_told",
+    test="tests/log/test_reader.py::test_files_are_synced_before_the_commit_and_the_commit_before_it_is_reported",
 )
 def fsync_is_skipped(_original: Original) -> Any:
     return lambda path: None
@@ -78,7 +78,7 @@ def reported_positions_fall(_original: Original) -> Any:
 @override(
     "pgcdc_assets.log.batch:BatchWriter.keep",
     rule="what is prepared is durable in the lake before the slot is confirmed past its PREPARE",
-    test="tests/log/test_two_phase.py::test_it_ends_after_a_restart",
+    test="tests/log/test_two_phase.py::test_prepared_transaction_may_end_after_a_restart",
 )
 def prepared_is_confirmed_unkept(_original: Original) -> Any:
     return lambda self, transaction, stream: None
@@ -90,7 +90,7 @@ def prepared_is_confirmed_unkept(_original: Original) -> Any:
 @override(
     "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     rule="a keepalive's wal_end is a boundary, so that idle tables hold no WAL",
-    test="tests/log/test_positions.py::test_foreign_wal_is_recorded_then_let_go",
+    test="tests/log/test_positions.py::test_position_past_foreign_wal_is_recorded_before_it_is_confirmed",
 )
 def idle_wal_is_held(original: Original) -> Any:
     return without(original, "self._positions.reached(")
@@ -99,7 +99,7 @@ def idle_wal_is_held(original: Original) -> Any:
 @override(
     "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     rule="a keepalive that asks for a reply closes the open batch, so that the source can shut down",
-    test="tests/log/test_positions.py::test_the_source_can_shut_down_beside_us",
+    test="tests/log/test_positions.py::test_source_can_shut_down_beside_a_receiver",
 )
 def shutdown_waits_for_a_batch(original: Original) -> Any:
     return without(original, "self._batches.flush()")
@@ -111,7 +111,7 @@ def shutdown_waits_for_a_batch(original: Original) -> Any:
 @override(
     "pgcdc_assets.log.receive.whole:WholeTransactions._first_new",
     rule="what the log holds is skipped when a slot is behind it",
-    test="tests/log/test_crash.py::test_a_slot_behind_the_log_brings_nothing_twice",
+    test="tests/log/test_crash.py::test_transactions_that_a_slot_behind_the_log_repeats_are_stored_once",
 )
 def known_transactions_come_again(_original: Original) -> Any:
     return lambda self, run, before, standalone: 0
@@ -129,7 +129,7 @@ def resume_by_begin_lsn(original: Original) -> Any:
 @override(
     "pgcdc_assets.log.receive.whole:WholeTransactions._first_beyond",
     rule="a transaction that ends past endpos is not taken",
-    test="tests/log/test_endpos.py::test_a_run_takes_what_ends_at_or_below_its_goal[inside a commit record]",
+    test="tests/log/test_endpos.py::test_run_takes_transactions_that_end_at_or_below_its_goal[inside a commit record]",
 )
 def straddling_transaction_is_taken(original: Original) -> Any:
     return without(original, "beyond.append(")
@@ -147,7 +147,7 @@ def range_takes_the_next_commit(_original: Original) -> Any:
 @override(
     "pgcdc_assets.log.commit:LogWriter.commit",
     rule="a commit to the log is a compare-and-set of its position",
-    test="tests/log/test_reader.py::test_the_position_is_compared_before_it_is_set",
+    test="tests/log/test_reader.py::test_position_is_set_by_compare_and_set",
 )
 def log_position_is_set_blindly(original: Original) -> Any:
     return without(original, "raise LogConflict(f'stands at")
@@ -156,7 +156,7 @@ def log_position_is_set_blindly(original: Original) -> Any:
 @override(
     "pgcdc_assets.log.commit:LogWriter._refuse_others",
     rule="the log takes nothing from a writer that another leader has shut out",
-    test="tests/log/test_fencing.py::test_the_receiver_of_another_leader_is_refused",
+    test="tests/log/test_fencing.py::test_receiver_that_lost_the_lake_cannot_commit",
 )
 def fenced_writer_writes(_original: Original) -> Any:
     return lambda self, version: None
@@ -177,7 +177,7 @@ def unsure_lease_writes(_original: Original) -> Any:
 @override(
     "pgcdc_assets.log.rows:_Transactions.of",
     rule="tx_ordinal counts through a transaction that spilled",
-    test="tests/log/test_positions.py::test_an_open_transaction_spills_and_lands_whole",
+    test="tests/log/test_positions.py::test_open_transaction_spills_and_is_stored_whole",
 )
 def ordinals_restart_after_spill(original: Original) -> Any:
     return classmethod(with_instead(original.__func__, "-opening.ordinal if opening else 0", "0"))
@@ -186,7 +186,7 @@ def ordinals_restart_after_spill(original: Original) -> Any:
 @override(
     "pgcdc_assets.log.relations:_Versions._in_force",
     rule="each row is decoded by the Relation message in force when it came",
-    test="tests/log/test_content.py::test_schema_versions_inside_one_transaction",
+    test="tests/log/test_content.py::test_rows_of_one_transaction_carry_their_own_schema_versions",
 )
 def newest_schema_for_all_rows(original: Original) -> Any:
     def replaced(self: Any, relation_id: int, sequence: Any) -> Any:
@@ -198,7 +198,7 @@ def newest_schema_for_all_rows(original: Original) -> Any:
 @override(
     "pgcdc_assets.log.segment:check_content",
     rule="a segment is read only if it holds the bytes that were written",
-    test="tests/log/test_reader.py::test_damage_is_noticed",
+    test="tests/log/test_reader.py::test_damaged_file_is_detected",
 )
 def damaged_bytes_are_read(_original: Original) -> Any:
     return lambda path: None
@@ -210,7 +210,7 @@ def damaged_bytes_are_read(_original: Original) -> Any:
 @override(
     "pgcdc_assets.log.receive.streampositions:StreamPositions.holds",
     rule="a transaction in progress that the log holds is not taken again",
-    test="tests/log/test_spool.py::test_what_the_log_has_is_not_taken_again",
+    test="tests/log/test_spool.py::test_transaction_below_the_position_is_not_taken_again",
 )
 def streamed_transaction_comes_twice(_original: Original) -> Any:
     return lambda self, commit_lsn: False
@@ -219,7 +219,7 @@ def streamed_transaction_comes_twice(_original: Original) -> Any:
 @override(
     "pgcdc_assets.log.inprogress:TransactionsInProgress.abort",
     rule="a rollback to a savepoint takes its own rows alone",
-    test="tests/log/test_inprogress.py::test_an_abort_takes_its_subtransaction_alone",
+    test="tests/log/test_inprogress.py::test_abort_ends_only_its_subtransaction",
 )
 def savepoint_rollback_takes_the_whole(original: Original) -> Any:
     return with_instead(original, "message.whole", "True")
@@ -228,7 +228,7 @@ def savepoint_rollback_takes_the_whole(original: Original) -> Any:
 @override(
     "pgcdc_assets.log.latefacts:LateFacts.fill",
     rule="rows of a subtransaction that was rolled back do not count",
-    test="tests/log/test_latefacts.py::test_any_history_is_the_same",
+    test="tests/log/test_latefacts.py::test_any_history_reads_the_same_with_early_files",
 )
 def rolled_back_rows_are_counted(original: Original) -> Any:
     return with_instead(original, "self.aborted", "()")
@@ -240,7 +240,7 @@ def rolled_back_rows_are_counted(original: Original) -> Any:
 @override(
     "pgcdc_assets.source.slot.slotstatus:check_slot",
     rule="a slot confirmed past the log is refused: changes are gone",
-    test="tests/log/test_slot_truths.py::test_slot_ahead_advanced_by_someone",
+    test="tests/log/test_slot_truths.py::test_slot_advanced_past_the_log_is_refused",
 )
 def slot_ahead_is_accepted(original: Original) -> Any:
     return without(original, "raise SlotAhead")
@@ -250,7 +250,7 @@ def slot_ahead_is_accepted(original: Original) -> Any:
     "pgcdc_assets.source.slot.slotstatus:check_slot",
     "pgcdc_assets.source.stream.subscribe:check_identity",
     rule="a log ahead of the source's WAL is refused: the source was restored to an earlier time",
-    test="tests/log/test_subscribe.py::test_log_ahead_of_the_source",
+    test="tests/log/test_subscribe.py::test_log_ahead_of_the_source_is_refused",
 )
 def log_ahead_is_accepted(original: Original) -> Any:
     return without(original, "raise LogAhead")
@@ -259,7 +259,7 @@ def log_ahead_is_accepted(original: Original) -> Any:
 @override(
     "pgcdc_assets.source.stream.subscribe:check_identity",
     rule="a log is continued only from the system and database that it belongs to",
-    test="tests/log/test_subscribe.py::test_another_identity",
+    test="tests/log/test_subscribe.py::test_source_of_another_identity_is_refused",
 )
 def another_system_is_followed(original: Original) -> Any:
     return without(original, "raise IdentityMismatch")
@@ -268,7 +268,7 @@ def another_system_is_followed(original: Original) -> Any:
 @override(
     "pgcdc_assets.source.stream.subscribe:_check_timeline",
     rule="a promoted standby is followed only if the log ends before the fork",
-    test="tests/log/test_subscribe.py::test_a_promoted_standby_is_followed_only_before_the_fork[log]",
+    test="tests/log/test_subscribe.py::test_promoted_standby_is_followed_only_below_the_fork[log]",
 )
 def timelines_are_ignored(_original: Original) -> Any:
     return lambda stream, now, log_timeline, stands: None
@@ -277,7 +277,7 @@ def timelines_are_ignored(_original: Original) -> Any:
 @override(
     "pgcdc_assets.log.receive.overlap:Overlap._fail",
     rule="a source that was restored and has gone on past the log's end is refused",
-    test="tests/log/test_slot_truths.py::test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it",
+    test="tests/log/test_slot_truths.py::test_restored_source_is_noticed_by_a_transaction_the_log_lacks",
 )
 def restored_source_is_followed(_original: Original) -> Any:
     return lambda self, lsn: None
@@ -286,7 +286,7 @@ def restored_source_is_followed(_original: Original) -> Any:
 @override(
     "pgcdc_assets.source.stream.drain:Drain._advance_to",
     rule="the slot of a drained backlog is advanced only to what is durable in the log",
-    test="tests/log/test_drain.py::test_the_slot_follows_what_is_durable",
+    test="tests/log/test_drain.py::test_slot_is_advanced_only_to_durable_positions",
 )
 def drain_confirms_what_is_not_durable(original: Original) -> Any:
     return lambda self, lsn: original(self, self.position)

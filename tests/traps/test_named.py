@@ -28,7 +28,7 @@ TRAPS = {
         f"{_POSITIONS}stored_position_may_differ_from_the_slots_position",
     ),
     "a new slot joined to old progress": (
-        "tests/log/test_slot_truths.py::test_slot_dropped_and_made_again_under_the_same_name",
+        "tests/log/test_slot_truths.py::test_slot_recreated_under_the_same_name_is_refused",
     ),
     "unchanged TOAST written as NULL": (
         f"{_ROWS}[unchanged_toast]",
@@ -56,10 +56,12 @@ TRAPS = {
     "an invalidated slot that is not found": (
         "tests/source/test_invalidated.py::test_a_slot_whose_wal_is_gone_is_lost",
     ),
-    "WAL held by an idle table": ("tests/log/test_positions.py::test_foreign_wal_is_recorded_then_let_go",),
+    "WAL held by an idle table": (
+        "tests/log/test_positions.py::test_position_past_foreign_wal_is_recorded_before_it_is_confirmed",
+    ),
     "a large transaction held in memory": (
         f"{_POSITIONS}large_transaction_is_not_held_in_memory",
-        "tests/log/test_positions.py::test_an_open_transaction_spills_and_lands_whole",
+        "tests/log/test_positions.py::test_open_transaction_spills_and_is_stored_whole",
     ),
     "Type messages crash the decoder": (f"{_ROWS}[type_messages]",),
     "ALTER TYPE ... USING rewrites rows that decoding never shows": (
