@@ -102,7 +102,7 @@ def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
     source.run(INSIDE.format("two"), INSIDE.format("one"), "INSERT INTO a VALUES (2, 'x')")
     source.receive(log, source.lsn(), messages=second)
-    # A prefix that is added to the setting counts from then on.
+    # A prefix that is added to the setting counts only for later messages.
     added = [prefix for prefix in ("two", "one") if second == ["*"] or prefix in second]
     assert told(log) == before + added
     assert [row["kind"] for row in rows(log, "kind = 'I'")] == ["I", "I"]

@@ -149,7 +149,7 @@ def test_source_can_shut_down_beside_a_receiver(database: Database, source: Sour
             try:
                 until_event(receiver, "started")
                 end = own.run("INSERT INTO a VALUES (1, 'x')")
-                # The relation is described by now: a shutdown ends SQL sessions first.
+                # The relation has been described: a shutdown ends SQL sessions first.
                 eventually(lambda: _written(own) >= end)
                 conn.close()
                 started = time.monotonic()

@@ -138,7 +138,7 @@ def test_promoted_standby_is_followed_only_below_the_fork(source: Source, databa
             assert "timeline 2" in str(error)
             assert str(max(stands, log.position())) in str(error)
         else:
-            # The timeline is set before the first frame: a copy made from then on is above the fork, and above the log.
+            # The timeline is set before the first frame: a copy made during the run is above the fork and the log.
             receiver = new.receiver(log)
             until_event(receiver, "started")
             assert log.timeline == 2
