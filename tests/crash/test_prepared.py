@@ -66,7 +66,7 @@ def killed_at(point: FaultPoint, twins: Twins, faults: Faults, tally: Tally) -> 
     [*(case(point, "keeping") for point in KEEPING), *(case(point, "taking") for point in TAKING),
      case(FaultPoint.PREPARED_DROPPED, "rollback")],
 )  # fmt: skip
-def test_receiver_killed_while_it_keeps_or_takes_a_prepared_transaction_loses_nothing(
+def test_receiver_killed_at_each_step_of_a_prepared_transaction_loses_nothing(
     twins: Twins, faults: Faults, tally: Tally, point: FaultPoint, when: str
 ) -> None:
     source, gid = twins.source, f"{twins.source.database.name} g"
