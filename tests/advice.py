@@ -33,8 +33,8 @@ FOLLOWED: Final = {
     "give {} a primary key, or {}; then run `pgcdc setup`": "tests/cli/test_advice.py::test_a_table_without_a_key_is_followed_in_full_once_it_has_one",
     "add the tables back, or run `pgcdc setup`": "tests/cli/test_advice.py::test_following_it_leads_out",
     "stop that process, or SELECT pg_terminate_backend({}) on the source": "tests/cli/test_advice.py::test_following_it_leads_out",
-    "run `pgcdc snapshot {}`": "tests/flow/test_contained.py::test_one_tables_trouble_is_that_tables",
-    "run `pgcdc resume apply`": "tests/flow/test_sentinel.py::test_each_word_stands_until_it_is_taken_back",
+    "run `pgcdc snapshot {}`": "tests/flow/test_contained.py::test_broken_table_does_not_affect_other_tables",
+    "run `pgcdc resume apply`": "tests/flow/test_sentinel.py::test_request_stays_in_force_until_it_is_withdrawn",
 }
 """Advice, and the test that follows it and sees the command come through."""
 

@@ -1,4 +1,4 @@
-"""Mirrors without rows, for tests of what is said of them."""
+"""Mirrors without rows, for tests that only read their versions and states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWNER = Identity("1", "db", "slot")
 
 
 def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
-    """In versions 1 and 2 of its mirror."""
+    """Version 1 of its mirror holds the copy, version 2 the applied changes."""
     copied_mirror(layout, OWNER, table.name, 10)
     commit(layout.mirror(table.name), [], "append", {OWNER.app_id(f"{Lsn(10):X}"): 20})
 
@@ -38,5 +38,5 @@ def no_spark() -> Any:
 
 
 def delta_target(layout: Layout, owner: Identity) -> DeltaTarget:
-    """For what needs no Spark."""
+    """For tests that need no Spark."""
     return DeltaTarget(layout, owner, SparkOnDemand(no_spark), timedelta(0))

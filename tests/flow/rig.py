@@ -1,4 +1,4 @@
-"""A project with a source of its own, and whole runs of its engine in this process: for tests of the flow."""
+"""A project with its own source, and whole runs of its engine in this process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Rig:
         return Engine(self.settings, self.settings.source, self.observer, self.session, command)
 
     def started(self, **settings: Any) -> Rig:
-        """With these settings, set up and copied."""
+        """Apply these settings, then set up and copy."""
         self.settings = self.settings.model_copy(update=settings)
         self.setup()
         self.sync()
@@ -74,7 +74,7 @@ class Rig:
         return Lsn.parse(str(self.conn.execute("SELECT pg_current_wal_flush_lsn()").fetchall()[0][0]))
 
     def commit(self, *statements: str) -> Lsn:
-        """In one transaction; a position within its commit, see `inside`."""
+        """Runs the statements in one transaction. Returns a position within its commit, see `inside`."""
         with self.conn.transaction():
             for statement in statements:
                 self.conn.execute(statement.encode())
@@ -96,14 +96,14 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
 
 
 def named_settings(database: Database, **more: Any) -> Settings:
-    """With slot and publication named after the database, and short batches."""
+    """Slot and publication are named after the database, and batches are short."""
     name = f"s_{database.name}"[:60]
     return Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, **more)
 
 
 @contextmanager
 def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Iterator[Rig]:
-    """With tables ``t`` and ``u`` of 50 rows each."""
+    """A rig with tables ``t`` and ``u`` of 50 rows each."""
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text, big text)")
         conn.execute("CREATE TABLE u (a int, b int, v numeric(10,2), PRIMARY KEY (a, b))")
@@ -115,7 +115,7 @@ def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Itera
 
 @contextmanager
 def following(rig: Rig, **bounds: Any) -> Iterator[threading.Thread]:
-    """A sync that follows, with its own observer, and whose end is well."""
+    """A sync that follows, with its own observer. It must end without an error."""
     stop = threading.Event()
     reports: list[SyncReport] = []
     run = Bounds(follow=True, stop=stop, **bounds)
@@ -143,7 +143,7 @@ def version(rig: Rig, name: TableName) -> int:
 def children_running(module: str) -> list[int]:
     found = []
     for child in psutil.Process().children(recursive=True):
-        # Those of earlier runs may be gone, or not yet waited for.
+        # The children of earlier runs may have ended, or may not have been waited for.
         with suppress(psutil.NoSuchProcess):
             if module in " ".join(child.cmdline()):
                 found.append(child.pid)
@@ -151,7 +151,7 @@ def children_running(module: str) -> list[int]:
 
 
 def promised(rig: Rig) -> Content:
-    """Every table of every point, by the lake's own reader."""
+    """Every table of every point, read by the lake's own reader."""
     lake, found = Lake(rig.lake), Content()
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -166,7 +166,7 @@ def sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def turns(rig: Rig, count: int, first: int = 1000) -> None:
-    """Inserts, updates and deletes, each in a range of its own."""
+    """Inserts, updates and deletes, with a separate range for each round."""
     for number in range(first, first + count):
         rig.conn.execute("INSERT INTO t VALUES (%s, 'new', 'big')", [number])
         rig.conn.execute("UPDATE u SET v = %s WHERE a = %s", [number, number % 50 + 1])

@@ -1,4 +1,4 @@
-"""Every row that the receiver counted is in a feed, below a copy, or told to be taken by nobody, in every turn."""
+"""In every turn, each row that the receiver counted is in a feed, below a copy, or reported as taken by no mirror."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
     target = delta_target(settings.layout, log.identity)
     progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
     a, b, _ = tables
-    # As after its copy: nothing here looks at a mirror.
+    # The state after a copy: nothing in this test reads a mirror.
     progress._tables[a.name] = TableRecord(a, TableState.CATCHING_UP, start, 0)
     progress.put_aside(b.name, start, "as a test has it")
     work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
@@ -121,7 +121,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
 
 
 def _check(rig: Rig, span: LsnRange, untaken: dict[int, int]) -> None:
-    """The sums of a range: what the log holds of each table, and where it went."""
+    """Compare the sums of a range: what the log holds of each table, and where it went."""
     counts = rows_by_relation(ChangeLog(rig.settings.layout), span)
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
@@ -141,7 +141,7 @@ def _total(counts: dict[int, Counter[str]], relations: Iterable[int]) -> int:
 
 
 def _taken(rig: Rig, table: Table, span: LsnRange) -> int:
-    """Rows of the log that the feed has: the old half of one is no row of its own."""
+    """Rows of the log that the feed has. The old half of an update does not count as a row."""
     layout = rig.settings.layout
     if not DeltaTable.is_deltatable(str(layout.changes(table.name))):
         return 0
@@ -159,8 +159,8 @@ def _below_copy(rig: Rig, table: Table, span: LsnRange, relations: Iterable[int]
     return _total(rows_by_relation(ChangeLog(rig.settings.layout), part), relations)
 
 
-def test_rows_of_a_partition_that_came_are_not_said_to_have_gone(database: Database, tmp_path: Path) -> None:
-    """The mirror's table knows it as one whose rows are in no stream, or that has left."""
+def test_rows_of_an_added_partition_are_not_reported_as_removed(database: Database, tmp_path: Path) -> None:
+    """The mirror's table knows the partition as one whose rows are not streamed, or as one that has left."""
     with database.connect() as conn:
         conn.execute(_PARTITIONED.encode())
         for part in (3, 4):
@@ -198,8 +198,8 @@ def test_rows_of_a_partition_that_came_are_not_said_to_have_gone(database: Datab
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_a_partition_that_is_away_while_a_run_follows_is_never_silent(rig: Rig) -> None:
-    """The catalog is asked while it is detached, so nothing but its OID says whose rows these were."""
+def test_rows_of_a_briefly_detached_partition_are_never_lost_silently(rig: Rig) -> None:
+    """The catalog is read while the partition is detached, so only its OID shows to which table the rows belong."""
     rig.conn.execute(_PARTITIONED.encode())
     rig.conn.execute("INSERT INTO p SELECT g, g % 2 + 1 FROM generate_series(1, 10) g")
     rig.setup()
@@ -221,7 +221,8 @@ def test_a_partition_that_is_away_while_a_run_follows_is_never_silent(rig: Rig) 
         states = TableStates(rig.settings.layout)
 
         def told() -> bool:
-            """Set aside by its rows, or copied anew by a look at the catalog, whichever came first."""
+            """The table was set aside because of the rows, or copied again after a catalog check, whichever came
+            first."""
             anew = any(report.table == p for report in rig.observer.copies[copies:])
             return anew or states.all()[p].state is not TableState.CATCHING_UP
 

@@ -1,4 +1,5 @@
-"""Tables that somebody alters or locks while they are copied: theirs alone is the trouble, and not for long."""
+"""Tables that are altered or locked while they are copied: no other table suffers, and the table only for a short
+time."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.spark
 
 
 def after_the_snapshot(patch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[int]:
-    """One step a round, after its snapshot and before the first row is read; the numbers of tables of each round."""
+    """Runs one step per round, after its snapshot and before the first row is read. Returns each round's number of
+    tables."""
     left, rounds = list(steps), []
 
     def meanwhile(session: Any, conninfo: str, tables: Any, *more: Any) -> Any:
@@ -35,7 +37,9 @@ def after_the_snapshot(patch: pytest.MonkeyPatch, *steps: Callable[[], object]) 
     return rounds
 
 
-def test_an_altered_table_is_copied_again_by_the_same_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_altered_during_its_copy_is_copied_again_by_the_same_run(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.setup()
     rounds = after_the_snapshot(
         monkeypatch,
@@ -49,7 +53,7 @@ def test_an_altered_table_is_copied_again_by_the_same_run(rig: Rig, monkeypatch:
 
 
 @pytest.mark.long
-def test_a_table_dropped_meanwhile_is_let_go_of(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_dropped_during_its_copy_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     after_the_snapshot(monkeypatch, lambda: rig.conn.execute("DROP TABLE u"))
     assert [copy.table for copy in rig.sync().copied] == [T]
@@ -57,7 +61,9 @@ def test_a_table_dropped_meanwhile_is_let_go_of(rig: Rig, monkeypatch: pytest.Mo
 
 
 @pytest.mark.long
-def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_table_waits_for_the_next_run_and_names_the_lock_holder(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.setup()
     monkeypatch.setattr(copies, "COPY_ROUNDS", 1)
     pid = rig.conn.info.backend_pid
@@ -77,8 +83,8 @@ def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monke
 
 
 @pytest.mark.long
-def test_a_table_that_never_rests_does_not_keep_the_run_from_its_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the run looks at the catalog again and again meanwhile."""
+def test_table_that_keeps_changing_does_not_keep_the_run_from_ending(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run checks the catalog many times."""
     rig.setup()
     rig.settings = rig.settings.model_copy(update={"range_seconds": 0.01})
     rounds = after_the_snapshot(monkeypatch, *[lambda: rig.conn.execute("TRUNCATE u")] * 6)
@@ -89,12 +95,12 @@ def test_a_table_that_never_rests_does_not_keep_the_run_from_its_end(rig: Rig, m
 
 
 @pytest.mark.long
-def test_a_copy_that_is_no_good_when_it_lands_is_made_again_by_the_next_run(
+def test_copy_that_is_outdated_when_it_lands_is_repeated_by_the_next_run(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changes of the time between are in no stream: its state says so, whoever asks and whatever becomes of the run.
+    """Changes between the two publications are not streamed. The table's state records this, so it survives the run.
 
-    A run that is still to come to its goal would make it again itself: this one may begin no second round.
+    A run below its goal would repeat the copy itself, so this run may not begin a second round.
     """
     rig.setup()
     begin = copies.Copies.begin

@@ -1,4 +1,4 @@
-"""`verify` as the command runs it: the snapshot, the boundary of the mirrors at its LSN, and what it refuses."""
+"""`verify` as the command runs it: the snapshot, the mirrors' boundary at its LSN, and what it refuses."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _verified(rig: Rig, sync_to: SyncTo) -> VerifyReport:
 
 
 def _snapshots(rig: Rig) -> list[str]:
-    """The sessions of the source that hold a snapshot open."""
+    """Sessions of the source that hold a snapshot open."""
     query = "SELECT application_name FROM pg_stat_activity WHERE state = 'idle in transaction'"
     return [str(name) for (name,) in rig.conn.execute(query)]
 
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_table_that_is_truncated_between_snapshot_and_reading_is_equal(rig: Rig) -> None:
+def test_table_truncated_between_snapshot_and_reading_verifies_as_equal(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     snapshots: list[Lsn] = []
@@ -66,7 +66,7 @@ def test_a_table_that_is_truncated_between_snapshot_and_reading_is_equal(rig: Ri
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_the_mirrors_catch_up_before_the_snapshot_is_taken(rig: Rig) -> None:
+def test_mirrors_catch_up_before_the_snapshot_is_taken(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     rig.conn.execute("ALTER TABLE t RENAME TO other")
@@ -112,14 +112,14 @@ def _boundary(settings: Settings, sync_to: SyncTo = _never, waited: list[Blocker
 
 @contextmanager
 def _open_transaction(database: Database) -> Iterator[None]:
-    """A transaction with an xid, which slot creation waits for."""
+    """A transaction with an xid: slot creation waits for its end."""
     with database.connect(autocommit=False) as conn:
         conn.execute("SELECT pg_current_xact_id()")
         yield
         conn.rollback()
 
 
-def test_an_open_transaction_is_waited_for_without_holding_the_sync(
+def test_verify_waits_for_an_open_transaction_without_holding_the_sync(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.1)
@@ -151,7 +151,7 @@ def _oldest(conn: SourceConnection) -> float:
     return max((one.age.total_seconds() for one in transactions(conn) if one.age is not None), default=0.0)
 
 
-def test_a_transaction_that_never_ends_is_named(
+def test_transaction_that_never_ends_is_named(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.1)
@@ -165,10 +165,10 @@ def test_a_transaction_that_never_ends_is_named(
     assert hold.current(settings.layout) is None
 
 
-def test_a_snapshot_that_a_young_transaction_held_up_is_taken_again(
+def test_snapshot_held_up_by_a_young_transaction_is_taken_again(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The running sync goes on in between."""
+    """The running sync goes on between the two snapshots."""
     tries = 0
 
     @contextmanager
@@ -185,10 +185,10 @@ def test_a_snapshot_that_a_young_transaction_held_up_is_taken_again(
         assert tries == 2
 
 
-def test_a_transaction_whose_age_is_hidden_is_named_while_it_is_waited_for(
+def test_transaction_with_a_hidden_age_is_named_during_the_wait(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A role that is not privileged sees how long its own transactions and prepared ones are open, and no others."""
+    """A role without privileges sees the age of its own transactions and of prepared ones only."""
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.2)
     monkeypatch.setattr(boundary, "LOCK_SECONDS", 20)
     role = f"few_{database.name}"
@@ -209,10 +209,10 @@ def test_a_transaction_whose_age_is_hidden_is_named_while_it_is_waited_for(
         assert [(one.pid, one.age) for one in waited] == [(other.info.backend_pid, None)]
 
 
-def test_a_snapshot_that_took_too_long_is_taken_again(
+def test_snapshot_that_took_too_long_is_taken_again(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The running sync goes on by itself after a while, and may have passed the snapshot's LSN."""
+    """After some time the running sync goes on by itself, and may have passed the snapshot's LSN."""
     late, points = iter([True, False]), list[Lsn]()
     monkeypatch.setattr(hold.HoldRequest, "is_late", property(lambda request: next(late)))
 
@@ -228,7 +228,7 @@ def test_a_snapshot_that_took_too_long_is_taken_again(
         assert snapshot.consistent_point == points[1]
 
 
-def test_a_snapshot_does_not_stay_open_for_mirrors_that_do_not_come(
+def test_snapshot_is_closed_if_no_mirror_reaches_its_lsn(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sync is running, and makes no point at the snapshot's LSN."""

@@ -36,8 +36,8 @@ def rig(
 
 
 @pytest.mark.long
-def test_the_whole_path(rig: Rig) -> None:
-    """Copy, changes of each kind, a new column, a new copy with other columns, a repair, upkeep, readers."""
+def test_whole_path_works_over_an_object_store(rig: Rig) -> None:
+    """Copy, changes of each kind, a new column, a new copy with other columns, a repair, maintenance, readers."""
     rig.setup()
     rig.sync()
     rig.assert_equal()
@@ -76,9 +76,11 @@ def counted(bucket: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.long
-def test_what_a_turn_and_the_time_between_cost(counted: Faults, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In requests that cost as much as a PUT. A turn of a table: a file and a commit of its feed, its mirror, and the
-    consistent points."""
+def test_turns_and_idle_time_cost_a_bounded_number_of_requests(
+    counted: Faults, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts requests that cost as much as a PUT. In a turn, a table writes a file and a commit of its feed, its
+    mirror, and the consistent points."""
     monkeypatch.setattr(chainlease, "RENEWED", 1.0)
     rig.setup()
     rig.sync()
@@ -101,6 +103,6 @@ def test_what_a_turn_and_the_time_between_cost(counted: Faults, rig: Rig, monkey
 
 
 def _dear(counted: Faults) -> list[str]:
-    """Requests so far that are priced as a PUT is, but for the signs of life."""
+    """All requests that are priced like a PUT, except heartbeats."""
     return [one for one in counted.asked if one.startswith(("PUT", "LIST", "POST")) and "/lock/" not in one
             and "?delete" not in one]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the watch of the catalog does to tables. No Spark, no source."""
+"""What the catalog watch does to tables. No Spark, no source."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _table(oid: int, name: str, *columns: str) -> Table:
 
 
 class Told(Silent):
-    """What is reported as progress."""
+    """Collects the lines that are reported as progress."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: 
     watch.compare_all(live)
 
 
-def test_a_table_set_aside_is_watched_on(work: Work) -> None:
-    """The stream may show that rows are missing before the catalog is asked why."""
+def test_table_that_is_set_aside_is_still_watched(work: Work) -> None:
+    """The stream may show that rows are missing before the catalog check shows the reason."""
     work.progress.put_aside(B.name, Lsn(15), "the mirror lacks a row")
     _watched(work, [A, B])
     assert work.progress[B.name].state is TableState.SET_ASIDE
@@ -95,8 +95,8 @@ def test_a_table_set_aside_is_watched_on(work: Work) -> None:
     assert work.progress[A.name].state is TableState.CATCHING_UP
 
 
-def test_new_files_of_a_large_table_wait_for_a_word(work: Work) -> None:
-    """Where they may be those of a TRUNCATE that the stream does not carry."""
+def test_large_table_with_new_files_waits_for_the_operator(work: Work) -> None:
+    """The new files may come from a TRUNCATE that is not streamed."""
     work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
     new = marks(relfilenode=7, traceless=True)
     for _ in range(2):
@@ -108,8 +108,8 @@ def test_new_files_of_a_large_table_wait_for_a_word(work: Work) -> None:
     assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, and waits for a word")
 
 
-def test_new_files_are_those_since_the_last_look(work: Work) -> None:
-    """TRUNCATE one day, and SET NOT NULL another one, are no rewrite."""
+def test_new_files_are_those_since_the_last_catalog_check(work: Work) -> None:
+    """A TRUNCATE on one day and a SET NOT NULL on another day are not a rewrite."""
     marked = remarked(B, "1:7 2:7", relfilenode=5)
     work.progress.moved(B.name, Lsn(20), table=marked)
     _watched(work, [A, remarked(marked, relfilenode=6)])
@@ -119,19 +119,19 @@ def test_new_files_are_those_since_the_last_look(work: Work) -> None:
     assert work.progress[B.name].state is TableState.WAITING
 
 
-def test_a_table_published_meanwhile_waits_for_its_copy(work: Work) -> None:
+def test_table_published_during_a_run_waits_for_its_copy(work: Work) -> None:
     new = _table(9, "new")
     _watched(work, [A, B, new])
     assert work.progress.waiting() == [new]
 
 
-def test_an_emptied_publication_ends_the_run(work: Work) -> None:
+def test_emptied_publication_ends_the_run(work: Work) -> None:
     with pytest.raises(EmptyPublication, match="publication p"):
         _watched(work, [])
     _watched(work, [A])
 
 
-def test_a_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
+def test_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
     refused = replace(_table(2, "b", "V", "v"), marks=marks(publications="1:2"))
     _watched(work, [A, refused])
     entry = work.progress[B.name]
@@ -141,8 +141,8 @@ def test_a_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
     assert [table.name for table in work.progress.waiting()] == [B.name], "its columns fit now"
 
 
-def test_many_changes_are_one_line_and_told_once(work: Work) -> None:
-    """As while mirrors are not to change: each look shows the same."""
+def test_many_changes_are_logged_once_in_one_line(work: Work) -> None:
+    """While mirrors must not change, each catalog check shows the same changes."""
     observer = Told()
     work.observer = observer
     more = tuple(Column(number, f"c{number}", INT, missing="1") for number in range(3, 38))
@@ -158,8 +158,8 @@ def test_many_changes_are_one_line_and_told_once(work: Work) -> None:
     assert observer.lines == [line, line], "it came back"
 
 
-def test_a_renamed_table_is_told_of_as_that(work: Work) -> None:
-    """The others came, and went."""
+def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
+    """The other tables are logged as published or as no longer published."""
     observer = Told()
     work.observer = observer
     _watched(work, [replace(A, name=TableName("public", "c")), _table(9, "new")])
@@ -176,7 +176,7 @@ def test_a_renamed_table_is_told_of_as_that(work: Work) -> None:
     [(B, "that was undone since, and its mirror stays as it was"), (_table(2, "b", "w"), "its mirror has followed")],
     ids=["renamed back", "still renamed"],
 )
-def test_a_mirror_is_said_to_follow_only_what_the_catalog_still_shows(work: Work, now: Table, said: str) -> None:
+def test_log_line_says_that_an_undone_change_was_not_followed(work: Work, now: Table, said: str) -> None:
     """Rows came under the new name of a column, and the catalog is read later."""
     told = Told()
     work.observer = told

@@ -1,5 +1,5 @@
-"""Comments of tables and columns on their mirrors, and how they change there. No copy is made, and no point lacks the
-table, because of them."""
+"""Comments of tables and columns on their mirrors, and how they change there. Comments never cause a copy, and no point
+lacks a table because of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _mirror(rig: Rig, name: TableName = T) -> DeltaTable:
 
 
 def _told(rig: Rig, name: TableName = T) -> dict[str, str]:
-    """What a reader of Delta sees; the table's under an empty name."""
+    """The comments that a Delta reader sees. The table's comment has an empty name."""
     table = _mirror(rig, name)
     columns = {
         field.name: str(field.metadata["comment"]) for field in table.schema().fields if field.metadata.get("comment")
@@ -72,14 +72,14 @@ def _version(rig: Rig, name: TableName = T) -> int:
 
 
 def _no_gap(rig: Rig) -> None:
-    """Each point since the first copy lists all tables, and nothing was copied again."""
+    """Check that each point since the first copy lists all tables, and that nothing was copied again."""
     assert all({T, U} <= point.tables.keys() for point in ConsistentPoints(rig.settings.layout).all())
     assert len(rig.observer.copies) == 2
     assert not rig.observer.structures
 
 
 @pytest.mark.long
-def test_a_copy_has_them_and_they_change_while_a_run_follows(rig: Rig) -> None:
+def test_comments_are_copied_and_follow_changes_during_a_run(rig: Rig) -> None:
     _say(rig, "TABLE t", ODD)
     _say(rig, "COLUMN t.id", "the number")
     _say(rig, "COLUMN t.big", LONG)
@@ -110,14 +110,14 @@ def test_a_copy_has_them_and_they_change_while_a_run_follows(rig: Rig) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
-def test_they_stay_through_other_structures(rig: Rig, way: str) -> None:
+def test_comments_survive_schema_changes(rig: Rig, way: str) -> None:
     rig = replace(rig, settings=rig.settings.model_copy(update={"schema_changes": way}))
     _say(rig, "TABLE t", "all")
     _say(rig, "COLUMN t.v", "said")
     _say(rig, "COLUMN t.big", "large")
     rig.sync()
     rig.session().sql(f"ALTER TABLE delta.`{path_of(rig.settings.layout.mirror(T))}` ALTER COLUMN id COMMENT 'theirs'")
-    # The columns are written anew for the default; the comment of the new one comes with it.
+    # The columns are rewritten for the default. The comment of the new column comes with it.
     rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "COMMENT ON COLUMN t.w IS 'new'")
     rig.sync()
     kept = {"": "all", "v": "said", "big": "large", "id": "theirs"}
@@ -141,7 +141,7 @@ def test_they_stay_through_other_structures(rig: Rig, way: str) -> None:
 
 
 @pytest.mark.long
-def test_a_new_copy_has_those_of_now_and_what_others_say(rig: Rig) -> None:
+def test_new_copy_has_the_current_comments_and_keeps_those_of_other_writers(rig: Rig) -> None:
     _say(rig, "TABLE t", "all")
     _say(rig, "COLUMN t.v", "said")
     rig.sync()
@@ -156,7 +156,7 @@ def test_a_new_copy_has_those_of_now_and_what_others_say(rig: Rig) -> None:
     _say(rig, "COLUMN t.big", "large")
     rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
     assert _told(rig) == {"id": "theirs", "big": "large"}
-    # The same columns as before: the copy's commit brings comments all the same.
+    # The columns are the same as before. The commit of the copy still brings comments.
     version = _version(rig)
     _say(rig, "COLUMN t.big", None)
     rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
@@ -166,8 +166,8 @@ def test_a_new_copy_has_those_of_now_and_what_others_say(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has got a feature that our commits do not know; changes of its rows would set it aside."""
+def test_mirror_that_cannot_store_comments_delays_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirror has a feature that our commits do not know. Changes of its rows would set it aside."""
     rig.sync()
     path = path_of(rig.settings.layout.mirror(T))
     rig.session().sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.feature.rowTracking' = 'supported')")
@@ -191,7 +191,7 @@ def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: 
 
 
 @pytest.mark.long
-def test_the_root_of_partitions(rig: Rig) -> None:
+def test_partitioned_table_has_the_comments_of_its_root(rig: Rig) -> None:
     rig.conn.execute("CREATE TABLE r (id int, v text, PRIMARY KEY (id)) PARTITION BY LIST (id)")
     rig.conn.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
     rig.conn.execute("INSERT INTO r VALUES (1, 'a')")
@@ -215,7 +215,7 @@ def test_the_root_of_partitions(rig: Rig) -> None:
 
 
 def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
-    """The table as it is saved, and its mirror as Dagster shows it."""
+    """The saved table, and its mirror as Dagster shows it."""
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
     table = catalog.table(T)
@@ -225,7 +225,7 @@ def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
 
 
 @pytest.mark.long
-def test_not_null_reaches_the_definitions_and_nothing_else(rig: Rig) -> None:
+def test_not_null_changes_only_the_dagster_definitions(rig: Rig) -> None:
     rig.sync()
 
     def nullable() -> list[bool]:
@@ -250,9 +250,9 @@ def test_not_null_reaches_the_definitions_and_nothing_else(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_catalog_check_carries_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While applying is paused they wait. A run that dies after their commit is followed by one that finds them. They
-    reach Dagster, and a new name of the table."""
+def test_comments_follow_each_catalog_check(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While applying is paused, comments wait. If a run dies after it committed them, the next run finds them. They
+    reach Dagster, and a renamed table."""
 
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

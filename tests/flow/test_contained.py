@@ -1,4 +1,4 @@
-"""One table's trouble in a whole run: the others are applied and published, and a new copy brings it back."""
+"""One broken table in a whole run: the other tables are applied and published, and a new copy brings the table back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BROKEN = {
     "folder": r"changes/public/folder.*: Not a directory",
     "copied": r"public/copied.*: Not a directory",
 }
-"""Tables by what is broken of them, and how that is told."""
+"""Tables by what is broken in them, and the reason that is reported."""
 
 
 def _break(rig: Rig) -> None:
@@ -51,7 +51,7 @@ def _mirror(rig: Rig, table: str) -> Path:
     return path_of(rig.settings.layout.mirror(_name(table)))
 
 
-def test_one_tables_trouble_is_that_tables(rig: Rig) -> None:
+def test_broken_table_does_not_affect_other_tables(rig: Rig) -> None:
     names = [name for name in BROKEN if name != "copied"]
     for name in names:
         rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)".encode())
@@ -98,7 +98,7 @@ UNREADABLE = {
     "feed_checkpoint": "the same of its change feed",
     "feed_commit": "the first commit of its change feed is empty: a power cut may leave it so, and it is begun anew",
 }
-"""Tables by what is torn of a Delta log of theirs."""
+"""Tables by which of their Delta logs is torn."""
 
 
 def _tear(rig: Rig, table: str) -> None:
@@ -114,8 +114,8 @@ def _tear(rig: Rig, table: str) -> None:
 
 
 @pytest.mark.long
-def test_a_log_that_cannot_be_read_is_moved_aside_by_a_new_copy(rig: Rig) -> None:
-    """As `pgcdc snapshot TABLE` has it done; the others have gone on, and the table does again."""
+def test_unreadable_delta_log_is_moved_aside_by_a_new_copy(rig: Rig) -> None:
+    """`pgcdc snapshot TABLE` makes this copy. The other tables have gone on, and the table goes on afterwards."""
     for name in UNREADABLE:
         rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)".encode())
     rig.setup()

@@ -1,4 +1,4 @@
-"""What a run does next, and when it ends, as tables."""
+"""What a run does next, and when it ends, as tables of cases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LATE = [Standing(A, Lsn(10), late=True), Standing(B, Lsn(40))]
 
 
 def log(start: Lsn, end: Lsn) -> Sequence[BatchSummary]:
-    """A batch of 60 bytes for each ten of WAL."""
+    """Batches of 60 bytes, one for every 10 bytes of WAL."""
     return [
         BatchSummary(Lsn(at), Lsn(at + 10), 1, 1, None, None, None, {}, {}, 60, {}, ()) for at in range(start, end, 10)
     ]
@@ -80,7 +80,7 @@ NEXT = {
 
 
 @pytest.mark.parametrize(("seen", "step"), NEXT.values(), ids=NEXT.keys())
-def test_what_to_do_next(seen: View, step: Step) -> None:
+def test_next_step_depends_on_what_the_run_sees(seen: View, step: Step) -> None:
     assert next_step(seen) == step
 
 
@@ -113,11 +113,11 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("until", "now", "ends"), ENDS.values(), ids=ENDS.keys())
-def test_when_a_run_ends(until: Bounds, now: Situation, ends: bool) -> None:
+def test_run_ends_by_its_bounds(until: Bounds, now: Situation, ends: bool) -> None:
     assert finished(until, now) == ends
 
 
-def test_a_point_is_due_until_one_lists_every_table() -> None:
+def test_point_is_due_until_a_point_lists_every_table() -> None:
     point = PointDue(False)
     assert not point.at(Lsn(5))
     point.owe()

@@ -1,4 +1,4 @@
-"""Sources in other encodings: texts are exact, and a byte that is no text is one table's trouble."""
+"""Sources in other encodings: text is exact, and a byte that is not text affects only its table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXTS = {
     "EUC_JP": ["日本語", "①～￢", "ｶﾅ", "plain"],
     "KOI8U": ["Київ", "ґ", "plain"],
 }
-"""EUC_JP: with characters for which Python has others, or none."""
+"""In EUC_JP, characters that Python converts differently, or not at all."""
 LABEL = {"WIN1252": "é", "EUC_JP": "語", "KOI8U": "ї"}
 
 
@@ -54,7 +54,7 @@ def _texts(rig: Rig, name: TableName, column: str = "v") -> dict[int, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("encoding", ["WIN1252", "EUC_JP", "KOI8U"])
-def test_texts_are_those_of_the_source_in_copies_changes_names_and_labels(
+def test_text_in_copies_changes_names_and_labels_equals_the_source(
     server: EmbeddedServer, encoding: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts, label = TEXTS[encoding], LABEL[encoding]
@@ -92,7 +92,7 @@ def _assert_verified(rig: Rig, *names: TableName) -> None:
 
 
 @pytest.mark.long
-def test_byte_that_is_no_text_sets_its_table_aside_and_frees_the_slot(
+def test_invalid_byte_sets_its_table_aside_and_frees_the_slot(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _project(server, "WIN1252", spark, tmp_path, monkeypatch) as rig:
@@ -131,7 +131,7 @@ def test_byte_that_is_no_text_sets_its_table_aside_and_frees_the_slot(
             [str(goal), rig.settings.slot],
         ).fetchone() == (True,)
 
-        # A copy finds it as well; mended, the table is copied.
+        # A copy finds the byte as well. Once the row is corrected, the table is copied.
         reasons = dict(rig.engine().sync(Bounds(), copy_anew=[T]).set_aside)
         assert "column 'v' has a value that is not text in WIN1252, in the row with id = 30" in reasons[T]
         rig.conn.execute("UPDATE t SET v = 'mended' WHERE id = 30")
@@ -143,5 +143,5 @@ def test_byte_that_is_no_text_sets_its_table_aside_and_frees_the_slot(
 
 
 def _bad(rig: Rig, statement: str) -> None:
-    """Send a statement with a byte that is no character of WIN1252, but that a server of this encoding takes."""
+    """Send a statement with a byte that is not a character of WIN1252, but that a server of this encoding accepts."""
     rig.conn.execute(statement.encode("latin-1"))

@@ -1,4 +1,4 @@
-"""Runs in which something goes wrong beside them: copies that fail or are given up, tables that go, other sources."""
+"""Runs with faults: copies that fail or are stopped, tables that are set aside, other sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.long
-def test_a_table_that_cannot_be_copied_keeps_no_other_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_that_cannot_be_copied_holds_back_no_other_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'goes on'")
@@ -53,8 +53,8 @@ def test_a_table_that_cannot_be_copied_keeps_no_other_back(rig: Rig, monkeypatch
 
 
 @pytest.mark.long
-def test_a_feed_with_a_new_column_is_not_derived_beside_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run dies between the commit of a feed that got a column and the apply."""
+def test_feed_with_a_new_column_is_not_derived_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run dies after the commit of a feed with a new column, and before the apply."""
     rig.setup()
     rig.sync()
     rig.conn.execute("ALTER TABLE t ADD COLUMN extra int")
@@ -74,8 +74,8 @@ def test_a_feed_with_a_new_column_is_not_derived_beside_itself(rig: Rig, monkeyp
 
 
 @pytest.mark.long
-def test_a_copy_is_given_up_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it has no job yet that could be cancelled."""
+def test_stop_ends_a_copy_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the copy has no job yet that could be cancelled."""
     rig.setup()
     stop = threading.Event()
     real = export.exported_snapshot
@@ -93,12 +93,12 @@ def test_a_copy_is_given_up_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.long
-def test_a_run_ends_though_no_table_is_left_to_be_published(rig: Rig) -> None:
+def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
     rig.conn.execute("DROP TABLE u")
     rig.setup()
 
     class Renamed(Silent):
-        """Changes the table right after its copy, and waits until the log holds that."""
+        """Changes the table right after its copy, and waits until the log holds the change."""
 
         def copied(self, report: CopyReport) -> None:
             rig.conn.execute("ALTER TABLE t RENAME v TO w")
@@ -116,8 +116,8 @@ def test_a_run_ends_though_no_table_is_left_to_be_published(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_copy_that_no_point_lists_is_published_by_the_next_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run died between the two, and the source is quiet since."""
+def test_copy_that_no_point_lists_is_published_by_the_next_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run died after the copy and before the point, and the source has been quiet since then."""
 
     def dies(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -152,7 +152,7 @@ def test_another_source_is_refused_before_anything_is_copied(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_feed_derived_by_hand_leaves_no_hole_and_no_row_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_derived_by_hand_has_no_gap_and_no_duplicate(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     rig.sync()
     log = ChangeLog(rig.settings.layout).open()

@@ -1,4 +1,4 @@
-"""Commits of others to mirrors, by Spark with its defaults and by delta-rs: harmless, or reported."""
+"""Commits of other writers to mirrors, by Spark with its defaults and by delta-rs: harmless, or reported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TABLES = [*HARMLESS, *CHANGED, REFUSED]
 
 @pytest.mark.long
 @pytest.mark.takes(60)
-def test_commits_of_others_are_harmless_or_reported(
+def test_commits_of_other_writers_are_harmless_or_reported(
     rig: Rig, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fill(rig)
@@ -76,7 +76,7 @@ def test_commits_of_others_are_harmless_or_reported(
     assert found.keys() == {*CHANGED}
     assert all(WORDS in reason for reason in found.values())
 
-    # The tables are changed beside what was done to them: no commit of others holds anything up.
+    # The source changes the tables, too: a commit of another writer holds nothing up.
     for name in TABLES:
         rig.conn.execute(f"INSERT INTO {name} SELECT 50, now(), 'new'".encode())
         rig.conn.execute(f"UPDATE {name} SET v = 'changed' WHERE id = 1".encode())
@@ -114,7 +114,7 @@ def _sync_to(rig: Rig, lsn: Lsn) -> None:
 
 
 def _fill(rig: Rig) -> None:
-    """Mirrors of several files, one with a deletion vector, so that there is something to merge and to purge."""
+    """Mirrors with several files, and one deletion vector, so that there is something to merge and to purge."""
     values = ", ".join(f"({number}, '{time}', 'v')" for number, time in enumerate(TIMES))
     for name in TABLES:
         rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, at timestamptz, v text)".encode())
@@ -128,7 +128,7 @@ def _fill(rig: Rig) -> None:
 
 
 def _commit_as_others(rig: Rig, spark: SparkSession) -> None:
-    # As somebody has it who set nothing.
+    # These are Spark's defaults.
     theirs = spark.newSession()
     theirs.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
     statements = [("by_spark", statement) for statement in SPARK_LEAVES_ROWS]
@@ -140,7 +140,8 @@ def _commit_as_others(rig: Rig, spark: SparkSession) -> None:
 
 
 def _read_at_points(rig: Rig, before: int) -> None:
-    """Everything as it was before; afterwards what nobody changed, and the rest refused in words."""
+    """Points below the foreign commits read as before. Above them, harmless tables do, and changed tables are
+    refused."""
     lake = Lake(rig.lake)
     newest = lake.at()
     for name in CHANGED:
@@ -156,17 +157,17 @@ def _read_at_points(rig: Rig, before: int) -> None:
 
 
 def _maintained(rig: Rig) -> None:
-    """Maintenance sets right what somebody made too short."""
+    """Maintenance repairs retention settings that another writer made too short."""
     folder = rig.settings.layout.mirror(_name("by_rust"))
     DeltaTable(path_of(folder)).alter.set_table_properties({DELETED_FILES: "interval 1 hours"})
     assert rig.engine("maintain").maintain(Allowance()).failed == []
     assert opened(folder).configuration[DELETED_FILES] == "interval 192 hours"
-    # Spark wrote the timestamps of this one as INT96, which delta-rs alone reads wrong. `Lake.at` reads them right.
+    # Spark wrote this table's timestamps as INT96, which only delta-rs reads wrong. `Lake.at` reads them right.
     rig.assert_equal(*(f"public.{name}" for name in HARMLESS if name != "by_spark"))
 
 
 def _copied_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new copy ends it, and neither it nor a repair minds a commit that comes first, once."""
+    """A new copy ends the report. One commit that comes first stops neither the copy nor a repair."""
     left = {"public/updated": 1, "public/by_rust": 1}
 
     def racing(step: Callable[..., int], *args: Any) -> int:

@@ -34,14 +34,14 @@ def caught_up(rig: Rig) -> None:
 
 
 def lose(rig: Rig, name: TableName, condition: str) -> None:
-    """Take rows out of a mirror, from outside."""
+    """Delete rows of a mirror, from outside."""
     mirror = DeltaTable(path_of(rig.settings.layout.mirror(name)))
     left = QueryBuilder().register("t", mirror).execute(f"SELECT * FROM t WHERE NOT {condition}").read_all()
     write_deltalake(mirror, pa.table(left), mode="overwrite")
 
 
 @pytest.mark.long
-def test_ranges_and_copies_beside_a_run_that_follows(rig: Rig) -> None:
+def test_repairs_and_copies_run_beside_a_sync_that_follows(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     rig.commit("UPDATE t SET v = 'new' WHERE id IN (1, 2)", "UPDATE u SET v = 7 WHERE a = 3")
@@ -85,7 +85,7 @@ def test_ranges_and_copies_beside_a_run_that_follows(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_maintenance_beside_a_run_that_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maintenance_runs_beside_a_sync_that_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
     rig.settings = rig.settings.model_copy(update={"retention": timedelta(0), "range_seconds": 1.0})
@@ -112,7 +112,7 @@ def test_maintenance_beside_a_run_that_follows(rig: Rig, monkeypatch: pytest.Mon
 
 
 @pytest.mark.long
-def test_a_verify_comes_first_and_one_command_at_a_time_waits(rig: Rig) -> None:
+def test_verify_goes_first_and_only_one_command_may_wait(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     layout, reports, stop = rig.settings.layout, list[SyncReport](), threading.Event()
@@ -140,7 +140,7 @@ def test_a_verify_comes_first_and_one_command_at_a_time_waits(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_run_with_a_time_limit_ends_instead(rig: Rig) -> None:
+def test_sync_with_a_time_limit_ends_when_a_command_waits(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     with following(rig, max_seconds=600.0) as run:

@@ -1,4 +1,4 @@
-"""What a sync that follows holds of transactions before their commit is seen in `status`, and is none of a mirror's."""
+"""`status` shows the transactions in progress that a sync holds. No mirror holds a row of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_status_shows_open_transactions_with_size_and_age(rig: Rig) -> None:
 
 
 def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:
-    """Ends with a transaction that is open."""
+    """Ends with an open transaction."""
     with following(rig):
         wait_for(rig.streaming, what="the stream")
         assert _open(rig) is None
@@ -52,7 +52,7 @@ def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:
         assert start <= Lsn.parse(found["oldest"]["lsn"]) <= rig.flush()
         age = found["oldest"]["age_seconds"]
         wait_for(lambda: (later := _open(rig)) is not None and later["oldest"]["age_seconds"] > age, what="its age")
-        # Others commit and are published meanwhile.
+        # Other transactions commit and are published during this time.
         between = rig.commit("INSERT INTO u VALUES (1000, 1, NULL)")
         wait_for(lambda: newest(rig).replay_lsn >= between, what="the transaction between")
         assert _open(rig) is not None

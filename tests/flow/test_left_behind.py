@@ -1,4 +1,4 @@
-"""A run that does not follow leaves no table behind that it can still copy."""
+"""A bounded run leaves no table behind that it can still copy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 class Rewriting(Silent):
-    """Has the table rewritten as soon as the receiver has reached the run's goal, so that no copy can catch up in the
-    same run."""
+    """Rewrites the table as soon as the receiver has reached the run's goal, so that no copy can catch up in the same
+    run."""
 
     def __init__(self, rig: Rig, times: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Rewriting(Silent):
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         if message.startswith("copying"):
-            # Without a change no turn would follow, and no point for which the catalog is read.
+            # Without a change there would be no turn, and no point before which the catalog is read.
             self._rig.conn.execute("INSERT INTO u SELECT max(a) + 1, 0 FROM u")
         if message.startswith("the log is complete to") and (number := next(self._numbers)) < self._times:
             self._rig.conn.execute(f"ALTER TABLE t ADD r{number} float DEFAULT random()".encode())
@@ -39,7 +39,7 @@ def rewritten(rig: Rig) -> Rig:
     return rig
 
 
-def test_sync_also_copies_a_table_that_was_rewritten_after_its_goal_was_reached(rewritten: Rig) -> None:
+def test_sync_copies_a_table_that_was_rewritten_after_the_goal_was_reached(rewritten: Rig) -> None:
     rewritten.observer = Rewriting(rewritten, 1)
     report = rewritten.sync()
     assert [copy.table for copy in report.copied] == [T]

@@ -1,4 +1,4 @@
-"""A partitioned table whose partitions a publication of ours lists one by one: no point lacks the rows of a new one."""
+"""Our publication lists the partitions of a table one by one: no point lacks the rows of a new partition."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ _REASON = (
 
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
-    """Looks are seldom: only a change of the catalog brings one before a point."""
+    """Catalog checks are rare here: only a change of the catalog causes a check before a point."""
     rig.commit(*_MAKE)
     return rig.started(batch_seconds=0.1, range_seconds=600)
 
 
 def _days(rig: Rig) -> list[tuple[int, int]]:
-    """By point that lists the table: how many rows of the second day it has, and how many the source had by then."""
+    """For each point that lists the table: the rows of the second day that it has, and those that the source had
+    then."""
     lake, found = Lake(rig.lake), []
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -49,8 +50,8 @@ def _days(rig: Rig) -> list[tuple[int, int]]:
     return found
 
 
-def test_no_point_lacks_its_rows(rig: Rig) -> None:
-    """One row of ``t`` is written with each of the partition."""
+def test_no_point_lacks_the_rows_of_a_new_partition(rig: Rig) -> None:
+    """Each row of the partition is written together with a row of ``t``."""
     with following(rig):
         wait_for(rig.streaming, what="the stream")
         rig.commit(_NEW, _FULL, _ROW, "INSERT INTO t VALUES (1001)")
@@ -64,8 +65,8 @@ def test_no_point_lacks_its_rows(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_one_that_comes_empty_has_nothing_copied(rig: Rig) -> None:
-    """Also where the table has a key by now, by which setup would list it as a whole."""
+def test_empty_new_partition_causes_no_copy(rig: Rig) -> None:
+    """Also if the table now has a key, by which setup would list it as a whole."""
     rig.commit("ALTER TABLE k ADD id int GENERATED ALWAYS AS IDENTITY", "ALTER TABLE k ADD PRIMARY KEY (day, id)")
     rig.sync()
     copies = len(rig.observer.copies)
@@ -78,8 +79,8 @@ def test_one_that_comes_empty_has_nothing_copied(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_one_without_an_identity_is_told(rig: Rig) -> None:
-    """An UPDATE of a published one would fail."""
+def test_new_partition_without_an_identity_sets_its_table_aside(rig: Rig) -> None:
+    """If the partition were published, an UPDATE would fail."""
     rig.commit(_NEW, _ROW, "UPDATE t SET v = 'a' WHERE id = 1")
     report = rig.sync()
     assert report.set_aside == [(K, _REASON)]
@@ -93,8 +94,8 @@ def test_one_without_an_identity_is_told(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_one_that_is_locked_is_told_until_it_is_not(rig: Rig, database: Database) -> None:
-    """As by an index that is built on it: nobody is waited for."""
+def test_locked_new_partition_sets_its_table_aside_until_it_is_unlocked(rig: Rig, database: Database) -> None:
+    """An index build takes this lock, for example. The sync does not wait for it."""
     rig.commit(_NEW, _FULL, _ROW)
     with database.connect() as other:
         with other.transaction():
@@ -105,8 +106,8 @@ def test_one_that_is_locked_is_told_until_it_is_not(rig: Rig, database: Database
 
 
 @pytest.mark.long
-def test_one_that_our_role_may_not_publish_is_told(rig: Rig, database: Database) -> None:
-    """Nothing of ours is altered by a role that owns neither."""
+def test_partition_that_the_role_may_not_publish_sets_its_table_aside(rig: Rig, database: Database) -> None:
+    """The role owns neither the table nor the partition, so it cannot publish the partition."""
     role, source = f"r_{database.name}"[:60], rig.settings.source
     rig.commit(f"CREATE ROLE {role} LOGIN SUPERUSER", _NEW, _FULL, _ROW)
     rig.commit(f"ALTER ROLE {role} NOSUPERUSER REPLICATION", f"GRANT pg_read_all_data TO {role}")
@@ -118,7 +119,7 @@ def test_one_that_our_role_may_not_publish_is_told(rig: Rig, database: Database)
 
 
 @pytest.mark.long
-def test_one_that_somebody_took_out_is_told(rig: Rig) -> None:
+def test_partition_removed_from_the_publication_sets_its_table_aside(rig: Rig) -> None:
     rig.commit(_NEW, _FULL)
     rig.sync()
     rig.commit(f"ALTER PUBLICATION {rig.settings.publication} DROP TABLE k_2", _ROW)
@@ -129,7 +130,7 @@ def test_one_that_somebody_took_out_is_told(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_one_that_was_taken_out_for_a_while_has_its_table_copied(rig: Rig) -> None:
+def test_partition_unpublished_for_a_while_causes_a_copy(rig: Rig) -> None:
     listing = f"ALTER PUBLICATION {rig.settings.publication} {{}} TABLE k_1"
     rig.commit(listing.format("DROP"))
     rig.commit("INSERT INTO k VALUES (1, 'unseen')")
@@ -139,7 +140,7 @@ def test_one_that_was_taken_out_for_a_while_has_its_table_copied(rig: Rig) -> No
 
 
 @pytest.mark.long
-def test_somebody_else_s_publication_means_what_it_lists(rig: Rig, database: Database) -> None:
+def test_publication_of_another_owner_is_followed_as_listed(rig: Rig, database: Database) -> None:
     with rig.conn.transaction():
         rig.conn.execute(sql.SQL("COMMENT ON PUBLICATION {} IS NULL").format(sql.Identifier(rig.settings.publication)))
     rig.commit(_NEW, _ROW)

@@ -45,7 +45,7 @@ def layout(tmp_path: Path) -> Layout:
     return Layout.of(tmp_path / "lake")
 
 
-def test_holder_is_named_while_held_and_forgotten_after(layout: Layout) -> None:
+def test_lock_names_its_holder_while_it_is_held(layout: Layout) -> None:
     assert holder(layout) is None
     with lake_lock(layout, "sync"):
         assert holder(layout) == LockHolder(os.getpid(), "sync")
@@ -54,7 +54,7 @@ def test_holder_is_named_while_held_and_forgotten_after(layout: Layout) -> None:
     assert holder(layout) is None
 
 
-def test_a_killed_holder_frees_the_lock(layout: Layout) -> None:
+def test_lock_of_a_killed_holder_is_free(layout: Layout) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD_IT, str(layout.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -68,13 +68,13 @@ def test_a_killed_holder_frees_the_lock(layout: Layout) -> None:
         pass
 
 
-def test_a_lake_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+def test_unwritable_lake_is_a_machine_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot be written"), lake_lock(Layout.of(tmp_path / "file"), "sync"):
         pass
 
 
-def test_hold_is_seen_first_without_and_then_with_its_lsn(layout: Layout) -> None:
+def test_hold_request_is_seen_before_and_after_it_names_its_lsn(layout: Layout) -> None:
     assert hold.current(layout) is None
     with hold.placed(layout) as request:
         assert hold.current(layout) == hold.Hold(None)
@@ -85,7 +85,7 @@ def test_hold_is_seen_first_without_and_then_with_its_lsn(layout: Layout) -> Non
     assert hold.current(layout) is None
 
 
-def test_a_request_is_heeded_for_a_limited_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_request_counts_for_a_limited_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold, "UNNAMED_SECONDS", 0.2)
     requests = hold.Requests(layout)
     with hold.placed(layout) as request:
@@ -103,7 +103,7 @@ def test_a_request_is_heeded_for_a_limited_time(layout: Layout, monkeypatch: pyt
 
 @contextmanager
 def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """As by a backup: the file is locked, and nothing is written into it."""
+    """A backup, for example, locks the file and writes nothing into it."""
     path = path_of(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -112,13 +112,15 @@ def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterato
 
 
 @pytest.mark.parametrize("text", ["", "a b c\n", "host.space.1.2 3.0 nowhere\n", "{}\n", "host.space.1.2 3.0 0/10"])
-def test_a_request_in_other_words_names_no_lsn(layout: Layout, text: str) -> None:
+def test_unreadable_hold_request_names_no_lsn(layout: Layout, text: str) -> None:
     with _locked_by_a_stranger(layout.hold):
         path_of(layout.hold).write_text(text)
         assert hold.current(layout) == hold.Hold(None)
 
 
-def test_a_stranger_s_lock_stops_no_turn_for_long_and_is_named(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_lock_delays_turns_for_a_limited_time_and_is_named(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hold, "UNNAMED_SECONDS", 0.2)
     requests = hold.Requests(layout)
     with _locked_by_a_stranger(layout.hold):
@@ -139,7 +141,7 @@ def test_a_stranger_s_lock_stops_no_turn_for_long_and_is_named(layout: Layout, m
         assert nameless(layout) == []
 
 
-def test_only_their_owner_can_lock_the_files_of_locks(layout: Layout) -> None:
+def test_lock_files_can_be_locked_only_by_their_owner(layout: Layout) -> None:
     with lake_lock(layout, "sync"):
         path_of(layout.lock).chmod(0o644)
     with lake_lock(layout, "sync"), hold.placed(layout):
@@ -148,7 +150,7 @@ def test_only_their_owner_can_lock_the_files_of_locks(layout: Layout) -> None:
 
 
 class Waiting:
-    """A command that waits for the lake, in a thread, until ``stop`` is set; ``told`` is what came of it."""
+    """A command that waits for the lake, in a thread, until ``stop`` is set. ``told`` is its outcome."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.stop, self.told = layout, threading.Event(), list[str]()
@@ -173,7 +175,7 @@ class Waiting:
             assert waiting(self.layout) is None
 
 
-def test_a_command_gets_the_lake_from_a_sync_that_gives_way(layout: Layout) -> None:
+def test_command_gets_the_lake_from_a_sync_that_gives_way(layout: Layout) -> None:
     command, me, follow = Waiting(layout), f"(pid {os.getpid()})", ExitStack()
     follow.enter_context(lake_lock(layout, "follow", gives_way=True))
     with command.waits(), follow:
@@ -184,7 +186,7 @@ def test_a_command_gets_the_lake_from_a_sync_that_gives_way(layout: Layout) -> N
     assert [line.split(",")[0] for line in command.told] == [f"waits for `pgcdc follow` {me}", "has it"]
 
 
-def test_a_command_that_is_stopped_waits_no_more(layout: Layout) -> None:
+def test_stopped_command_no_longer_waits(layout: Layout) -> None:
     command = Waiting(layout)
     with lake_lock(layout, "follow", gives_way=True), command.waits():
         command.stop.set()
@@ -192,7 +194,7 @@ def test_a_command_that_is_stopped_waits_no_more(layout: Layout) -> None:
     assert "is writing to this lake" in command.told[-1]
 
 
-def test_a_command_that_was_killed_waits_no_more(layout: Layout) -> None:
+def test_killed_command_no_longer_waits(layout: Layout) -> None:
     with lake_lock(layout, "follow", gives_way=True), subprocess.Popen(
         [sys.executable, "-c", WAIT_FOR_IT, str(layout.root)]
     ) as process:  # fmt: skip
@@ -202,13 +204,13 @@ def test_a_command_that_was_killed_waits_no_more(layout: Layout) -> None:
         assert waiting(layout) is None
 
 
-def test_whoever_else_holds_the_lake_is_not_waited_for(layout: Layout) -> None:
+def test_command_waits_only_for_a_sync_that_gives_way(layout: Layout) -> None:
     refused = pytest.raises(LockHeld, match="`pgcdc maintain`")
     with lake_lock(layout, "maintain"), refused, lake_in_turn(layout, "repair", print, threading.Event()):
         pass
 
 
-def test_a_sync_goes_on_once_nobody_waits_for_the_lake_or_holds_it(layout: Layout) -> None:
+def test_sync_goes_on_once_no_command_waits_for_the_lake_or_holds_it(layout: Layout) -> None:
     stop = threading.Event()
     assert free_again(layout, stop)
     with lake_lock(layout, "maintain"):

@@ -1,4 +1,4 @@
-"""The look at the catalog before each point, on a real source. No Spark: nothing is copied or applied here."""
+"""The catalog check before each point, on a real source. No Spark: nothing is copied or applied here."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ QUIET, T = TableName("public", "quiet"), TableName("public", "t")
 
 @dataclass
 class Run:
-    """A run whose receiver has ended: both tables are copied, and stand where the log does."""
+    """A run whose receiver has ended: both tables are copied, and are at the log's position."""
 
     sync: Sync
     work: Work
     user: psycopg.Connection[Any]
 
     def listed(self) -> set[TableName]:
-        """Of a point made now."""
+        """The tables of a point made now."""
         self.sync._turns.publish(self.work.log.position())
         newest = self.work.progress.points.newest()
         assert newest is not None
@@ -66,7 +66,7 @@ class Run:
             self.work.progress.copied(table, at, 1)
 
     def land(self, table: Table) -> None:
-        """A copy whose snapshot showed the table so."""
+        """Land a copy whose snapshot showed this table."""
         at = self.work.log.position()
         self.sync._copies.channel.landed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
         self.sync._take_landed()
@@ -108,7 +108,7 @@ def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("ALTER TABLE t ALTER v TYPE int USING 1", TableState.WAITING),
     ],
 )  # fmt: skip
-def test_no_point_lists_what_ddl_has_made_wrong(run: Run, done: str, state: TableState) -> None:
+def test_no_point_lists_a_table_that_ddl_has_made_wrong(run: Run, done: str, state: TableState) -> None:
     assert run.listed() == {QUIET, T}
     for statement in done.split("; "):
         run.user.execute(statement.encode())
@@ -117,8 +117,8 @@ def test_no_point_lists_what_ddl_has_made_wrong(run: Run, done: str, state: Tabl
 
 
 @pytest.mark.parametrize("done", ["ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO w"])
-def test_columns_that_are_followed_take_the_table_out_of_later_points_alone(run: Run, done: str) -> None:
-    """At the LSN of a point that lists it, below the change, it is as it was, and so it is listed there."""
+def test_followed_column_change_removes_the_table_only_from_later_points(run: Run, done: str) -> None:
+    """A point below the change lists the table as it was. Another point at that LSN lists it as well."""
     assert run.listed() == {QUIET, T}
     version = run.work.progress[T].version
     run.user.execute(done.encode())
@@ -131,8 +131,8 @@ def test_columns_that_are_followed_take_the_table_out_of_later_points_alone(run:
     assert not shown(entry, Lsn(6))
 
 
-def test_a_copy_is_listed_only_after_a_look_that_shows_it_so(run: Run) -> None:
-    """What came after its snapshot, and before the last look that it was not there for."""
+def test_copy_is_listed_only_after_a_catalog_check_that_confirms_its_table(run: Run) -> None:
+    """Covers changes after the copy's snapshot and before a catalog check that the copy was not part of."""
     at_the_snapshot = run.work.progress[T].table
     assert run.listed() == {QUIET, T}
     run.user.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'")
@@ -145,7 +145,7 @@ def test_a_copy_is_listed_only_after_a_look_that_shows_it_so(run: Run) -> None:
     assert run.listed() == {QUIET, T}
 
 
-def test_a_table_under_another_name_is_not_listed_where_the_log_stands_when_it_is_back(run: Run) -> None:
+def test_table_renamed_back_is_not_listed_where_it_had_another_name(run: Run) -> None:
     assert run.listed() == {QUIET, T}
     run.user.execute("ALTER TABLE quiet RENAME TO other")
     assert run.listed() == {QUIET, T}, "as the point of the same LSN had it before"
@@ -155,8 +155,8 @@ def test_a_table_under_another_name_is_not_listed_where_the_log_stands_when_it_i
     assert run.work.progress[QUIET].state.readable, "its rows are followed all the same"
 
 
-def test_a_table_that_was_a_partition_between_two_looks_is_not_listed_at_a_point_from_then(run: Run) -> None:
-    """The log ends before all of it, or where it was one: the catalog of now does not tell."""
+def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_time(run: Run) -> None:
+    """The log ends below all of it, or where the table was a partition. The current catalog does not show which."""
     points, catalog = run.work.progress.points, run.sync._catalog
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     assert run.listed() == {QUIET, T}
@@ -172,8 +172,8 @@ def test_a_table_that_was_a_partition_between_two_looks_is_not_listed_at_a_point
     assert catalog.named > run.work.log.position()
 
 
-def test_a_table_that_was_a_partition_before_the_first_look_is_not_listed_at_a_point_from_then(run: Run) -> None:
-    """No run was at work then: its columns' rows are compared with those of the last one."""
+def test_table_that_was_a_partition_before_the_first_check_is_not_listed_then(run: Run) -> None:
+    """No run was active then. The catalog rows of its columns are compared with those of the last run."""
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
     run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
@@ -183,8 +183,8 @@ def test_a_table_that_was_a_partition_before_the_first_look_is_not_listed_at_a_p
         assert shown(run.work.progress[name], run.sync._catalog.named)
 
 
-def test_a_copy_whose_table_was_a_partition_after_its_snapshot(run: Run) -> None:
-    """The copy lands after a look that saw the table when all was over."""
+def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(run: Run) -> None:
+    """The copy lands after a catalog check that saw the table as it was afterwards."""
     at_the_snapshot, at = run.work.progress[QUIET].table, run.work.log.position()
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
@@ -196,8 +196,9 @@ def test_a_copy_whose_table_was_a_partition_after_its_snapshot(run: Run) -> None
     assert shown(run.work.progress[QUIET], run.sync._catalog.named)
 
 
-def test_a_table_that_is_copied_is_not_thinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files of hours ago are nobody's yet; one that no point lists is settled from where the run found it."""
+def test_table_is_not_thinned_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old files of a copy in progress belong to no version yet. A table that no point lists keeps its older
+    versions."""
     monkeypatch.setattr(thinning, "EVERY", 2)
     assert run.listed() == {QUIET, T}
     progress, due = run.work.progress, thinning.Thinning(run.work)

@@ -1,4 +1,4 @@
-"""Maintenance over the whole path: what is promised stays readable, what is needed stays, the rest goes."""
+"""Maintenance over the whole path: promised points stay readable, what is needed stays, and the rest is deleted."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def maintain(rig: Rig, days: int | None = None, **allowance: Any) -> Maintenance
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No grace, and everything in pieces is worth merging."""
+    """No grace period, and every fragmented table is worth merging."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
     monkeypatch.setattr(table, "FEWEST_MERGED", 2)
 
 
 @pytest.mark.takes(40)
-def test_nothing_promised_or_needed_goes_and_the_second_time_does_nothing(rig: Rig) -> None:
+def test_maintenance_keeps_what_is_promised_or_needed_and_is_idempotent(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 2)
@@ -85,7 +85,7 @@ def test_nothing_promised_or_needed_goes_and_the_second_time_does_nothing(rig: R
 
 
 @pytest.mark.long
-def test_a_kill_between_any_two_steps_is_harmless(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maintenance_killed_between_any_two_steps_does_no_harm(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 2)
@@ -113,8 +113,8 @@ def test_a_kill_between_any_two_steps_is_harmless(rig: Rig, monkeypatch: pytest.
 
 
 @pytest.mark.long
-def test_a_table_that_is_behind_keeps_the_log(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Received and not applied: a run that died before its turn."""
+def test_table_behind_the_log_keeps_the_log_that_it_needs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes were received and not applied, since a run died before its turn."""
     rig.setup()
     rig.sync()
     turns(rig, 1)
@@ -136,7 +136,7 @@ def _failing(*_: Any) -> None:
 
 
 @pytest.mark.long
-def test_no_time_leaves_tables_for_later(rig: Rig) -> None:
+def test_tables_are_left_for_later_when_time_runs_out(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 1)
@@ -148,8 +148,8 @@ def test_no_time_leaves_tables_for_later(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:
-    """Delta would delete it with the first checkpoint after the table moves on."""
+def test_delta_log_of_a_long_current_version_survives_its_replacement(rig: Rig) -> None:
+    """Delta would delete this log with the first checkpoint after the table moves on."""
     rig.setup()
     rig.sync()
     turns(rig, 1)
@@ -171,14 +171,14 @@ def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:
     (_, last) = (point for point in ConsistentPoints(rig.settings.layout).all() if point.replay_lsn == newest)
     assert last.tables[U] > stood
     assert sorted_rows(Lake(rig.lake).at(newest).arrow(U)) == before[newest, str(U)]
-    # The point that named the version of old.
+    # The point that listed the old version.
     delta = DeltaTable(rig.lake / "public/u", version=stood)
     kept = pa.table(QueryBuilder().register("u", delta).execute("SELECT * FROM u").read_all())
     assert sorted(row["a"] for row in kept.to_pylist()) == sorted(row[0] for row in before[newest, str(U)])
 
 
 @pytest.mark.long
-def test_a_mirror_that_cannot_be_read_or_is_a_stranger_s_ends_no_maintenance(rig: Rig) -> None:
+def test_unreadable_or_foreign_mirror_does_not_stop_maintenance(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 1)
@@ -195,7 +195,7 @@ def test_a_mirror_that_cannot_be_read_or_is_a_stranger_s_ends_no_maintenance(rig
 
 
 @pytest.mark.long
-def test_what_killed_runs_left_goes(rig: Rig, tmp_path: Path) -> None:
+def test_leftovers_of_killed_runs_are_deleted(rig: Rig, tmp_path: Path) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 1)

@@ -48,14 +48,15 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
 
 
 def order(rig: Rig, number: int) -> None:
-    """As an application does it: row and message in one transaction."""
+    """As an application does: row and message in one transaction."""
     with rig.conn.transaction():
         rig.conn.execute("INSERT INTO orders VALUES (%s, 'new')", [number])
         rig.conn.execute("SELECT pg_logical_emit_message(true, 'outbox.orders', %s::text)", [str(number)])
 
 
 def emit(rig: Rig, prefix: str, content: str) -> Lsn:
-    """Between transactions, where no commit flushes it: the WAL writer does, and a sync ends at what is durable."""
+    """A message between transactions, which no commit flushes: the WAL writer does, and a sync ends at what is
+    durable."""
     found = rig.conn.execute("SELECT pg_logical_emit_message(false, %s, %s)::text", [prefix, content]).fetchall()
     lsn = Lsn.parse(found[0][0])
     wait_for(lambda: rig.flush() >= lsn, what="the WAL writer")
@@ -67,7 +68,7 @@ def contents(rows: pa.Table) -> list[str]:
 
 
 def check_points(rig: Rig) -> None:
-    """At each point, the messages of exactly those orders that the mirror has."""
+    """Check that each point has the messages of exactly those orders that the mirror has."""
     lake = Lake(rig.lake)
     seen = 0
     for point in ConsistentPoints(rig.settings.layout).all():
@@ -81,7 +82,7 @@ def check_points(rig: Rig) -> None:
         seen = len(told)
 
 
-def test_row_and_message_are_seen_at_the_same_point(rig: Rig) -> None:
+def test_row_and_message_of_a_transaction_appear_at_the_same_point(rig: Rig) -> None:
     for number in range(3):
         order(rig, number)
         rig.conn.execute("SELECT pg_logical_emit_message(true, 'other', 'not chosen')")
@@ -97,7 +98,7 @@ def test_row_and_message_are_seen_at_the_same_point(rig: Rig) -> None:
     assert told["transactional"].to_pylist() == [True, True, True, False, True]
     row = told.slice(3, 1).to_pylist()[0]
     assert (row["lsn"], row["order_lsn"], row["xid"], row["commit_lsn"]) == (loose, loose - 1, None, None)
-    # Since an earlier look: none twice, none missed.
+    # The messages since an earlier read: none is repeated, none is missing.
     first = Lake(rig.lake).at(ConsistentPoints(rig.settings.layout).all()[1].replay_lsn)
     assert contents(first.messages()) + contents(Lake(rig.lake).at().messages(first.lsn)) == contents(told)
     (row,) = rig.conn.execute("SELECT xmin::text::bigint FROM orders WHERE id = 3").fetchall()
@@ -108,7 +109,7 @@ def test_row_and_message_are_seen_at_the_same_point(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_message_alone_makes_a_point(rig: Rig) -> None:
+def test_message_without_rows_makes_a_point(rig: Rig) -> None:
     before = Lake(rig.lake).at().lsn
     rig.conn.execute("SELECT pg_logical_emit_message(true, 'outbox.alone', 'inside')")
     emit(rig, "outbox.alone", "between")
@@ -119,7 +120,7 @@ def test_a_message_alone_makes_a_point(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_point_inside_a_batch_has_the_messages_below_it(rig: Rig) -> None:
+def test_point_inside_a_batch_has_only_the_messages_below_it(rig: Rig) -> None:
     order(rig, 1)
     middle = emit(rig, "outbox.loose", "below")
     above = emit(rig, "outbox.loose", "above")
@@ -133,7 +134,7 @@ def test_a_point_inside_a_batch_has_the_messages_below_it(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_quiet_turns_make_no_commit_and_lose_no_position(rig: Rig) -> None:
+def test_turns_without_messages_make_no_commit_and_keep_the_position(rig: Rig) -> None:
     order(rig, 1)
     rig.sync()
     feed = rig.lake / "_pgcdc" / "messages" / "_delta_log"
@@ -150,7 +151,7 @@ def test_quiet_turns_make_no_commit_and_lose_no_position(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_what_is_asked_for_later_begins_then(rig: Rig) -> None:
+def test_prefix_that_is_added_later_counts_only_for_later_messages(rig: Rig) -> None:
     emit(rig, "later.a", "before")
     order(rig, 1)
     rig.sync()
@@ -164,12 +165,12 @@ def test_what_is_asked_for_later_begins_then(rig: Rig) -> None:
     order(rig, 3)
     emit(rig, "later.a", "behind")
     rig.sync()
-    # The second order's message was not asked for.
+    # The second order's message was not requested.
     assert contents(Lake(rig.lake).at().messages()) == ["1", "3", "behind"]
 
 
 @pytest.mark.long
-def test_a_range_is_derived_again(rig: Rig) -> None:
+def test_messages_of_a_range_can_be_derived_again(rig: Rig) -> None:
     for number in range(4):
         order(rig, number)
         rig.sync()
@@ -194,7 +195,7 @@ def test_a_range_is_derived_again(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_feed_that_cannot_be_written_keeps_no_table_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_message_feed_holds_back_no_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise LakeError("is not well", thing="messages")
 
@@ -215,7 +216,9 @@ def test_a_feed_that_cannot_be_written_keeps_no_table_back(rig: Rig, monkeypatch
 
 
 @pytest.mark.long
-def test_maintenance_forgets_merges_and_keeps_what_is_needed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maintenance_deletes_merged_message_files_and_keeps_what_is_needed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed_messages, "FEWEST_MERGED", 2)
     for number in range(5):
         order(rig, number)
@@ -231,7 +234,9 @@ def test_maintenance_forgets_merges_and_keeps_what_is_needed(rig: Rig, monkeypat
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["feed", "point"])
-def test_a_run_that_ends_between_feed_and_point(rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_run_that_dies_between_feed_and_point_repeats_no_message(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -250,8 +255,8 @@ def test_a_run_that_ends_between_feed_and_point(rig: Rig, monkeypatch: pytest.Mo
 
 
 @pytest.mark.long
-def test_killed_receivers_bring_each_message_once(rig: Rig) -> None:
-    """SIGKILL of the receiver while an application writes; what failed is done again."""
+def test_each_message_is_stored_once_across_killed_receivers(rig: Rig) -> None:
+    """The receiver is killed while an application writes. A failed run is repeated."""
     written = 0
     for _ in range(4):
         stop = threading.Event()

@@ -1,5 +1,5 @@
-"""Mirrors that follow by metadata alone, and all that writes and reads them right afterwards: they have files of before
-and after."""
+"""Mirrors that follow schema changes by metadata alone. Every writer and reader must then handle files from before and
+after the change."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read(rig: Rig, by: str, name: TableName) -> pa.Table:
 
 
 def assert_read(rig: Rig) -> None:
-    """The lake's own reader and Spark, whose newest versions equal the source."""
+    """The lake's own reader and Spark read the same, and the newest versions equal the source."""
     for name in (T, U):
         columns, expected = source_rows(rig.conn, name.schema, name.name)
         for by in ("files", "Spark"):
@@ -66,8 +66,8 @@ def follow_all(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_files_stay_and_take_changes_of_every_kind(rig: Rig) -> None:
-    """Values that were not sent are found under the name that the files have."""
+def test_files_stay_in_place_and_take_changes_of_every_kind(rig: Rig) -> None:
+    """Values that were not sent are found under the column name that the files have."""
     before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
     earlier = Lake(rig.lake).at().lsn
     copies = len(rig.observer.copies)
@@ -93,7 +93,7 @@ def test_files_stay_and_take_changes_of_every_kind(rig: Rig) -> None:
         rig.commit(f"UPDATE u{now} SET v = v + 1e9 WHERE a < 5", f"UPDATE t{now} SET w = w || 'x' WHERE id < 5")
         rig.sync()
     assert_read(rig)
-    # The way back: files are written anew.
+    # Back to rewriting: files are written again.
     rig.settings = rig.settings.model_copy(update={"schema_changes": "rewrite"})
     before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
     rig.commit("ALTER TABLE t RENAME w TO x", "ALTER TABLE u ALTER v TYPE numeric(14,2)", "UPDATE t SET v = id::text")
@@ -104,8 +104,9 @@ def test_files_stay_and_take_changes_of_every_kind(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_upkeep_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of before and after are merged, a checkpoint stands for them, and what nobody needs goes."""
+def test_maintenance_works_on_files_from_before_and_after_the_change(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files from before and after the change are merged, a checkpoint replaces commits, and unneeded files are
+    deleted."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
     follow_all(rig)
@@ -132,8 +133,8 @@ def test_upkeep_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_a_repair_a_rewrite_and_a_copy_follow(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where small files are merged after each turn."""
+def test_repair_rewrite_and_copy_work_after_a_metadata_change(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a merge of small files after each turn."""
     monkeypatch.setattr(DeltaTarget, "compaction", Compaction(look_every=1, most_small=1))
     start = rig.flush()
     rig.commit("UPDATE t SET v = 'before' WHERE id < 5", "UPDATE u SET v = 2 WHERE a < 5")
@@ -154,8 +155,8 @@ def test_a_repair_a_rewrite_and_a_copy_follow(rig: Rig, monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
-def test_a_new_column_is_known_to_be_that_whatever_became_of_the_run(rig: Rig) -> None:
-    """The run that took it up died before it had noted so, but behind the commit of its rows."""
+def test_new_column_is_recognised_after_the_run_died(rig: Rig) -> None:
+    """The run that added the column died after the commit of its rows, and before it recorded the column."""
     rig.commit("ALTER TABLE t DROP v")
     rig.sync()
     rig.commit("UPDATE t SET id = id")

@@ -1,4 +1,5 @@
-"""A run that follows connects again after it has lost the source; it ends by its bounds, or by what no wait mends."""
+"""A run that follows reconnects after it has lost the source. It ends by its bounds, or by an error that waiting cannot
+cure."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.01)
 
 
-def test_a_run_that_follows_goes_on_after_growing_pauses() -> None:
+def test_following_run_reconnects_after_growing_pauses() -> None:
     engine = Scripted([LOST, STARTING, HELD, LockHeld("`pgcdc maintain` writes"), RAN])
     report = engine.sync(Bounds(follow=True))
     assert (report.transactions, report.lost) == (2, None)
@@ -76,7 +77,7 @@ def test_a_run_that_follows_goes_on_after_growing_pauses() -> None:
     ]  # fmt: skip
 
 
-def test_a_run_that_followed_for_long_begins_with_a_short_pause_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_following_run_starts_again_with_a_short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "LONGEST_PAUSE", -1.0)
     engine = Scripted([LOST, LOST, RAN])
     engine.sync(Bounds(follow=True))
@@ -85,12 +86,12 @@ def test_a_run_that_followed_for_long_begins_with_a_short_pause_again(monkeypatc
 
 @pytest.mark.parametrize("bounds", [Bounds(), Bounds(follow=True)], ids=["sync", "follow"])
 @pytest.mark.parametrize("error", [STARTING, HELD], ids=["unreachable", "slot held"])
-def test_a_source_that_was_never_reached_ends_the_run(bounds: Bounds, error: Exception) -> None:
+def test_source_that_was_never_reached_ends_the_run(bounds: Bounds, error: Exception) -> None:
     with pytest.raises(type(error)):
         Scripted([error]).sync(bounds)
 
 
-def test_a_bounded_run_that_leaves_a_table_behind_goes_on_for_some_rounds_and_ends_with_3() -> None:
+def test_bounded_run_retries_tables_left_behind_and_then_exits_with_3() -> None:
     behind = replace(RAN, left=[(TableName("public", "t"), "was rewritten")])
     engine = Scripted([behind] * (COPY_ROUNDS + 1))
     report = engine.sync(Bounds())
@@ -103,12 +104,12 @@ def test_a_bounded_run_that_leaves_a_table_behind_goes_on_for_some_rounds_and_en
         Scripted([behind, STARTING]).sync(Bounds())
 
 
-def test_a_slot_that_another_one_took_from_a_run_that_gave_way_ends_the_run() -> None:
+def test_slot_taken_by_another_session_ends_a_run_that_gave_way() -> None:
     with pytest.raises(SlotActive):
         Scripted([replace(RAN, gave_way=True), HELD]).sync(Bounds(follow=True))
 
 
-def test_an_error_that_waiting_cannot_mend_ends_the_run() -> None:
+def test_error_that_waiting_cannot_cure_ends_the_run() -> None:
     with pytest.raises(IdentityMismatch):
         Scripted([LOST, IdentityMismatch("is another database")]).sync(Bounds(follow=True))
 
@@ -122,14 +123,14 @@ def test_bounds_end_a_run_during_an_outage_with_the_reason(bounds: Bounds, monke
         Scripted([LOST]).sync(bounds)
 
 
-def test_a_stop_ends_a_run_during_an_outage_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_during_an_outage_ends_the_run_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
     bounds = Bounds(follow=True)
     threading.Timer(0.1, bounds.stop.set).start()
     assert Scripted([LOST]).sync(bounds).transactions == 1
 
 
-def test_a_waiting_run_ends_a_run_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_command_ends_a_run_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
     bounds = Bounds(follow=True)
     threading.Timer(0.1, bounds.give_way.set).start()

@@ -1,4 +1,4 @@
-"""How operations ended stays known, whoever looks and whenever. Without Spark: none of these comes so far."""
+"""The outcome of each operation stays known to every later reader. Without Spark: no test gets that far."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ with lake_lock(layout, "follow"), recorded(layout, OperationKind.SYNC, "follow",
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Of a project with a catalog and a log, whose source cannot be reached."""
+    """Settings of a project with a catalog and a log, whose source cannot be reached."""
     monkeypatch.chdir(tmp_path)
     settings = Settings(source=NOWHERE, lake=tmp_path / "lake", slot="s", publication="p")
     catalog = catalog_of(("public", "orders"))
@@ -66,7 +66,7 @@ def engine(settings: Settings, command: str = "sync") -> Engine:
 def operation(
     settings: Settings, kind: OperationKind = OperationKind.SYNC, command: str = "sync"
 ) -> Iterator[Operation]:
-    """As the engine does one."""
+    """Run an empty operation as the engine does."""
     with lake_lock(settings.layout, command), recorded(settings.layout, kind, command, print) as operation:
         yield operation
 
@@ -80,7 +80,7 @@ def told(settings: Settings, kind: str) -> tuple[Status, list[Problem]]:
     return found, [problem for problem in found.problems if problem.thing == f"last {kind}"]
 
 
-def test_a_failed_sync_is_told_until_one_succeeds(settings: Settings) -> None:
+def test_failed_sync_is_reported_until_a_sync_succeeds(settings: Settings) -> None:
     assert told(settings, "sync")[1] == []
     with pytest.raises(SourceUnavailable):
         engine(settings, "follow").sync(Bounds())
@@ -91,7 +91,7 @@ def test_a_failed_sync_is_told_until_one_succeeds(settings: Settings) -> None:
     last = json.loads(json.dumps(found.to_json()))["last"]["sync"]
     assert (last["succeeded_at"], last["under_way"], last["failed"]["command"]) == (None, None, "follow")
     assert "hunter2" not in path_of(settings.layout.outcomes).read_text()
-    # Another kind's success says nothing of it.
+    # The success of another kind of operation does not count.
     engine(settings).maintain(Allowance())
     assert len(told(settings, "sync")[1]) == 1
     with operation(settings):
@@ -101,7 +101,7 @@ def test_a_failed_sync_is_told_until_one_succeeds(settings: Settings) -> None:
     assert found.to_json()["last"]["sync"]["succeeded_at"] is not None
 
 
-def test_a_sync_that_follows_has_succeeded_before_it_ends(settings: Settings) -> None:
+def test_following_sync_can_succeed_before_it_ends(settings: Settings) -> None:
     with pytest.raises(SourceUnavailable):
         engine(settings).sync(Bounds())
     with operation(settings, OperationKind.SYNC, "follow") as done:
@@ -112,7 +112,7 @@ def test_a_sync_that_follows_has_succeeded_before_it_ends(settings: Settings) ->
         assert told(settings, "sync")[1] == []
 
 
-def test_a_killed_operation_is_told_and_by_the_next_kind_too(settings: Settings) -> None:
+def test_killed_operation_is_reported_even_after_another_kind_ran(settings: Settings) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD_IT, str(settings.layout.root)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -128,7 +128,7 @@ def test_a_killed_operation_is_told_and_by_the_next_kind_too(settings: Settings)
     assert len(told(settings, "sync")[1]) == 1
 
 
-def test_another_writer_a_mistake_and_a_stop_are_no_failures(settings: Settings) -> None:
+def test_held_lock_usage_error_and_stop_are_not_failures(settings: Settings) -> None:
     with lake_lock(settings.layout, "follow"), pytest.raises(LockHeld):
         engine(settings).sync(Bounds())
     with pytest.raises(PgcdcError):
@@ -142,7 +142,7 @@ def test_another_writer_a_mistake_and_a_stop_are_no_failures(settings: Settings)
     assert [(outcome.succeeded, outcome.failed, outcome.under_way) for outcome in last.values()] == [(None,) * 3] * 2
 
 
-def test_a_maintenance_that_could_not_keep_a_mirror_is_told_with_its_error(settings: Settings) -> None:
+def test_maintenance_error_of_a_mirror_is_reported(settings: Settings) -> None:
     with operation(settings, OperationKind.MAINTENANCE, "maintain") as done:
         done.failures += [LakeError("cannot be read", thing="public.t", do="restore it"), LakeError("b")]
     found, (problem,) = told(settings, "maintenance")
@@ -151,7 +151,7 @@ def test_a_maintenance_that_could_not_keep_a_mirror_is_told_with_its_error(setti
     assert all(problem.severity == "warning" for problem in found.problems if problem.thing.startswith("last"))
 
 
-def test_what_could_not_be_repaired_is_history_once_the_table_is_copied_anew(settings: Settings) -> None:
+def test_failed_repair_is_no_longer_reported_after_a_new_copy(settings: Settings) -> None:
     with pytest.raises(NotRepairable), operation(settings, OperationKind.REPAIR, "repair public.t"):
         raise NotRepairable("lies before the log", thing="public.t", lsn=Lsn(0x20), do="copy it anew")
     assert "at LSN 0/20" in told(settings, "repair")[1][0].what
@@ -161,7 +161,7 @@ def test_what_could_not_be_repaired_is_history_once_the_table_is_copied_anew(set
         assert len(told(settings, "repair")[1]) == left
 
 
-def test_an_unexpected_error_is_told_by_its_kind_alone(settings: Settings) -> None:
+def test_unexpected_error_is_reported_only_by_its_class(settings: Settings) -> None:
     with pytest.raises(ZeroDivisionError), operation(settings, OperationKind.SYNC, "sync"):
         raise ZeroDivisionError("hunter2")
     (problem,) = told(settings, "sync")[1]
@@ -169,7 +169,7 @@ def test_an_unexpected_error_is_told_by_its_kind_alone(settings: Settings) -> No
     assert "hunter2" not in path_of(settings.layout.outcomes).read_text()
 
 
-def test_a_file_that_cannot_be_read_is_told_and_written_anew(settings: Settings) -> None:
+def test_unreadable_outcomes_file_is_reported_and_rewritten(settings: Settings) -> None:
     path_of(settings.layout.outcomes).write_text("[]")
     (problem,) = [p for p in status(settings).problems if p.thing == str(settings.layout.outcomes)]
     assert problem.severity == "warning"
@@ -177,7 +177,7 @@ def test_a_file_that_cannot_be_read_is_told_and_written_anew(settings: Settings)
     assert set(outcomes.read(settings.layout)) == {"maintenance"}
 
 
-def test_a_disk_that_does_not_take_the_note_stops_nothing(settings: Settings, tmp_path: Path) -> None:
+def test_outcome_that_cannot_be_written_stops_nothing(settings: Settings, tmp_path: Path) -> None:
     path_of(settings.layout.outcomes).mkdir()
     said: list[str] = []
     with lake_lock(settings.layout, "s"), recorded(settings.layout, OperationKind.SYNC, "sync", said.append):

@@ -1,6 +1,6 @@
-"""What the stream does not carry, by the kind of a relation or by the publication's own choice.
+"""What the stream does not carry, because of a relation's kind or because of the publication's options.
 
-Every command leaves partitions out that logical decoding does not cover, and says so by name.
+Every command leaves out the partitions that logical decoding does not cover, and names them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ P = TableName("public", "p")
 MAKE = (
     "CREATE TABLE p (id int, v text) PARTITION BY LIST (id)",
     "CREATE FOREIGN DATA WRAPPER w", "CREATE SERVER far FOREIGN DATA WRAPPER w",
-    # PostgreSQL's heap under another name: it stands for the access method of an extension.
+    # PostgreSQL's heap under another name. It stands for the access method of an extension.
     "CREATE FUNCTION columnar(internal) RETURNS table_am_handler LANGUAGE internal AS 'heap_tableam_handler'",
     "CREATE ACCESS METHOD columnar TYPE TABLE HANDLER columnar",
     "CREATE TABLE p_here PARTITION OF p FOR VALUES IN (1)",
@@ -71,7 +71,7 @@ def _verified(rig: Rig) -> TableReport:
 @pytest.mark.parametrize(
     "published", ["by setup", "FOR TABLE p, t", "FOR TABLE p, t WITH (publish_via_partition_root)"]
 )
-def test_every_command_leaves_them_out_by_name(rig: Rig, published: str) -> None:
+def test_every_command_leaves_out_undecoded_partitions_by_name(rig: Rig, published: str) -> None:
     rig.commit(*MAKE)
     if published != "by setup":
         rig.conn.execute(f"CREATE PUBLICATION {rig.settings.publication} {published}".encode())
@@ -90,7 +90,7 @@ def test_every_command_leaves_them_out_by_name(rig: Rig, published: str) -> None
     assert (report.verdict, report.source_rows) == ("equal", 2)
     assert all(said in (report.reason or "") for said in (FOREIGN, UNLOGGED, COLUMNAR))
 
-    # A leaf that comes outside changes nothing. One that logical decoding carries from now on is part of the mirror.
+    # A new leaf that is not decoded changes nothing. A leaf that is decoded from now on becomes part of the mirror.
     rig.commit(
         "CREATE FOREIGN TABLE p_more PARTITION OF p FOR VALUES IN (5) SERVER far", "INSERT INTO p VALUES (1, 'h')"
     )
@@ -105,7 +105,7 @@ def test_every_command_leaves_them_out_by_name(rig: Rig, published: str) -> None
 
 
 @pytest.mark.long
-def test_a_truncate_that_is_not_published_has_the_table_copied(rig: Rig) -> None:
+def test_unpublished_truncate_causes_a_copy(rig: Rig) -> None:
     publication = rig.settings.publication
     rig.conn.execute(
         f"CREATE PUBLICATION {publication} FOR TABLE t, u WITH (publish = 'insert, update, delete')".encode()
@@ -122,7 +122,7 @@ def test_a_truncate_that_is_not_published_has_the_table_copied(rig: Rig) -> None
     ]
 
 
-def test_the_advice_for_a_table_without_a_partition_leads_out(rig: Rig) -> None:
+def test_advice_for_a_table_without_partitions_works(rig: Rig) -> None:
     assert rig.settings.source is not None
     rig.commit(
         "CREATE TABLE p (id int, v text) PARTITION BY LIST (id)", "ALTER TABLE p REPLICA IDENTITY FULL",

@@ -1,4 +1,4 @@
-"""Partitions that come and go: the mirror of their table follows without a copy, unless rows came in no stream."""
+"""Partitions are added and removed: their table's mirror follows without a copy, unless some rows were not streamed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def via_root() -> bool:
 
 @pytest.fixture
 def rig(rig: Rig, via_root: bool) -> Rig:
-    # That of setup would list the leaves of a table without a key one by one.
+    # A publication by setup would list the leaves of a table without a key one by one.
     root = f" WITH (publish_via_partition_root = {via_root})"
     rig.commit(*_MAKE, f"CREATE PUBLICATION {rig.settings.publication} FOR TABLE p, k, t{root}")
     rig.started(batch_seconds=0.1, range_seconds=1)
@@ -47,7 +47,7 @@ def _assert_followed(rig: Rig, *copied: TableName) -> None:
 
 
 @pytest.mark.long
-def test_a_partition_that_comes_without_rows(rig: Rig) -> None:
+def test_empty_new_partition_is_followed_without_a_copy(rig: Rig) -> None:
     rig.commit("CREATE TABLE p_4 PARTITION OF p FOR VALUES IN (4)", "UPDATE p SET v = 'x' WHERE id = 1")
     rig.commit("CREATE TABLE k_4 (v text, day int)", "ALTER TABLE k_4 REPLICA IDENTITY FULL",
                "ALTER TABLE k ATTACH PARTITION k_4 FOR VALUES IN (4)")  # fmt: skip
@@ -63,8 +63,9 @@ def test_a_partition_that_comes_without_rows(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_partition_that_goes_takes_its_rows_along(rig: Rig) -> None:
-    """Rows that moved between it and others before it went are in the log behind the mirror's position."""
+def test_rows_of_a_removed_partition_leave_the_mirror(rig: Rig) -> None:
+    """Rows that moved between this partition and others before its removal are in the log above the mirror's
+    position."""
     rig.commit(
         "INSERT INTO p VALUES (101, 1, 'a'), (102, 2, 'b')", "UPDATE p SET day = 2 WHERE id = 3",
         "UPDATE p SET day = 1 WHERE id = 4", "DELETE FROM p WHERE id = 6", "ALTER TABLE p DETACH PARTITION p_1",
@@ -81,8 +82,8 @@ def test_a_partition_that_goes_takes_its_rows_along(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_what_was_derived_of_a_partition_that_went_is_forgotten(rig: Rig) -> None:
-    """The feed was ahead of the mirror; what came before stays in it."""
+def test_feed_rows_of_a_removed_partition_above_the_mirror_are_deleted(rig: Rig) -> None:
+    """The feed was ahead of the mirror. Its rows below the mirror's position stay."""
     before = _fed(rig)
     assert before
     rig.commit("INSERT INTO p VALUES (101, 1, 'a'), (102, 2, 'b')", "DELETE FROM p WHERE id = 7")
@@ -101,7 +102,7 @@ def _fed(rig: Rig) -> int:
 
 
 @pytest.mark.long
-def test_a_partition_that_comes_with_rows_has_its_table_copied(rig: Rig) -> None:
+def test_new_partition_with_rows_causes_a_copy(rig: Rig) -> None:
     rig.commit("CREATE TABLE p_4 (LIKE p INCLUDING ALL)", "INSERT INTO p_4 VALUES (100, 4, 'before')",
                "ALTER TABLE p ATTACH PARTITION p_4 FOR VALUES IN (4)")  # fmt: skip
     rig.sync()
@@ -109,7 +110,7 @@ def test_a_partition_that_comes_with_rows_has_its_table_copied(rig: Rig) -> None
 
 
 @pytest.mark.long
-def test_a_partition_that_went_and_came_back_has_its_table_copied(rig: Rig) -> None:
+def test_partition_detached_and_attached_again_causes_a_copy(rig: Rig) -> None:
     rig.commit("ALTER TABLE p DETACH PARTITION p_1")
     rig.sync()
     _assert_followed(rig)
@@ -119,8 +120,8 @@ def test_a_partition_that_went_and_came_back_has_its_table_copied(rig: Rig) -> N
 
 
 @pytest.mark.long
-def test_a_partition_with_the_name_that_another_had_has_its_table_copied(rig: Rig) -> None:
-    """The mirror knows a leaf by the name that it had when it came."""
+def test_partition_with_a_former_name_of_another_causes_a_copy(rig: Rig) -> None:
+    """The mirror knows a leaf by the name that it had when it was added."""
     rig.commit("ALTER TABLE p_1 RENAME TO p_old", "CREATE TABLE p_1 PARTITION OF p FOR VALUES IN (4)")
     rig.sync()
     _assert_followed(rig, P)
@@ -132,8 +133,8 @@ def test_a_partition_with_the_name_that_another_had_has_its_table_copied(rig: Ri
 @pytest.mark.long
 @pytest.mark.parametrize("via_root", [True])
 @pytest.mark.parametrize("change", ["come", "go"])
-def test_via_the_root(rig: Rig, change: str) -> None:
-    """The stream does not tell whose rows they are: those of one that goes cannot be taken out."""
+def test_partitions_published_via_the_root_are_followed_or_copied(rig: Rig, change: str) -> None:
+    """The stream does not show to which leaf a row belongs, so the rows of a removed leaf cannot be taken out."""
     if change == "come":
         rig.commit("CREATE TABLE p_4 PARTITION OF p FOR VALUES IN (4)")
         rig.sync()

@@ -1,4 +1,4 @@
-"""Where tables stand, and which of them a consistent point lists. No Spark, no source."""
+"""Positions of tables, and which tables a consistent point lists. No Spark, no source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, copied_mirror,
 from tests.structure.marked import parsed
 
 RECORDED = Lsn(30)
-"""How far the change log is recorded."""
+"""The LSN up to which the change log is recorded."""
 
 
 def _table(oid: int, name: str) -> Table:
@@ -66,7 +66,7 @@ def _listed(progress: TablesProgress) -> set[str]:
     return set() if newest is None else {name.name for name in newest.tables}
 
 
-def test_a_point_lists_only_tables_that_stand_at_it(progress: TablesProgress) -> None:
+def test_point_lists_only_tables_that_have_reached_it(progress: TablesProgress) -> None:
     assert progress.waiting() == [A, B, C]
     progress.copying([A, B, C], Lsn(10))
     assert not progress.publish(Lsn(10), RECORDED)
@@ -74,19 +74,19 @@ def test_a_point_lists_only_tables_that_stand_at_it(progress: TablesProgress) ->
     progress.copied(B, Lsn(10), 1)
     progress.moved(A.name, Lsn(20), 2)
     assert not progress.publish(Lsn(20), RECORDED)
-    # B stands below the point, C is still being copied.
+    # B is below the point, and C is still being copied.
     assert _listed(progress) == {"a"}
     progress.moved(B.name, Lsn(20))
     assert progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "b"}
     newest = progress.points.newest()
     assert newest is not None
-    # By their own account; B's version 1 is the copy, and nothing came for it since.
+    # Positions by their own mirrors: B's version 1 is the copy, and no later change came for B.
     assert newest.positions == {A.name: 20, B.name: 10}
     assert progress[C.name].state is TableState.COPYING
 
 
-def test_a_table_that_is_set_aside_is_listed_no_more(progress: TablesProgress) -> None:
+def test_table_that_is_set_aside_is_no_longer_listed(progress: TablesProgress) -> None:
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 1)
@@ -101,7 +101,7 @@ def test_a_table_that_is_set_aside_is_listed_no_more(progress: TablesProgress) -
     assert _listed(progress) == {"a"}
 
 
-def test_a_table_is_not_listed_below_the_look_that_showed_its_structure(progress: TablesProgress) -> None:
+def test_table_is_not_listed_below_the_catalog_check_of_its_structure(progress: TablesProgress) -> None:
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -121,8 +121,8 @@ def test_a_table_is_not_listed_below_the_look_that_showed_its_structure(progress
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_a_point_of_before_a_change_stays_what_it_is(progress: TablesProgress) -> None:
-    """A later one of the same LSN lists the table in the same version."""
+def test_point_below_a_change_stays_as_it_is(progress: TablesProgress) -> None:
+    """A later point at the same LSN lists the table in the same version."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -140,8 +140,8 @@ def test_a_point_of_before_a_change_stays_what_it_is(progress: TablesProgress) -
     assert _listed(progress) == {"a", "c"}
 
 
-def test_a_structure_outlives_the_run_that_gave_it(tmp_path: Path) -> None:
-    """It died right after the mirror's commit."""
+def test_structure_survives_the_run_that_committed_it(tmp_path: Path) -> None:
+    """The run died right after the mirror's commit."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(20))
     follows = replace(B, lineage=Lineage(1, 1, 25))
@@ -154,7 +154,7 @@ def test_a_structure_outlives_the_run_that_gave_it(tmp_path: Path) -> None:
     assert stored.table == follows
 
 
-def test_a_table_that_was_set_aside_goes_on_from_the_log(progress: TablesProgress, tmp_path: Path) -> None:
+def test_healed_table_goes_on_from_the_log(progress: TablesProgress, tmp_path: Path) -> None:
     progress.copying([A, B], Lsn(10))
     for table in (A, B):
         progress.copied(table, Lsn(10), 2)
@@ -175,7 +175,7 @@ def test_a_table_that_was_set_aside_goes_on_from_the_log(progress: TablesProgres
     assert progress[B.name].state is TableState.SET_ASIDE
 
 
-def test_a_point_never_falls_for_a_late_copy(progress: TablesProgress) -> None:
+def test_late_copy_does_not_lower_the_newest_point(progress: TablesProgress) -> None:
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B):
         progress.copied(table, Lsn(10), 1)
@@ -190,7 +190,7 @@ def test_a_point_never_falls_for_a_late_copy(progress: TablesProgress) -> None:
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_path: Path) -> None:
+def test_table_that_is_back_is_listed_from_where_its_name_was_seen(tmp_path: Path) -> None:
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.gone({A.name}) == [B.name]
@@ -213,8 +213,8 @@ def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_
             assert _listed(progress) == {"a", "b"}
 
 
-def test_a_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) -> None:
-    """Also where the run that noted its new name was killed before it published a point."""
+def test_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) -> None:
+    """Also if the run that recorded the new name was killed before it published a point."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     renamed = replace(B, name=TableName("public", "z"))
@@ -232,7 +232,7 @@ def test_a_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) 
         second.listed_from(Lsn(23))
 
 
-def test_a_point_of_before_keeps_tables_whose_mirrors_are_to_go_on(tmp_path: Path) -> None:
+def test_point_at_an_old_lsn_keeps_tables_that_wait_for_their_rename(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path)
     before = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20)).points.newest()
     assert before is not None
@@ -247,8 +247,8 @@ def test_a_point_of_before_keeps_tables_whose_mirrors_are_to_go_on(tmp_path: Pat
     assert newest.tables == {**before.tables, C.name: 1}
 
 
-def test_a_table_that_was_set_aside_stays_so_under_another_name(tmp_path: Path) -> None:
-    """Also where another has its name, and until somebody has it copied; then nothing is left of it."""
+def test_renamed_table_stays_set_aside(tmp_path: Path) -> None:
+    """Also if another table takes its former name. A requested copy ends this state, and nothing is left of it."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     first.put_aside(B.name, Lsn(20), "waits for a word")
@@ -271,8 +271,8 @@ def test_a_table_that_was_set_aside_stays_so_under_another_name(tmp_path: Path) 
     assert [entry.former for entry in third.renamed_tables()] == [elsewhere.name]
 
 
-def test_a_mirror_tells_whose_rows_it_has(tmp_path: Path) -> None:
-    """Where the stored state says otherwise, the table is copied."""
+def test_mirror_itself_says_whose_rows_it_holds(tmp_path: Path) -> None:
+    """If the stored state says otherwise, the table is copied."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     delta_target(layout, OWNER).rename(B.name, replace(B, name=A.name), first[B.name].version, Lsn(20))
@@ -281,8 +281,8 @@ def test_a_mirror_tells_whose_rows_it_has(tmp_path: Path) -> None:
     assert [entry.table for entry in second.followed()] == [B]
 
 
-def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp_path: Path) -> None:
-    """Nobody was away: a bounded run after it may have no other place to list it at."""
+def test_copy_that_no_point_listed_is_listed_at_its_position(tmp_path: Path) -> None:
+    """The table was never gone from the catalog. A later bounded run may have no other LSN at which to list it."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
@@ -299,8 +299,8 @@ def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp
         assert _listed(second) == listed
 
 
-def test_a_table_that_is_back_and_stands_at_the_newest_point_is_not_listed_there(tmp_path: Path) -> None:
-    """A run found it and brought it there, and was killed before it listed it: there it had another name."""
+def test_table_that_is_back_is_not_listed_at_the_newest_point(tmp_path: Path) -> None:
+    """A run caught the table up and was killed before it listed it. At that LSN the table had another name."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(19))
     assert first.gone({A.name}) == [B.name]
@@ -314,8 +314,8 @@ def test_a_table_that_is_back_and_stands_at_the_newest_point_is_not_listed_there
     assert _listed(second) == {"a"}
 
 
-def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
-    """A version that a point names was torn, as no power cut does it: the file is named, and the others go on."""
+def test_unreadable_mirror_holds_up_no_other_mirror(tmp_path: Path) -> None:
+    """A version that a point lists was torn, which no power cut does. The file is named, and the other tables go on."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(20))
     torn = layout.mirror(A.name) / "_delta_log" / f"{2:020}.json"
@@ -327,7 +327,7 @@ def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
 
 
 def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: Path) -> None:
-    """Seen as a point is made of it or as a run begins, kept by the state, and told by ``status`` before either."""
+    """Found when a point is made or a run begins, and kept in the state. ``status`` reports it even before that."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.changed == {}
@@ -364,8 +364,11 @@ def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: 
     [(1, 1, TableState.CATCHING_UP), (1, 20, TableState.CATCHING_UP), (1, 21, TableState.WAITING),
      (11, 11, TableState.WAITING)],
 )  # fmt: skip
-def test_a_table_below_the_logs_start_is_copied_anew(tmp_path: Path, began: int, start: int, state: TableState) -> None:
-    """Copied at 10, stands at 20: it can go on where the log holds all from there on, and is the one it began with."""
+def test_table_below_the_start_of_the_log_is_copied_again(
+    tmp_path: Path, began: int, start: int, state: TableState
+) -> None:
+    """The table was copied at 10 and is at 20. It can go on if this is its first log and the log holds all changes
+    above 20."""
     layout = Layout.of(tmp_path)
     copied_at_10_applied_to_20(layout, A)
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
@@ -375,7 +378,7 @@ def test_a_table_below_the_logs_start_is_copied_anew(tmp_path: Path, began: int,
     assert progress[A.name].state is state
 
 
-def test_no_point_stands_above_the_log(progress: TablesProgress) -> None:
+def test_no_point_is_above_the_log(progress: TablesProgress) -> None:
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 1)
@@ -386,8 +389,8 @@ def test_no_point_stands_above_the_log(progress: TablesProgress) -> None:
     assert progress.publish(Lsn(RECORDED + 1), Lsn(RECORDED + 1))
 
 
-def test_a_table_with_more_columns_is_not_listed_before_its_mirror_has_them(progress: TablesProgress) -> None:
-    """A row may bring them until the mirror stands where they were first seen."""
+def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progress: TablesProgress) -> None:
+    """Rows may bring the columns until the mirror has reached the LSN at which they were first seen."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)

@@ -1,4 +1,4 @@
-"""Tables that come after setup: a sync publishes those that the setting means, where the publication is ours."""
+"""Tables created after setup: a sync publishes those that the settings include, if the publication is ours."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def rig(rig: Rig) -> Rig:
     return rig.started(batch_seconds=0.1, range_seconds=1, tables=("public.*", "-public.secret"))
 
 
-def test_a_table_that_came_is_published_and_copied(rig: Rig) -> None:
-    """One without a usable identity for inserts alone, so that nobody's UPDATE fails; one that is left out not."""
+def test_new_table_is_published_and_copied(rig: Rig) -> None:
+    """A table without a usable identity is published for inserts only, so that no UPDATE fails. Excluded tables are
+    not."""
     rig.commit(
         "CREATE TABLE new (id int PRIMARY KEY, v text)", "INSERT INTO new VALUES (1, 'before')",
         "CREATE TABLE keyless (v text)", "CREATE TABLE secret (id int PRIMARY KEY)", "CREATE SCHEMA other",
@@ -35,7 +36,7 @@ def test_a_table_that_came_is_published_and_copied(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_table_that_is_locked_is_left_for_later(rig: Rig, database: Database) -> None:
+def test_locked_new_table_is_published_later(rig: Rig, database: Database) -> None:
     rig.commit("CREATE TABLE new (id int PRIMARY KEY)")
     args = (rig.settings.publication, rig.settings.slot, rig.settings.tables, tuple)
     with database.connect() as other, database.connect() as conn:
@@ -47,7 +48,7 @@ def test_a_table_that_is_locked_is_left_for_later(rig: Rig, database: Database) 
 
 
 @pytest.mark.long
-def test_nothing_is_added_without_the_right_or_to_another_s_publication(rig: Rig, database: Database) -> None:
+def test_no_table_is_added_without_the_right_or_to_a_foreign_publication(rig: Rig, database: Database) -> None:
     rig.commit("CREATE TABLE new (id int PRIMARY KEY)", f"CREATE ROLE r_{database.name}",
                "CREATE PUBLICATION theirs FOR TABLE t")  # fmt: skip
     with database.connect() as conn:
@@ -58,7 +59,7 @@ def test_nothing_is_added_without_the_right_or_to_another_s_publication(rig: Rig
 
 
 @pytest.mark.long
-def test_what_somebody_took_out_stays_out(rig: Rig) -> None:
+def test_table_removed_from_the_publication_is_not_added_again(rig: Rig) -> None:
     rig.commit(f"ALTER PUBLICATION {rig.settings.publication} DROP TABLE u")
     for number in range(2):
         rig.commit(f"UPDATE t SET v = '{number}' WHERE id = 1", f"UPDATE u SET v = {number} WHERE a = 1")

@@ -29,7 +29,7 @@ def open_range(clock: Clock) -> OpenRange:
     return OpenRange(Lsn(100), max_bytes=30, min_seconds=60, clock=clock)
 
 
-def test_cut_by_size() -> None:
+def test_range_is_cut_by_size() -> None:
     gathered = open_range(Clock())
     gathered.add([batch(100, 110), batch(110, 120)], [], {})
     assert not gathered.due
@@ -37,7 +37,7 @@ def test_cut_by_size() -> None:
     assert gathered.due
 
 
-def test_cut_by_age_of_its_first_transaction() -> None:
+def test_range_is_cut_by_the_age_of_its_first_transaction() -> None:
     clock = Clock()
     gathered = open_range(clock)
     clock.now = 1000.0
@@ -47,7 +47,7 @@ def test_cut_by_age_of_its_first_transaction() -> None:
     assert gathered.due
 
 
-def test_positions_alone_open_no_range_and_the_next_one_covers_them() -> None:
+def test_position_without_rows_opens_no_range_and_the_next_range_covers_it() -> None:
     clock = Clock()
     gathered = open_range(clock)
     gathered.add([batch(100, 150, 0, 0)], [], {})

@@ -1,4 +1,4 @@
-"""A table that no mirror can hold: setup, sync, status and verify say one and the same of it."""
+"""A table that no mirror can hold: setup, sync, status and verify report the same reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DO = "change that on the source, or leave the table out: '-public.odd' in the se
 
 
 @pytest.mark.long
-def test_one_answer_everywhere(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_commands_report_a_refused_table_in_the_same_words(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     rig.conn.execute('CREATE TABLE odd (id int PRIMARY KEY, "Id" int)')
     assert rig.settings.source is not None
     told = [f for f in make_ready(rig.settings, rig.settings.source).findings if f.thing == "table public.odd"]

@@ -1,4 +1,4 @@
-"""Tables that are renamed, or move to another schema: their mirrors go on under the new names, without a copy."""
+"""Tables that are renamed or move to another schema: their mirrors go on under the new names, without a copy."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def rig(rig: Rig) -> Rig:
     return rig
 
 
-def test_a_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
-    """Rows of before and after the change, in the transaction that makes it, and deletion vectors."""
+def test_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
+    """With rows before, after and in the transaction of the change, and with deletion vectors."""
     before = Lake(rig.lake).at().lsn
     rig.commit("UPDATE t SET v = 'y' WHERE id = 1", "ALTER TABLE t RENAME TO w", "DELETE FROM w WHERE id IN (2, 30)")
     rig.commit("INSERT INTO w VALUES (1000, 'new', NULL)")
@@ -50,7 +50,7 @@ def test_a_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_status_tells_that_it_waits_while_a_run_only_receives(rig: Rig) -> None:
+def test_status_reports_a_waiting_rename_while_a_run_only_receives(rig: Rig) -> None:
     rig.commit("ALTER TABLE t RENAME TO w")
     rig.sync(receive_only=True)
     (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {T}"]
@@ -62,14 +62,14 @@ def test_status_tells_that_it_waits_while_a_run_only_receives(rig: Rig) -> None:
     rig.sync(receive_only=True)
     (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {W}"]
     assert "waits to go on as public.t" in told.what
-    # A copy that is asked for takes its place.
+    # A requested copy replaces the waiting mirror.
     rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
     (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {W}"]
     assert "waits" not in told.what
 
 
 @pytest.mark.long
-def test_there_and_back_and_to_another_schema(rig: Rig) -> None:
+def test_mirror_follows_to_another_schema_and_back(rig: Rig) -> None:
     rig.commit('CREATE SCHEMA "else"', "ALTER TABLE t RENAME TO w", "UPDATE w SET v = '1' WHERE id = 1")
     rig.sync()
     rig.commit("UPDATE w SET v = '2' WHERE id = 2", 'ALTER TABLE w SET SCHEMA "else"')
@@ -88,7 +88,7 @@ def test_there_and_back_and_to_another_schema(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_renamed_with_another_structure(rig: Rig) -> None:
+def test_rename_and_schema_change_are_followed_together(rig: Rig) -> None:
     rig.commit(
         "INSERT INTO t VALUES (1000, 'a', NULL)", "ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO x",
         "ALTER TABLE t RENAME TO w", "UPDATE w SET n = 6 WHERE id = 1000",
@@ -100,7 +100,7 @@ def test_renamed_with_another_structure(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_mirror_whose_files_are_gone_is_copied(rig: Rig) -> None:
+def test_renamed_mirror_with_missing_files_is_copied(rig: Rig) -> None:
     folder = path_of(rig.settings.layout.mirror(T))
     next(folder.glob("*.parquet")).unlink()
     rig.commit("ALTER TABLE t RENAME TO w")
@@ -115,7 +115,7 @@ def _listed(rig: Rig, name: TableName) -> bool:
 
 
 @pytest.mark.long
-def test_what_a_renamed_table_leaves_is_deleted_by_a_word(rig: Rig) -> None:
+def test_files_under_the_former_name_are_deleted_by_forget(rig: Rig) -> None:
     with pytest.raises(UsageError, match="is followed"):
         rig.engine("forget").forget([T])
     rig.commit("ALTER TABLE t RENAME TO w")
@@ -134,8 +134,8 @@ def test_what_a_renamed_table_leaves_is_deleted_by_a_word(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_forgotten_name_is_used_again(rig: Rig) -> None:
-    """By a renamed table, and by a new one, while the run that forgot it goes on."""
+def test_forgotten_name_may_be_used_again(rig: Rig) -> None:
+    """By a renamed table, and by a new table, while the run from before the forget goes on."""
     rig.commit("CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone VALUES (1)")
     gone = TableName("public", "gone")
     with following(rig):

@@ -1,4 +1,4 @@
-"""A source set back to an earlier time, which has gone on since past all that the lake knows of it."""
+"""A source that was restored to an earlier time, and has since gone past everything that the lake knows of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def server(pg_version: int, tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """One that may be stopped, under the name of the others' server: the rig's database is made there."""
+    """A server that may be stopped, under the name of the shared fixture, so that the rig's database is created on
+    it."""
     with new_server(tmp_path / "server", pg_version, settings=TEST_SETTINGS) as server:
         yield server
 
@@ -41,11 +42,11 @@ def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
 
 
 @pytest.mark.long
-def test_a_source_restored_between_the_log_and_a_point(
+def test_source_restored_to_below_the_newest_point_is_refused(
     rig: Rig, server: EmbeddedServer, database: Database, tmp_path: Path
 ) -> None:
-    """Nothing was published on the source between the backup and the point that ``verify`` had made. So nothing but
-    positions tells that what the restored source writes there are other transactions."""
+    """Nothing was published on the source between the backup and the point that ``verify`` had made. So only positions
+    show that the restored source writes other transactions there."""
     rig.setup()
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'before' WHERE id < 10")

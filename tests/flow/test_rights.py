@@ -1,4 +1,4 @@
-"""A right that the role lacks on one table is that table's trouble: the table waits for the GRANT, the others go on."""
+"""A missing right on one table affects only that table: it waits for the GRANT, and the other tables go on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def role(database: Database) -> Iterator[str]:
-    """A role with few rights: it may read the tables that were there when it got them, and no others."""
+    """A role with few rights: it may read only the tables that existed when it got its rights."""
     name = f"few_{database.name}"
     yield name
     with database.connect() as conn:
@@ -36,7 +36,7 @@ def role(database: Database) -> Iterator[str]:
 def few(
     database: Database, role: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rig]:
-    """A project whose role reads the publication of an owner: FOR ALL TABLES, so that what comes is published."""
+    """A project whose role reads the publication of its owner. It is FOR ALL TABLES, so new tables are published."""
     monkeypatch.chdir(tmp_path)
     settings = Settings(
         source=f"{database.conninfo} user={role}", slot=f"s_{database.name}", publication="everything",
@@ -62,7 +62,7 @@ def _waiting(rig: Rig) -> dict[str, str]:
 
 
 def test_new_table_without_a_grant_waits_and_is_copied_once_it_has_it(few: Rig, role: str) -> None:
-    """A bounded run ends with the GRANT after it has copied the others; a run that follows waits for it."""
+    """A bounded run copies the other tables, and ends with an error that names the GRANT. A run that follows waits."""
     few.conn.execute("CREATE TABLE old (id int PRIMARY KEY)")
     few.conn.execute("CREATE TABLE other (id int PRIMARY KEY)")
     few.conn.execute(f"GRANT SELECT ON other TO {role}".encode())
@@ -92,7 +92,7 @@ def test_partition_without_a_grant_holds_up_its_root_alone(few: Rig, role: str) 
 
 
 def _wait_for_the_grant(rig: Rig, table: str, grant: str) -> None:
-    """The table waits while the others go on. It is in a point once the right is granted."""
+    """The table waits while the other tables go on. It is in a point once the right is granted."""
     wait_for(lambda: grant in _waiting(rig).get(f"public.{table}", ""), what="the GRANT in the status")
     rig.conn.execute("INSERT INTO t VALUES (100, 'goes on', '')")
     at = rig.flush()

@@ -1,4 +1,4 @@
-"""What an operator says to runs while they go on: an end for whoever follows, and whether to apply."""
+"""The operator's requests to running syncs: an end for runs that follow, and whether to apply."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.spark
 
 
 def _write(rig: Rig, number: int) -> Lsn:
-    """A position behind the commit. A record of the server's own may lie between: nothing is due for that, so a wait is
-    for the change itself."""
+    """Returns a position above the commit. A record of the server's own may lie between, and it causes no turn, so the
+    tests wait for the change itself."""
     rig.conn.execute("INSERT INTO t VALUES (%s, 'new')", (number,))
     return rig.flush()
 
@@ -38,7 +38,7 @@ def _ids(rig: Rig) -> set[int]:
     return {int(row[0]) for row in mirror_rows(rig.lake, "public/t", ["id"])}
 
 
-def test_each_word_stands_until_it_is_taken_back(rig: Rig) -> None:
+def test_request_stays_in_force_until_it_is_withdrawn(rig: Rig) -> None:
     layout = rig.settings.layout
     assert sentinel.read(layout) == Sentinel()
     sentinel.follow_until(layout, Lsn(0x10))
@@ -54,14 +54,14 @@ def test_each_word_stands_until_it_is_taken_back(rig: Rig) -> None:
         sentinel.read(layout)
 
 
-def test_the_slot_drains_while_nothing_is_applied(rig: Rig) -> None:
+def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
     layout = rig.settings.layout
     rig.setup()
     rig.sync()
     point = newest(rig)
     with following(rig):
         sentinel.pause_apply(layout, paused=True)
-        # The run looks for the word after it has heard of new changes, and before it applies them.
+        # The run reads the request after it has received new changes, and before it applies them.
         # The run records the log at its start, up to here at most.
         before = rig.flush()
         _write(rig, 1001)
@@ -85,7 +85,7 @@ def test_the_slot_drains_while_nothing_is_applied(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_only_receives_ends_well_and_copies_nothing(rig: Rig) -> None:
+def test_receive_only_run_succeeds_and_copies_nothing(rig: Rig) -> None:
     rig.setup()
     at = _write(rig, 1001)
     report = rig.sync(receive_only=True)
@@ -99,7 +99,7 @@ def test_a_run_that_only_receives_ends_well_and_copies_nothing(rig: Rig) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("early", [True, False], ids=["before the run", "meanwhile"])
-def test_whoever_follows_ends_at_the_word(rig: Rig, early: bool) -> None:
+def test_following_run_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
     layout = rig.settings.layout
     rig.setup()
     rig.sync()
@@ -114,15 +114,15 @@ def test_whoever_follows_ends_at_the_word(rig: Rig, early: bool) -> None:
         run.start()
         wait_for(rig.streaming, what="the stream")
         first = _write(rig, 1000)
-        # Taken back before it is reached, it ends nothing.
+        # A request that is withdrawn before it is reached ends nothing.
         sentinel.follow_until(layout, Lsn(first + (1 << 40)))
         wait_for(lambda: 1000 in _ids(rig), what="the first change")
         sentinel.follow_until(layout, None)
-        # The end is far ahead: the log moves on by itself, behind records of the server's own.
+        # The end is far ahead: records of the server itself move the log on.
         end = Lsn(rig.flush() + (1 << 20))
         sentinel.follow_until(layout, end)
         _write(rig, 1001)
-        # Applied only after the run has read the word.
+        # The change is applied only after the run has read the request.
         wait_for(lambda: 1001 in _ids(rig), what="the second change")
         message = "SELECT pg_logical_emit_message(true, 'other', repeat('x', 2 << 20))"
         rig.commit(message, "INSERT INTO t VALUES (1002, 'new')")

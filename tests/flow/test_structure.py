@@ -1,4 +1,4 @@
-"""Tables whose structure changes while a run follows them, before it, and after they were set aside."""
+"""Tables whose structure changes while a run follows them, before that, and after they were set aside."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def rig(rig: Rig) -> Rig:
 
 
 def _listed(rig: Rig, column: str) -> bool:
-    # Between two looks a point may come that leaves the table out.
+    # Between two catalog checks, a point may leave the table out.
     with suppress(UnknownTable):
         return column in Lake(rig.lake).at().arrow(T).column_names
     return False
 
 
-def test_a_quiet_table_gets_its_structure_while_a_run_follows(rig: Rig) -> None:
-    """No row comes after the change: the look at the catalog finds it, and the table is listed with it soon."""
+def test_quiet_table_gets_its_new_columns_while_a_run_follows(rig: Rig) -> None:
+    """No row comes after the change. The catalog check finds the change, and the table is soon listed with it."""
     with following(rig):
         rig.conn.execute("ALTER TABLE t ADD w int NOT NULL DEFAULT 5")
         wait_for(lambda: _listed(rig, "w"))
@@ -51,7 +51,7 @@ def test_a_quiet_table_gets_its_structure_while_a_run_follows(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_table_that_was_set_aside_catches_up_from_the_log(rig: Rig) -> None:
+def test_healed_table_catches_up_from_the_log(rig: Rig) -> None:
     aside = Rig(rig.settings.model_copy(update={"schema_changes": "set_aside"}), rig.conn, rig.session, rig.observer)
     rig.commit(
         "UPDATE t SET v = 'before' WHERE id = 1", "ALTER TABLE t ADD w int DEFAULT 5", "DELETE FROM t WHERE id = 2"
@@ -70,7 +70,7 @@ def test_a_table_that_was_set_aside_catches_up_from_the_log(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_repair_across_a_change_has_the_values_of_older_rows(rig: Rig) -> None:
+def test_repair_across_a_schema_change_keeps_the_values_of_older_rows(rig: Rig) -> None:
     start = rig.flush()
     rig.commit("INSERT INTO t (id, v) VALUES (1000, 'before'), (1001, 'before')")
     rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "UPDATE t SET w = 6 WHERE id = 1001", "ALTER TABLE t RENAME v TO x")
@@ -85,7 +85,7 @@ def test_a_repair_across_a_change_has_the_values_of_older_rows(rig: Rig) -> None
 
 
 @pytest.mark.long
-def test_a_range_by_hand_does_not_pass_over_another_structure(rig: Rig) -> None:
+def test_applying_a_range_by_hand_across_a_schema_change_is_refused(rig: Rig) -> None:
     rig.commit("UPDATE t SET v = 'x' WHERE id = 1")
     bounds = Bounds(receive_only=True)
     rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "UPDATE t SET w = 6 WHERE id = 1")
@@ -101,8 +101,8 @@ def test_a_range_by_hand_does_not_pass_over_another_structure(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_column_without_a_value_comes_with_the_look(rig: Rig) -> None:
-    """No row comes under it; each point has the columns of its time."""
+def test_column_without_values_is_added_by_the_catalog_check(rig: Rig) -> None:
+    """No row comes with the column. Each point has the columns of its time."""
     before = Lake(rig.lake).at().lsn
     rig.conn.execute("ALTER TABLE t ADD w int")
     rig.commit("UPDATE u SET v = 1 WHERE a = 1")

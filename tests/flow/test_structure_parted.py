@@ -1,5 +1,5 @@
-"""Partitioned tables whose columns change: their mirrors follow by their own rows, where leaves have their columns in
-the order of the root's."""
+"""Partitioned tables whose columns change: their mirrors follow by their own rows, if the leaves have their columns in
+the same order as the root."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WRITES = (
     "UPDATE {} SET s = 'z' WHERE id = (SELECT max(id) FROM {})",
     "UPDATE {} SET id = -id WHERE id = (SELECT max(id) - 2 FROM {})",
 )
-"""What any structure takes that has ``id``, ``day`` and ``s``; rows move between partitions."""
+"""Statements that work with every structure that has ``id``, ``day`` and ``s``. Rows move between partitions."""
 
 
 def _make(name: str) -> list[str]:
@@ -50,7 +50,7 @@ def via_root() -> bool:
 
 @pytest.fixture
 def rig(rig: Rig, via_root: bool) -> Rig:
-    """With a table for each of the changes."""
+    """A rig with one table for each of the changes."""
     for one in _TABLES:
         rig.commit(*_make(one))
     root = f" WITH (publish_via_partition_root = {via_root})"
@@ -79,7 +79,7 @@ def _assert_followed(rig: Rig, changes: int | None, *copied: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("via_root", [False, True], ids=["leaves", "via root"])
-def test_rows_before_within_and_behind(rig: Rig, *, via_root: bool) -> None:
+def test_rows_before_within_and_after_a_schema_change_are_followed(rig: Rig, *, via_root: bool) -> None:
     before = Lake(rig.lake).at().lsn
     _each(rig, *_WRITES)
     for name, change in _TABLES.items():
@@ -98,8 +98,9 @@ def test_rows_before_within_and_behind(rig: Rig, *, via_root: bool) -> None:
 
 
 @pytest.mark.long
-def test_rows_that_come_before_anybody_looks(rig: Rig) -> None:
-    """Of a column that has the name of another one, made anew or swapped: they are applied before the look, or wait."""
+def test_rows_that_come_before_the_catalog_check_are_followed(rig: Rig) -> None:
+    """The rows have a column that was recreated or swapped under another one's name. They are applied at once, or
+    wait."""
     rig.settings = rig.settings.model_copy(update={"range_seconds": 5})
     with following(rig) as run:
         rig.commit("UPDATE t SET v = 'begun' WHERE id = 1")
@@ -116,9 +117,9 @@ def test_rows_that_come_before_anybody_looks(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_partitions_that_come_and_go_between_changes_of_columns(rig: Rig) -> None:
-    """The feed goes on where leaves change alone. A leaf that is made after a column went has attnums of its own; one
-    that was a table before may have another order."""
+def test_partition_changes_between_column_changes_are_followed(rig: Rig) -> None:
+    """The feed goes on if only leaves change. A leaf that is created after a column was dropped has its own attnums. A
+    leaf that was a table before may have another column order."""
     staying = (_WRITES[1], *_WRITES[3:])
     _on(rig, "p_add", *_WRITES, _CHANGES["add"], *_WRITES)
     rig.sync()
@@ -166,11 +167,11 @@ _COPIED = {
     "p_longer": ("ALTER TABLE p_longer ADD c int DEFAULT 1", "VACUUM FULL p_longer_2"),
     "p_made_anew": ("ALTER TABLE p_made_anew ALTER n TYPE bigint",),
 }  # fmt: skip
-"""Statements, each by itself."""
+"""Each statement runs by itself."""
 
 
 @pytest.mark.long
-def test_what_the_rows_do_not_tell_is_copied(rig: Rig) -> None:
+def test_schema_change_that_rows_do_not_show_causes_a_copy(rig: Rig) -> None:
     for name, statements in _COPIED.items():
         _on(rig, name, *_WRITES)
         for statement in statements:
@@ -182,8 +183,9 @@ def test_what_the_rows_do_not_tell_is_copied(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_files_that_were_made_anew_before(rig: Rig) -> None:
-    """A partition that was emptied, or written anew by VACUUM FULL, at an earlier look is none that was rewritten."""
+def test_earlier_rewrite_of_a_partition_causes_no_copy(rig: Rig) -> None:
+    """A partition that was emptied, or rewritten by VACUUM FULL, at an earlier catalog check does not count as
+    rewritten."""
     rig.conn.execute("VACUUM FULL p_add_1")
     rig.commit("TRUNCATE p_add_2", *(statement.replace("{}", "p_add") for statement in _WRITES))
     rig.sync()

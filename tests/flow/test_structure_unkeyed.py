@@ -1,4 +1,4 @@
-"""Tables without a key whose structure changes, and tables whose key changes: they are copied again by themselves."""
+"""Tables without a key whose structure changes, and tables whose key changes: they are copied again automatically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WRITES = (
     "DELETE FROM w WHERE ctid IN (SELECT ctid FROM w ORDER BY w::text DESC LIMIT 3)",
     "DELETE FROM w WHERE ctid IN (SELECT min(ctid) FROM w GROUP BY w::text HAVING count(*) > 1)",
 )
-"""What any structure takes that has ``a`` and ``s``."""
+"""Statements that work with every structure that has ``a`` and ``s``."""
 _APART = ("DELETE FROM w WHERE x IS NULL", "DELETE FROM w v USING w o WHERE v.x = o.x AND v.ctid > o.ctid")
 _CHANGES = {
     "w_null": ("ALTER TABLE w ADD q text",),
@@ -35,7 +35,7 @@ _CHANGES = {
     "w_key": (*_APART, "ALTER TABLE w ADD PRIMARY KEY (x)"),
     "w_serial": ("ALTER TABLE w ADD i serial PRIMARY KEY", "ALTER TABLE w REPLICA IDENTITY DEFAULT"),
 }
-"""By table."""
+"""Schema changes by table."""
 _ALL = ("public.t", *(f"public.{name}" for name in _CHANGES))
 
 
@@ -49,7 +49,7 @@ def rig(rig: Rig) -> Rig:
 
 
 def _on(rig: Rig, name: str, *statements: str) -> None:
-    """In one transaction."""
+    """Run the statements in one transaction."""
     rig.commit(*(re.sub(r"\bw\b", name, statement) for statement in statements))
 
 
@@ -58,7 +58,7 @@ def _copied(rig: Rig) -> list[str]:
 
 
 @pytest.mark.long
-def test_they_are_copied_again(rig: Rig) -> None:
+def test_schema_change_of_a_table_without_a_key_causes_a_copy(rig: Rig) -> None:
     """With rows before the change, within its transaction and after it."""
     before = Lake(rig.lake).at().lsn
     rig.commit("UPDATE u SET v = 1 WHERE a = 1")
@@ -77,8 +77,8 @@ def test_they_are_copied_again(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_key_that_is_dropped_and_created_again(rig: Rig) -> None:
-    """In between, it did not tell rows apart, and at the end none of them is left."""
+def test_recreated_key_causes_a_copy(rig: Rig) -> None:
+    """In between, the key did not identify rows. At the end, none of those rows is left."""
     _on(rig, "w_key", *_APART, "ALTER TABLE w ADD PRIMARY KEY (x)")
     for _ in range(2):
         rig.sync()
@@ -96,8 +96,9 @@ def test_a_key_that_is_dropped_and_created_again(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_a_key_that_goes_while_a_run_follows(rig: Rig) -> None:
-    """A row without a value of the key may come before the catalog check: the table waits for its copy, in no point."""
+def test_dropped_key_causes_a_copy_while_a_run_follows(rig: Rig) -> None:
+    """A row without a key value may come before the catalog check. The table waits for its copy, and no point lists
+    it."""
     _on(rig, "w_key", *_APART, "ALTER TABLE w ADD PRIMARY KEY (x)")
     for _ in range(2):
         rig.sync()

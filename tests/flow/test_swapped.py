@@ -1,4 +1,4 @@
-"""Tables that swap names are copied again. A mirror moves only to a name under which no other mirror stands."""
+"""Tables that swap names are copied again. A mirror moves only to a name that no other mirror has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _SWAP = ("ALTER TABLE a RENAME TO x", "ALTER TABLE b RENAME TO a", "ALTER TABLE 
 
 @pytest.fixture
 def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """Three tables alike. ``v`` says in each row which of them it is of: *one*, that was first called a, or another."""
+    """Three tables alike. ``v`` says in each row to which table it belongs: *one*, which was first called a, or
+    another."""
     monkeypatch.chdir(tmp_path)
     settings = named_settings(database, range_seconds=1)
     with database.connect() as conn:
@@ -59,8 +60,8 @@ def _change(rig: Rig, one: str, two: str, number: int) -> None:
 
 
 def _hold(rig: Rig, *tables: str, copied: int = 0, swapped: Lsn = ZERO) -> None:
-    """Every point lists rows of one table under each name, and the last the source's. ``swapped``: below, each table
-    has its first name."""
+    """Every point lists the rows of one table under each name, and the last point equals the source. Below ``swapped``,
+    each table has its first name."""
     lake = Lake(rig.lake)
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -73,7 +74,7 @@ def _hold(rig: Rig, *tables: str, copied: int = 0, swapped: Lsn = ZERO) -> None:
 
 
 @pytest.mark.long
-def test_two_that_swap_names(rig: Rig) -> None:
+def test_tables_that_swap_names_are_copied(rig: Rig) -> None:
     """With rows before, in the same transaction and after it."""
     before = Lake(rig.lake).at().lsn
     _change(rig, "a", "b", 1)
@@ -89,11 +90,11 @@ def test_two_that_swap_names(rig: Rig) -> None:
 
 
 _DEPLOY = ("ALTER TABLE a RENAME TO a_old", "ALTER TABLE b RENAME TO a")
-"""What a migration does that builds a new table beside the old one."""
+"""The DDL of a migration that builds a new table beside the old one."""
 
 
-def test_one_takes_the_name_of_another(rig: Rig) -> None:
-    """The old table's name is new, so its mirror moves. The new table has a name under which that mirror stood."""
+def test_table_that_takes_the_name_of_another_is_copied(rig: Rig) -> None:
+    """The old table's new name is free, so its mirror moves. The new table takes the name that this mirror had."""
     _change(rig, "a", "b", 1)
     swapped = rig.commit(*_DEPLOY, "UPDATE a SET n = 3", "DELETE FROM a_old WHERE id < 7")
     rig.sync()
@@ -102,8 +103,8 @@ def test_one_takes_the_name_of_another(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_what_was_derived_under_the_name_is_of_the_other_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run derives both, and dies before it applies them. Each feed then holds the other table's rows."""
+def test_feeds_of_swapped_tables_do_not_mix_rows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run derives both feeds, and dies before it applies them. Each feed then holds the rows of the other table."""
 
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -124,8 +125,10 @@ def test_what_was_derived_under_the_name_is_of_the_other_table(rig: Rig, monkeyp
 @pytest.mark.parametrize(
     "point", [FaultPoint.RENAMED_FILES_LINKED, FaultPoint.RENAME_COMMITTED, FaultPoint.RENAME_RECORDED]
 )
-def test_a_run_that_dies_while_a_mirror_moves(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint) -> None:
-    """Before the next run, another table takes the former name: neither gets the other's rows."""
+def test_run_that_dies_during_a_rename_mixes_no_rows(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint
+) -> None:
+    """Before the next run, another table takes the former name. Neither table gets the other table's rows."""
     _change(rig, "a", "b", 1)
     swapped = rig.commit("ALTER TABLE a RENAME TO a_old")
     _dies_at(rig, monkeypatch, point, 1)
@@ -152,7 +155,7 @@ def _dies_at(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint, nth: 
 
 
 @pytest.mark.long
-def test_a_table_that_was_set_aside_is_not_healed_by_another_tables_mirror(rig: Rig) -> None:
+def test_table_is_not_healed_by_the_mirror_of_another_table(rig: Rig) -> None:
     rig.settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
     rig.commit("ALTER TABLE a ADD k int DEFAULT 4")
     rig.sync()

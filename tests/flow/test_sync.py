@@ -1,4 +1,4 @@
-"""Whole runs in this process: a real server, a real receiver, the session's Spark; compared by the oracle."""
+"""Whole runs in this process, with a real server, a real receiver and the session's Spark, compared by the oracle."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.long
-def test_copy_then_changes_then_nothing(rig: Rig) -> None:
+def test_sync_copies_then_applies_changes_then_does_nothing(rig: Rig) -> None:
     with pytest.raises(SetupNeeded):
         rig.sync()
     rig.setup()
@@ -64,7 +64,7 @@ def test_copy_then_changes_then_nothing(rig: Rig) -> None:
     assert (DeltaTable(rig.lake / "public/t").version(), len(ConsistentPoints(rig.settings.layout).all())) == before
 
 
-def test_rollbacks_that_the_server_tells_of_are_passed_over(rig: Rig) -> None:
+def test_stream_aborts_are_skipped(rig: Rig) -> None:
     """PostgreSQL 18 sends Stream Abort after the rollback of a large transaction with savepoints."""
     rig.conn.execute(f"ALTER DATABASE {rig.conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
     rig.setup()
@@ -82,7 +82,7 @@ def test_rollbacks_that_the_server_tells_of_are_passed_over(rig: Rig) -> None:
 
 
 def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As each is closed, the small files of the feeds that changed become one."""
+    """When a range closes, the small files of the changed feeds are merged into one."""
     monkeypatch.setattr(table, "FEWEST_MERGED", 2)
     rig.setup()
     rig.sync()
@@ -97,7 +97,7 @@ def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest
 
 
 @pytest.mark.long
-def test_until_in_the_past_and_in_a_transaction(rig: Rig) -> None:
+def test_until_takes_only_transactions_that_end_at_or_below_it(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     assert rig.sync(until=Lsn(1)).transactions == 0
@@ -139,7 +139,7 @@ def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> 
 
 
 @pytest.mark.long
-def test_by_hand_repair_and_backfill(rig: Rig) -> None:
+def test_ranges_can_be_repaired_and_applied_by_hand(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'new' WHERE id IN (1, 2)")
@@ -161,11 +161,12 @@ def test_by_hand_repair_and_backfill(rig: Rig) -> None:
     before = newest(rig)
     rig.engine().repair(U, report.span)
     rig.assert_equal("public.u")
-    # A point lists the repaired version at once, and the other mirror as it was: its damage is not published.
+    # A point lists the repaired version at once. The other mirror stays at its former version: its damage is not
+    # published.
     assert newest(rig).replay_lsn == before.replay_lsn
     assert newest(rig).tables == {T: before.tables[T], U: version(rig, U)}
     with pytest.raises(NotRepairable):
-        # Its TOASTed column was never sent: the log lacks it, and nothing is guessed.
+        # The TOASTed column was never sent, so the log lacks it, and no value is guessed.
         rig.engine().repair(T, report.span)
     rig.engine().sync(Bounds(), copy_anew=[T])
     assert rig.engine().transform_range([T], report.span).tables[T].changes
@@ -179,8 +180,8 @@ def test_by_hand_repair_and_backfill(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_what_was_applied_by_hand_is_in_a_point_after_the_next_sync(rig: Rig) -> None:
-    """The same state as after a kill between apply and point. No table has any other change to wait for."""
+def test_range_applied_by_hand_is_in_a_point_after_the_next_sync(rig: Rig) -> None:
+    """The state is the same as after a kill between apply and point. No table waits for any other change."""
     rig.setup()
     rig.sync()
     before = newest(rig).replay_lsn

@@ -1,4 +1,4 @@
-"""A run that goes on lets old points and versions go; what is left reads as it did."""
+"""A run that goes on deletes old points and versions. The remaining points read as before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def commits(rig: Rig, table: str) -> int:
 
 
 @pytest.mark.long
-def test_nothing_grows_with_the_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_do_not_grow_with_the_number_of_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(retention, "LADDER", ((timedelta(0), timedelta(days=40_000)),))
     monkeypatch.setattr(thinning, "EVERY", 3)

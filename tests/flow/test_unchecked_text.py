@@ -1,4 +1,5 @@
-"""A source with server_encoding = SQL_ASCII takes any bytes for text: what is not UTF-8 is one table's trouble."""
+"""A source with server_encoding = SQL_ASCII accepts any bytes as text. Bytes that are not UTF-8 affect only their
+table."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def unchecked(server: EmbeddedServer) -> Iterator[Database]:
 
 
 @pytest.mark.long
-def test_a_text_that_is_no_utf8(
+def test_text_that_is_not_utf8_sets_only_its_table_aside(
     unchecked: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

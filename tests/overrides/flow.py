@@ -21,7 +21,7 @@ def points_fall(original: Original) -> Any:
 @override(
     "pgcdc_assets.flow.progress:TablesProgress.publish",
     rule="no point stands above the log",
-    test="tests/flow/test_progress.py::test_no_point_stands_above_the_log",
+    test="tests/flow/test_progress.py::test_no_point_is_above_the_log",
 )
 def point_stands_above_the_log(original: Original) -> Any:
     return without(original, "raise LakeError")
@@ -30,7 +30,7 @@ def point_stands_above_the_log(original: Original) -> Any:
 @override(
     "pgcdc_assets.structure.listing:versions_at",
     rule="a consistent point lists only tables that stand at its LSN",
-    test="tests/flow/test_progress.py::test_a_point_lists_only_tables_that_stand_at_it",
+    test="tests/flow/test_progress.py::test_point_lists_only_tables_that_have_reached_it",
 )
 def copying_tables_are_listed(original: Original) -> Any:
     return with_instead(original, "record.replay_lsn == lsn", "record.replay_lsn <= lsn")
@@ -39,7 +39,7 @@ def copying_tables_are_listed(original: Original) -> Any:
 @override(
     "pgcdc_assets.structure.listing:shown",
     rule="a table is listed in no point below the catalog check that showed its structure",
-    test="tests/flow/test_progress.py::test_a_table_is_not_listed_below_the_look_that_showed_its_structure",
+    test="tests/flow/test_progress.py::test_table_is_not_listed_below_the_catalog_check_of_its_structure",
 )
 def structure_is_listed_before_its_look(_original: Original) -> Any:
     return lambda record, lsn: True
@@ -48,7 +48,7 @@ def structure_is_listed_before_its_look(_original: Original) -> Any:
 @override(
     "pgcdc_assets.flow.catalogwatch:CatalogWatch.stands",
     rule="no point lists a table that DDL before the point has made wrong",
-    test="tests/flow/test_look.py::test_no_point_lists_what_ddl_has_made_wrong",
+    test="tests/flow/test_look.py::test_no_point_lists_a_table_that_ddl_has_made_wrong",
 )
 def point_without_a_look(_original: Original) -> Any:
     return property(lambda self: self._seen is not None)
@@ -57,7 +57,7 @@ def point_without_a_look(_original: Original) -> Any:
 @override(
     "pgcdc_assets.flow.messages:messages_at",
     rule="a point says that it has the messages only if the feed of messages is complete to it",
-    test="tests/flow/test_messages.py::test_a_feed_that_cannot_be_written_keeps_no_table_back",
+    test="tests/flow/test_messages.py::test_unwritable_message_feed_holds_back_no_table",
 )
 def points_promise_missing_messages(_original: Original) -> Any:
     return lambda work, lsn: lsn
@@ -69,7 +69,7 @@ def points_promise_missing_messages(_original: Original) -> Any:
 @override(
     "pgcdc_assets.flow.decide:next_step",
     rule="nothing is applied during an operator's pause",
-    test="tests/flow/test_decide.py::test_what_to_do_next",
+    test="tests/flow/test_decide.py::test_next_step_depends_on_what_the_run_sees",
 )
 def paused_apply_goes_on(original: Original) -> Any:
     return with_instead(original, "view.paused", "False")
