@@ -14,7 +14,7 @@ from tests.overrides.override import Original, override, with_instead
 @override(
     "pgcdc_assets.source.snapshot.pieces:_condition",
     rule="a copy holds only rows that pass the publication's row filter",
-    test="tests/source/test_pieces.py::test_a_filter_holds_in_every_piece",
+    test="tests/source/test_pieces.py::test_a_row_filter_applies_to_every_piece",
 )
 def row_filter_is_not_copied(original: Original) -> Any:
     return with_instead(original, "table.row_filter", "None")
@@ -23,7 +23,7 @@ def row_filter_is_not_copied(original: Original) -> Any:
 @override(
     "pgcdc_assets.source.connect.connection:connect",
     rule="row-level security fails a copy, and never shortens it",
-    test="tests/source/test_pieces.py::test_row_level_security_is_an_error_not_a_shorter_table",
+    test="tests/source/test_pieces.py::test_row_level_security_is_an_error_and_not_a_shorter_copy",
 )
 def row_security_shortens_a_copy(original: Original) -> Any:
     return lambda *args, row_security=True, **kwargs: original(*args, **kwargs)
@@ -32,7 +32,7 @@ def row_security_shortens_a_copy(original: Original) -> Any:
 @override(
     "pgcdc_assets.source.snapshot.export:_gate",
     rule="nothing is read before the snapshot's transactions have ended for everyone",
-    test="tests/source/test_export.py::test_the_gate_holds_back_until_commit_status_is_there",
+    test="tests/source/test_export.py::test_the_gate_waits_until_the_commit_status_is_visible",
 )
 def gate_is_skipped(_original: Original) -> Any:
     return lambda holder, observer: None
@@ -41,8 +41,7 @@ def gate_is_skipped(_original: Original) -> Any:
 @override(
     "pgcdc_assets.source.snapshot.reading:_Storage.still_holds",
     rule="a table that was rewritten or truncated between snapshot and COPY is not copied",
-    test="tests/source/test_export.py"
-    "::test_whatever_is_done_to_a_table_its_copy_is_that_of_the_snapshot_or_none[TRUNCATE t]",
+    test="tests/source/test_export.py::test_a_copy_after_ddl_is_the_snapshot_or_fails[TRUNCATE t]",
 )
 def rewrite_before_the_copy_is_missed(_original: Original) -> Any:
     return lambda self, then: True
@@ -51,7 +50,7 @@ def rewrite_before_the_copy_is_missed(_original: Original) -> Any:
 @override(
     "pgcdc_assets.source.snapshot.waiters:interrupt",
     rule="whoever waits for a table that a copy reads gets the table",
-    test="tests/source/test_waiters.py::test_who_wants_the_table_gets_it_while_a_copy_reads[cancelled]",
+    test="tests/source/test_waiters.py::test_a_session_that_wants_a_table_gets_it_while_a_copy_reads_it[cancelled]",
 )
 def waiters_are_kept_waiting(_original: Original) -> Any:
     return lambda conn, asked: set()
@@ -130,7 +129,7 @@ def publication_regained_is_missed(_original: Original) -> Any:
 @override(
     "pgcdc_assets.source.catalog.pgclass:_INDEXES",
     rule="a deferrable key lets rows swap keys within a statement, and is not used as a key",
-    test="tests/source/test_tables.py::test_the_key_is_what_the_stream_names_rows_by",
+    test="tests/source/test_tables.py::test_the_key_is_the_one_that_identifies_rows_in_the_stream",
 )
 def deferrable_key_is_trusted(original: Original) -> Any:
     return original.replace(" AND i.indimmediate", "")
@@ -142,7 +141,7 @@ def deferrable_key_is_trusted(original: Original) -> Any:
 @override(
     "pgcdc_assets.source.setup.selection:_unfollowed",
     rule="no write on the source fails because of us",
-    test="tests/source/test_setup.py::test_no_write_on_the_source_fails_because_of_us",
+    test="tests/source/test_setup.py::test_setup_makes_no_write_on_the_source_fail",
 )
 def keyless_table_is_published_for_updates(_original: Original) -> Any:
     return lambda relation, senders, version: None

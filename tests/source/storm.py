@@ -1,4 +1,4 @@
-"""A source whose tables are altered all the time, and an application that measures how long its queries wait."""
+"""A source whose tables are altered continuously, and an application that measures how long its queries wait."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from tests.fix_postgres import Database
 TABLES = [f"t{number}" for number in range(6)]
 ROWS = 20_000
 PAUSE_SECONDS = 0.03
-"""Between two statements of one session, so that the server is not measured but its locks."""
+"""The pause between two statements of one session. It keeps the load on locks and not on the server's processors."""
 _LOOK_SECONDS = 0.05
-"""pg_blocking_pids stops the lock manager for a moment, and so do looks at pg_locks."""
+"""The pause between two looks at the locks: pg_blocking_pids and pg_locks stop the lock manager for a moment."""
 GIVEN_UP_SECONDS = 30
-"""After so long a query fails, and is counted with this wait: nobody would come by otherwise."""
+"""A query fails after this time and is counted with this wait. Otherwise a query that is blocked for ever would not be
+counted."""
 BEARABLE_SECONDS = 1.0
-"""So much longer than without us a query may take."""
+"""How much longer a query may take than without our sessions."""
 STORMS = 3
-"""A busy machine makes single queries slow; a lock that is kept makes them slow each time."""
+"""A busy machine makes single queries slow. A lock that is never released makes every query slow."""
 
 _CREATE = "CREATE TABLE {0} (id int PRIMARY KEY, v text, n int)"
 _FILL = f"INSERT INTO {{0}} SELECT i, repeat('v', 60), i FROM generate_series(1, {ROWS}) AS i"
@@ -47,7 +48,7 @@ _ASK = (
     "UPDATE {0} SET v = 'w' WHERE id = 7",
     "DELETE FROM {0} WHERE id = 11",
 )
-# Ours are told by their application_name. Catalogs are not the application's tables.
+# Our sessions are recognised by their application_name. Catalogs are not the application's tables.
 _HELD_AND_WAITED_FOR = """
 WITH l AS MATERIALIZED (SELECT pid, relation, mode, granted FROM pg_locks WHERE locktype = 'relation')
 SELECT a.pid, a.application_name, a.query, held.relation, held.mode, wanted.relation, wanted.mode
@@ -59,14 +60,14 @@ WHERE NOT wanted.granted AND a.application_name LIKE 'pgcdc%' AND a.datname = cu
 
 @dataclass
 class Storm:
-    """Sessions that alter and ask until it is over. ``longest``: the longest time that a query took."""
+    """Sessions that alter and query until the test is over. ``longest``: the longest time that a query took."""
 
     database: Database
     longest: float = 0
     queries: int = 0
     altered: int = 0
     held: list[Any] = field(default_factory=list)
-    """Sessions of ours that waited for a lock with another one in hand."""
+    """Our sessions that waited for a lock while they held another lock."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -103,7 +104,7 @@ class Storm:
     def _ask(self) -> None:
         for conn, statement in self._statements(_ASK):
             started = time.monotonic()
-            # Gone, renamed, or ended as the victim of a deadlock with DDL.
+            # The table was dropped or renamed, or the session was the victim of a deadlock with DDL.
             with suppress(psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected):
                 with suppress(psycopg.errors.LockNotAvailable), _publication_dropped():
                     conn.execute(statement.encode())
@@ -111,7 +112,7 @@ class Storm:
             self.queries += 1
 
     def _look(self) -> None:
-        """What stands so at two looks: the server lists its locks while they come and go."""
+        """Collects sessions that both of two looks show: the server lists its locks while they come and go."""
         before: list[Any] = []
         with self.database.connect() as conn:
             while not self._over.wait(_LOOK_SECONDS):
@@ -122,8 +123,8 @@ class Storm:
 
 @contextmanager
 def _publication_dropped() -> Iterator[None]:
-    """PostgreSQL lists the publications of a table that is written, then reads each: one that was dropped between the
-    two fails the statement, whoever dropped it and however."""
+    """PostgreSQL lists the publications of a table that is written, then reads each of them. A publication that was
+    dropped between the two steps fails the statement, however and by whom it was dropped."""
     try:
         yield
     except psycopg.errors.InternalError_ as error:

@@ -1,4 +1,4 @@
-"""What is published can be read while others hold tables locked, and is what the server's view says."""
+"""The published tables can be read while other sessions hold them locked, and they equal the server's view."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def view_rows(conn: psycopg.Connection, name: str) -> list[tuple[object, ...]]:
     query = (
         "SELECT (quote_ident(t.schemaname) || '.' || quote_ident(t.tablename))::regclass::oid, t.pubname::text, "
         "p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, "
-        # 15 lists a generated column that the stream lacks.
+        # PostgreSQL 15 lists a generated column that the stream lacks.
         + ("array_remove(t.attnames::text[], %s), NULL" if lists else "NULLIF(%s, 'g')::text[], NULL")
         + " FROM pg_publication_tables t JOIN pg_publication p USING (pubname) WHERE pubname = %s ORDER BY 1"
     )
     return conn.execute(query.encode(), ["g" if conn.info.server_version < 180000 else "", name]).fetchall()
 
 
-def test_the_bare_catalog_says_what_the_view_says(database: Database, names: list[str]) -> None:
+def test_published_tables_read_without_locks_equal_the_view(database: Database, names: list[str]) -> None:
     with database.connect() as conn:
         for name in set(names) - {"filtered"}:
             assert read_beside_locks(conn, [name]) == view_rows(conn, name), name
@@ -84,8 +84,8 @@ def test_the_bare_catalog_says_what_the_view_says(database: Database, names: lis
         assert {row[0] for row in read_beside_locks(conn, ["chosen", "everything"], [oid])} == {oid}
 
 
-def test_an_open_truncate_holds_nobody_up(database: Database, names: list[str]) -> None:
-    """A run's start, its watch of the catalog and the receiver's look at a relation wait for no lock on a table."""
+def test_an_open_truncate_blocks_no_catalog_read(database: Database, names: list[str]) -> None:
+    """A run's start, its watch of the catalog and the receiver's lookup of a relation wait for no lock on a table."""
     who = Identity("1", database.name, "s")
     chosen = ["chosen", "leaves"]
     with database.connect() as conn, database.connect() as other:
@@ -100,8 +100,8 @@ def test_an_open_truncate_holds_nobody_up(database: Database, names: list[str]) 
 
 
 @pytest.mark.since(16, "a view that opens the tables")
-def test_a_table_dropped_while_the_view_is_read_fails_nobody(database: Database, names: list[str]) -> None:
-    """PostgreSQL's view fails then: could not open relation with OID."""
+def test_a_table_dropped_during_the_read_causes_no_error(database: Database, names: list[str]) -> None:
+    """PostgreSQL's own view fails in this case: could not open relation with OID."""
     with database.connect() as conn, database.connect() as other, ThreadPoolExecutor() as threads:
         other.execute("BEGIN; DROP TABLE gone")
         reading = threads.submit(read_published, conn, ["chosen"])
@@ -113,7 +113,7 @@ def test_a_table_dropped_while_the_view_is_read_fails_nobody(database: Database,
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_locked_table_with_a_filter_is_named(database: Database, names: list[str]) -> None:
+def test_a_locked_table_with_a_row_filter_is_named(database: Database, names: list[str]) -> None:
     with database.connect() as conn, database.connect() as other:
         other.execute("BEGIN; TRUNCATE other.u")
         with pytest.raises(CopyBlocked, match=r"other\.u"):
@@ -121,7 +121,7 @@ def test_a_locked_table_with_a_filter_is_named(database: Database, names: list[s
 
 
 @pytest.mark.since(15, "row filters")
-def test_the_lock_on_one_table_hides_no_other_s_filter(database: Database, names: list[str]) -> None:
+def test_a_lock_on_one_table_hides_no_row_filter_of_another(database: Database, names: list[str]) -> None:
     with database.connect() as conn, database.connect() as other:
         conn.execute("CREATE PUBLICATION beside FOR TABLE other.u WHERE (id > 5), t")
         other.execute("BEGIN; TRUNCATE t")
@@ -130,8 +130,9 @@ def test_the_lock_on_one_table_hides_no_other_s_filter(database: Database, names
 
 @pytest.mark.long
 @pytest.mark.since(15, "row filters")
-def test_a_locked_table_has_the_filter_that_it_had(database: Database, names: list[str]) -> None:
-    """As long as no row of the catalog that publishes it has changed. A prepared transaction may lock it for days."""
+def test_a_locked_table_keeps_its_known_row_filter(database: Database, names: list[str]) -> None:
+    """The filter is kept while no catalog row that publishes the table has changed. A prepared transaction may lock it
+    for days."""
     who = Identity("1", database.name, "s")
     with database.connect() as conn, database.connect() as other:
         free = read_catalog(conn, who, ["filtered"])

@@ -1,4 +1,4 @@
-"""Connections: session settings, typed errors, secrets kept."""
+"""Connections: session settings, typed errors, secrets that stay secret."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.servers import new_server
 SECRET = "s3cr'et w0rd"
 
 
-def test_values_have_one_text_form_whatever_the_defaults(database: Database) -> None:
-    """The test server's defaults are all others: see fix_postgres."""
+def test_values_have_one_text_form_under_any_defaults(database: Database) -> None:
+    """The test server's defaults all differ from PostgreSQL's: see fix_postgres."""
     query = (
         "SELECT '2024-01-02 03:04:05.678901+00'::timestamptz::text, '1 day 02:00'::interval::text, "
         "(0.1::float8 + 0.2)::text, '\\x00ff'::bytea::text, 'pg_class'::regclass::text"
@@ -36,8 +36,10 @@ def test_values_have_one_text_form_whatever_the_defaults(database: Database) -> 
         assert walsender.execute(query) == [row]
 
 
-def test_a_pooler_may_drop_the_start_up_options(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PgBouncer does, where it is told to ignore what it does not know."""
+def test_session_settings_hold_if_a_pooler_drops_the_startup_options(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PgBouncer drops them when it is configured to ignore unknown parameters."""
     monkeypatch.setattr(connection, "session_options", lambda **more: "")
     shown = "SELECT current_setting('DateStyle'), current_setting('TimeZone'), current_setting('search_path')"
     told = ("ISO, DMY", "UTC", "pg_catalog")
@@ -48,7 +50,7 @@ def test_a_pooler_may_drop_the_start_up_options(database: Database, monkeypatch:
         assert walsender.execute(shown) == [told]
 
 
-def test_timeouts_of_roles_and_databases_do_not_reach_us(database: Database) -> None:
+def test_timeouts_of_roles_and_databases_do_not_apply_to_our_sessions(database: Database) -> None:
     names = ["statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
     with database.connect() as admin:
         if admin.info.server_version >= 170000:
@@ -62,7 +64,7 @@ def test_timeouts_of_roles_and_databases_do_not_reach_us(database: Database) -> 
         assert walsender.execute("SHOW wal_sender_timeout") == [("1min",)]
 
 
-def test_the_users_own_options_stay_and_ours_win() -> None:
+def test_the_users_options_are_kept_and_our_options_win() -> None:
     conninfo = "host=h options='-c work_mem=1MB -c TimeZone=Asia/Tokyo' connect_timeout=3"
     merged = parsed(source_conninfo(conninfo, application_name="x"))
     assert merged["options"].startswith("-c work_mem=1MB")
@@ -80,7 +82,7 @@ def test_a_lost_connection_is_typed_and_retryable(database: Database) -> None:
             conn.execute("SELECT 1")
 
 
-def test_other_errors_of_a_living_connection_stay_what_they_are(database: Database) -> None:
+def test_other_errors_on_a_live_connection_are_not_changed(database: Database) -> None:
     with connect(database.conninfo) as conn, database.connect() as other:
         conn.execute("CREATE TABLE public.t ()")
         other.execute("BEGIN; LOCK TABLE t")
@@ -99,7 +101,7 @@ def test_other_errors_of_a_living_connection_stay_what_they_are(database: Databa
         f"postgresql://u:{SECRET}@[::1/d",
     ],
 )
-def test_no_error_tells_a_password(conninfo: str) -> None:
+def test_no_error_contains_a_password(conninfo: str) -> None:
     for open_it in (connect, ReplicationConnection.open):
         with pytest.raises((SourceUnavailable, SettingsError)) as caught:
             open_it(conninfo)
@@ -109,14 +111,14 @@ def test_no_error_tells_a_password(conninfo: str) -> None:
     assert "s3cr" not in redacted(conninfo)
 
 
-def test_redacted_names_the_place() -> None:
+def test_a_redacted_conninfo_names_host_and_database() -> None:
     assert redacted("postgresql://u:pw@h:5433/d?sslmode=require") == "u@h:5433/d"
     assert redacted("service=prod password=pw") == "service prod"
     assert redacted("dbname=d") == "local socket/d"
     assert without_secret("bad pw here", "host=h password=pw") == "bad *** here"
 
 
-def test_refusals_that_waiting_cannot_heal_are_not_retryable(database: Database) -> None:
+def test_refusals_that_waiting_cannot_fix_are_not_retryable(database: Database) -> None:
     with pytest.raises(SourceNotReady, match="database") as caught:
         connect(database.server.conninfo_of("no_such_database"))
     assert not caught.value.retryable
@@ -151,7 +153,7 @@ def test_a_refused_replication_connection_names_what_is_missing(text: str, kind:
     assert advice in str(error.do)
 
 
-def test_a_role_with_too_few_connections_is_told_how_many_are_needed(database: Database) -> None:
+def test_a_role_with_too_few_connections_learns_how_many_are_needed(database: Database) -> None:
     role = f"few_{database.name}"
     with database.connect() as admin:
         admin.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1".encode())
@@ -169,12 +171,12 @@ def test_a_role_with_too_few_connections_is_told_how_many_are_needed(database: D
     "the database system is starting up", "the database system is shutting down",
     "the database system is in recovery mode", "the database system is not yet accepting connections",
 ])  # fmt: skip
-def test_a_server_that_starts_is_waited_for(text: str) -> None:
+def test_a_server_that_is_starting_up_is_retryable(text: str) -> None:
     error = of_refusal(f"connection failed: FATAL:  {text}").typed()
     assert (type(error), error.do) == (SourceUnavailable, "wait until the server has started, then run again")
 
 
-def test_a_server_without_walsenders_is_told(tmp_path: Path, pg_version: int) -> None:
+def test_a_server_without_walsenders_is_named_as_the_cause(tmp_path: Path, pg_version: int) -> None:
     with new_server(tmp_path / "pg", pg_version, settings={**TEST_SETTINGS, "max_wal_senders": "0"}) as server:
         with pytest.raises(SourceUnavailable) as caught:
             ReplicationConnection.open(server.conninfo_of("postgres"))
@@ -185,10 +187,10 @@ def test_a_server_without_walsenders_is_told(tmp_path: Path, pg_version: int) ->
     assert [finding.do for finding in found if "walsenders" in finding.what] == [f"{TOO_FEW} and restart it"]
 
 
-def test_a_pooler_that_drops_the_parameter_replication_is_told(
+def test_a_pooler_that_drops_the_replication_parameter_is_reported(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It opens an ordinary session, and the first replication command is a syntax error."""
+    """The pooler opens an ordinary session, in which the first replication command is a syntax error."""
     monkeypatch.setattr(ReplicationConnection, "_parameters", {})
     with ReplicationConnection.open(database.conninfo) as session:
         for command in (session.identify, lambda: session.create_slot("s", temporary=True, export=True)):
@@ -210,18 +212,18 @@ def test_a_pooler_that_drops_the_parameter_replication_is_told(
         ("55000", "logical decoding requires wal_level >= logical", SourceNotReady),
     ],
 )
-def test_server_errors_have_their_class(state: str | None, message: str, kind: type[PgcdcError]) -> None:
+def test_each_server_error_has_its_class(state: str | None, message: str, kind: type[PgcdcError]) -> None:
     assert type(ServerError(state, message).typed()) is kind
 
 
 @pytest.mark.parametrize("wanted", ["read-only", "standby"])
-def test_a_server_that_target_session_attrs_does_not_want_is_told_as_that(wanted: str, database: Database) -> None:
+def test_a_server_that_target_session_attrs_rejects_is_named_as_the_cause(wanted: str, database: Database) -> None:
     with pytest.raises(SourceUnavailable, match=r"is not .*; `target_session_attrs` in the setting") as refused:
         connect(make_conninfo(database.conninfo, target_session_attrs=wanted))
     assert "see that the server runs" not in str(refused.value)
 
 
-def test_a_service_that_asks_for_replication_gets_a_session(
+def test_a_service_file_that_asks_for_replication_still_gives_a_session(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = conninfo_to_dict(database.conninfo)

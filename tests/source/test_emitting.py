@@ -1,4 +1,4 @@
-"""Who can emit logical messages: everybody, until the rights are taken away as docs/operations.md says."""
+"""Who can emit logical messages: every role, until the rights are revoked as docs/operations.md says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def may_emit(conn: psycopg.Connection, role: str, arguments: str) -> bool:
     return True
 
 
-def test_the_documented_statement_leaves_the_right_to_the_application_alone(
+def test_after_the_documented_statement_only_the_application_may_emit(
     database: Database, roles: tuple[str, str], pg_version: int
 ) -> None:
     application, other = roles

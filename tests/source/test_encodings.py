@@ -1,4 +1,4 @@
-"""Our decoding of every server encoding, against the server's own conversion to UTF8."""
+"""Our decoding of every server encoding, compared with the server's own conversion to UTF8."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEGIN PERFORM length(raw, encoding); RETURN true; EXCEPTION WHEN character_not_i
 
 
 def _sequences(name: str) -> list[bytes]:
-    """Every character that the encoding may have, and some that it may not."""
+    """Every character that the encoding may have, and some that it may not have."""
     single = [bytes([one]) for one in range(0x80, 0x100)]
     if not name.startswith("EUC"):
         return single
@@ -32,7 +32,7 @@ def _sequences(name: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", sorted(_BY_NAME.keys() - {"UTF8", "SQL_ASCII"}))
-def test_every_character_is_read_as_the_server_converts_it(database: Database, name: str) -> None:
+def test_every_character_is_decoded_as_the_server_converts_it(database: Database, name: str) -> None:
     encoding, raw = Encoding.of(name), _sequences(name)
     assert encoding.name == name
     with database.connect() as conn:
@@ -48,7 +48,7 @@ def test_every_character_is_read_as_the_server_converts_it(database: Database, n
             ours = encoding.decode(bytes(of_server))
         except UnicodeDecodeError:
             ours = None
-        # Python knows characters of older Japanese sets that the server has no UTF8 for.
+        # Python knows characters of older Japanese character sets for which the server has no UTF8.
         assert ours == text or (text is None and name in ("EUC_JP", "EUC_JIS_2004")), bytes(of_server)
         if text is not None:
             assert encoding.decode(encoding.encode(text)) == text

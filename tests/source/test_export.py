@@ -1,4 +1,4 @@
-"""Snapshots with an exact LSN: what they hold, whom they wait for, what they keep off."""
+"""Snapshots with an exact LSN: what they hold, what they wait for, what they lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.source.snapshots import T, copied, cut, publish, read, scalar
 from tests.waiting import wait_for
 
 
-def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database) -> None:
+def test_the_snapshot_can_be_shared_and_the_slot_is_dropped(database: Database) -> None:
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t SELECT i, 'old' FROM generate_series(1, 1000) AS i")
@@ -33,7 +33,7 @@ def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database) -> None
 
 
 def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) -> None:
-    """Under concurrent writers: rows in the snapshot are those committed before it, by commit LSN."""
+    """With concurrent writers, the snapshot holds exactly the rows committed before it, by commit LSN."""
     stop = threading.Event()
     slot = f"s_{secrets.token_hex(5)}"
 
@@ -66,7 +66,7 @@ def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) ->
 
 
 def _streamed(conn: psycopg.Connection, slot: str, point: int) -> tuple[set[int], set[int]]:
-    """Keys inserted by transactions whose commit record starts before the point, and the others."""
+    """Keys inserted by transactions whose commit record starts before the point, and all other keys."""
     found: tuple[set[int], set[int]] = (set(), set())
     commit = 0
     query = (
@@ -82,7 +82,7 @@ def _streamed(conn: psycopg.Connection, slot: str, point: int) -> tuple[set[int]
     return found
 
 
-def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database) -> None:
+def test_a_wait_is_reported_has_a_limit_and_names_the_blocker(database: Database) -> None:
     gid = f"g_{secrets.token_hex(4)}"
     with database.connect() as conn, database.connect(application_name="the writer") as writer:
         publish(conn)
@@ -107,7 +107,9 @@ def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database)
         wait_for(lambda: scalar(conn, left) == 0)
 
 
-def test_a_locked_table_is_named_with_its_locker(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_table_is_named_with_the_session_that_locks_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.3)
     with database.connect() as conn, database.connect() as locker:
         publish(conn)
@@ -136,12 +138,13 @@ NOT_READABLE_AFTER = [
     "ALTER TABLE t DROP x",
     "ALTER TABLE t RENAME x TO z; ALTER TABLE t RENAME y TO x; ALTER TABLE t RENAME z TO y",
 ]
-"""The last one: its values would stand in each other's columns, in a copy by name."""
+"""The last statement: in a copy by name, values would end up in each other's columns."""
 
 
 @pytest.mark.parametrize("ddl", READABLE_AFTER + NOT_READABLE_AFTER)
-def test_whatever_is_done_to_a_table_its_copy_is_that_of_the_snapshot_or_none(database: Database, ddl: str) -> None:
-    """COPY would give no row, or those of another table, or another column's values; and no error."""
+def test_a_copy_after_ddl_is_the_snapshot_or_fails(database: Database, ddl: str) -> None:
+    """After these statements COPY would give no row, rows of another table or values of another column, without an
+    error."""
     with database.connect() as conn:
         publish(conn, "i int PRIMARY KEY, x text, y text")
         conn.execute("INSERT INTO t VALUES (1, 'x', 'y')")
@@ -158,8 +161,9 @@ def test_whatever_is_done_to_a_table_its_copy_is_that_of_the_snapshot_or_none(da
             assert caught.value.retryable
 
 
-def test_a_truncate_while_the_snapshot_is_waited_for_has_no_need_to_wait(database: Database) -> None:
-    """It has an xid, so the slot's creation waits for it: a lock of ours meanwhile would be a deadlock."""
+def test_a_truncate_during_the_wait_for_the_snapshot_does_not_wait(database: Database) -> None:
+    """The TRUNCATE has an xid, so the slot's creation waits for it. If we held a lock at that time, both would wait for
+    ever."""
     result: list[int] = []
 
     def take() -> None:
@@ -182,7 +186,8 @@ def test_a_truncate_while_the_snapshot_is_waited_for_has_no_need_to_wait(databas
 
 
 def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: Database) -> None:
-    """It rewrites nothing and sends nothing, yet old rows have it from then on: the copy is as the snapshot was."""
+    """ADD DEFAULT rewrites nothing and sends nothing, yet old rows have the value afterwards. The copy equals the
+    snapshot."""
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
@@ -192,8 +197,9 @@ def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: 
             assert b"".join(read(database, snapshot, piece)) == b'"1","x"\n'
 
 
-def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database) -> None:
-    """The source ends sessions that are idle, in a transaction or out of one; ours sits so while a copy lasts."""
+def test_the_exporter_survives_the_timeouts_of_idle_sessions(database: Database) -> None:
+    """The source ends idle sessions, in a transaction or out of one. The exporter's session is idle while a copy
+    runs."""
     names = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout"]
     with database.connect() as conn:
         if conn.info.server_version >= 170000:
@@ -202,7 +208,7 @@ def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database)
             conn.execute(f"ALTER DATABASE {database.name} SET {name} = '400ms'".encode())
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1)")
-    # Who does not take care is ended.
+    # A session without this precaution is ended.
     with database.connect(autocommit=False) as careless:
         careless.execute("SELECT 1")
         wait_for(lambda: _ended(careless))
@@ -221,8 +227,8 @@ def _ended(conn: psycopg.Connection) -> bool:
     return False
 
 
-def test_a_prepared_transaction_of_another_database_is_told_with_its_gid(database: Database) -> None:
-    """Slot creation waits for the whole cluster; nothing in our own database shows for whom."""
+def test_a_prepared_transaction_of_another_database_is_named_by_gid(database: Database) -> None:
+    """Slot creation waits for transactions of the whole cluster. Our own database does not show which."""
     gid = f"g_{secrets.token_hex(4)}"
     with fresh_database(database.server) as other, other.connect() as elsewhere, database.connect() as conn:
         publish(conn)
@@ -238,7 +244,7 @@ def test_a_prepared_transaction_of_another_database_is_told_with_its_gid(databas
             pass
 
 
-def test_a_lost_holder_is_noticed(database: Database) -> None:
+def test_a_lost_snapshot_holder_is_noticed(database: Database) -> None:
     with database.connect() as conn:
         publish(conn)
         with pytest.raises(SourceUnavailable, match="held"), exported_snapshot(database.conninfo) as snapshot:  # noqa: PT012
@@ -249,7 +255,7 @@ def test_a_lost_holder_is_noticed(database: Database) -> None:
                 pass
 
 
-def test_the_gate_compares_snapshots() -> None:
+def test_the_gate_opens_when_two_snapshots_agree() -> None:
     ours = _Xids.parse("10:20:12,15")
     assert ours.agrees(_Xids.parse("12:20:12"))
     assert ours.agrees(_Xids.parse("21:25:21,22"))
@@ -258,11 +264,11 @@ def test_the_gate_compares_snapshots() -> None:
     assert ours.agrees(_Xids.parse("20:20:"))
 
 
-def test_the_gate_holds_back_until_commit_status_is_there(database: Database) -> None:
-    """A commit that waits for a synchronous standby has its record written, and its status not seen.
+def test_the_gate_waits_until_the_commit_status_is_visible(database: Database) -> None:
+    """The record of a commit that waits for a synchronous standby is written, and its status is not visible yet.
 
-    It starts once the slot's snapshot is nearly built, so slot creation does not wait for it: the
-    unfixed servers then hand out a snapshot that counts it as committed. The gate keeps us from reading.
+    The commit starts once the slot's snapshot is nearly built, so slot creation does not wait for it: servers without
+    the fix then hand out a snapshot that counts it as committed. The gate delays our read.
     """
     with database.connect() as conn, database.connect() as first, database.connect() as second:
         publish(conn)

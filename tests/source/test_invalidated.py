@@ -1,4 +1,4 @@
-"""A slot that the server really gave up: every way of looking at it says so."""
+"""A slot that the server really invalidated: every way to read the slot reports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.servers import VERSIONS, new_server
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_slot_whose_wal_is_gone_is_lost(tmp_path: Path, version: int) -> None:
+def test_a_slot_whose_wal_was_removed_is_reported_lost(tmp_path: Path, version: int) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
     with (
         new_server(tmp_path / "pg", version, settings=settings) as server,

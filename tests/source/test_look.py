@@ -1,4 +1,5 @@
-"""The fingerprint of the catalog: another one after all that a watch might see, the same after what it need not."""
+"""The fingerprint of the catalog: it differs after each change that a watch must see, and is the same after all
+others."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ CREATE TABLE other (id int); CREATE PUBLICATION p FOR TABLE t, r
         "ALTER PUBLICATION p SET (publish = 'insert')", "ALTER PUBLICATION p ADD TABLE other",
     ],
 )  # fmt: skip
-def test_it_does_not_stand(database: Database, done: str) -> None:
+def test_each_change_of_the_catalog_changes_the_fingerprint(database: Database, done: str) -> None:
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
         look = CatalogLook.now(conn, ["p"], [])
@@ -52,8 +53,8 @@ def test_it_does_not_stand(database: Database, done: str) -> None:
         assert not look.stands(conn)
 
 
-def test_it_stands_whatever_else_is_done(database: Database) -> None:
-    """Rows, statistics, other tables and temporary ones: no reason to read all facts again."""
+def test_other_statements_do_not_change_the_fingerprint(database: Database) -> None:
+    """Rows, statistics, other tables and temporary tables are no reason to read all facts again."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
         look = CatalogLook.now(conn, ["p"], [])
@@ -64,8 +65,8 @@ def test_it_stands_whatever_else_is_done(database: Database) -> None:
         assert look.stands(conn)
 
 
-def test_its_files_and_its_columns_are_of_one_moment(database: Database) -> None:
-    """New files beside the columns of before would pass for those of a TRUNCATE, and the rewrite would go unseen."""
+def test_files_and_columns_are_read_from_one_snapshot(database: Database) -> None:
+    """New files beside the old columns would look like those of a TRUNCATE, and the rewrite would not be noticed."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
         with conn.transaction():
@@ -76,8 +77,9 @@ def test_its_files_and_its_columns_are_of_one_moment(database: Database) -> None
         assert read_tables(conn, ["p"]) != before
 
 
-def test_another_comment_is_another_look(database: Database) -> None:
-    """It leaves the fingerprint as it is, so that no point waits for it; a copy that came with it is newer."""
+def test_a_changed_comment_is_seen_without_a_new_fingerprint(database: Database) -> None:
+    """The fingerprint stays as it is, so that no point waits for the comment. The look that has the new comment is
+    newer."""
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
         seen = CatalogLook.now(conn, ["p"], [])

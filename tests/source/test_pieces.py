@@ -38,7 +38,7 @@ def rows(blocks: Sequence[bytes]) -> list[list[str]]:
     return list(csv.reader(io.StringIO(b"".join(blocks).decode(), newline="")))
 
 
-def test_pieces_cover_every_row_once_also_with_holes_and_toast(database: Database) -> None:
+def test_pieces_cover_every_row_once_despite_holes_and_toast(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, x text, big text); CREATE PUBLICATION p FOR TABLE t")
         conn.execute("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
@@ -55,7 +55,7 @@ def test_pieces_cover_every_row_once_also_with_holes_and_toast(database: Databas
     assert sum(piece.bytes_estimate for piece, _ in parts) > 6 * MIB
 
 
-def test_blocks_are_whole_rows_and_null_is_not_the_empty_string(database: Database) -> None:
+def test_blocks_are_whole_rows_and_null_differs_from_the_empty_string(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, x text); CREATE PUBLICATION p FOR TABLE t")
         conn.execute("INSERT INTO t SELECT i, E'line\\nbreak \"quoted\", ☃' || i FROM generate_series(1, 5000) AS i;"
@@ -69,7 +69,7 @@ def test_blocks_are_whole_rows_and_null_is_not_the_empty_string(database: Databa
     assert b'"5002",""\n' in b"".join(blocks)
 
 
-def test_empty_and_columnless_tables(database: Database) -> None:
+def test_empty_tables_and_tables_without_columns_are_copied(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE empty (id int PRIMARY KEY); CREATE TABLE bare (); INSERT INTO bare DEFAULT VALUES")
         conn.execute("ALTER TABLE bare REPLICA IDENTITY FULL; CREATE PUBLICATION p FOR TABLE empty, bare")
@@ -79,7 +79,7 @@ def test_empty_and_columnless_tables(database: Database) -> None:
 
 
 @pytest.mark.since(15, "row filters and column lists")
-def test_only_what_is_published_is_copied(database: Database) -> None:
+def test_only_published_rows_and_columns_are_copied(database: Database) -> None:
     """Column lists, row filters, generated columns, children of an inheritance parent."""
     with database.connect() as conn:
         conn.execute(
@@ -106,7 +106,7 @@ def test_only_what_is_published_is_copied(database: Database) -> None:
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_filter_holds_in_every_piece(database: Database) -> None:
+def test_a_row_filter_applies_to_every_piece(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, x text);"
                      "INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(1, 5000) AS i;"
@@ -132,7 +132,7 @@ def test_partitions_are_copied_leaf_by_leaf(database: Database, via_root: bool) 
     }  # fmt: skip
 
 
-def test_row_level_security_is_an_error_not_a_shorter_table(database: Database) -> None:
+def test_row_level_security_is_an_error_and_not_a_shorter_copy(database: Database) -> None:
     role = f"reader_{secrets.token_hex(4)}"
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (i int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 11);"
@@ -150,7 +150,7 @@ def test_row_level_security_is_an_error_not_a_shorter_table(database: Database) 
             conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_a_generator_left_early_leaves_no_session(database: Database) -> None:
+def test_a_generator_that_is_closed_early_leaves_no_session(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (i int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 200000);"
                      "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip

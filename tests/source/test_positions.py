@@ -1,4 +1,4 @@
-"""Positions of the source's WAL, as SQL."""
+"""Positions of the source's WAL, as SQL reports them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from tests.fix_postgres import Database
 
 
 def test_a_record_ends_before_the_header_of_the_next_page(database: Database) -> None:
-    """At the ends of pages and of files the insert position is after a header. No flush position can be there."""
+    """At the ends of pages and of files the insert position is after a page header. A flush position is never there."""
     with database.connect() as conn:
 
         def at(query: str) -> Lsn:
             return Lsn.parse(str(conn.execute(query.encode()).fetchall()[0][0]))
 
-        # Some milliseconds each: an autovacuum that writes at the same time takes longer than fifty of them.
+        # Each try takes some milliseconds. A concurrent autovacuum writes for longer than fifty tries.
         for _ in range(3000):
             before = at(RECORD_END)
             bare = at("SELECT pg_logical_emit_message(false, '', '')") - before
-            # This record fills the page to its end, if nobody else writes and the end is not too near.
+            # This record fills the page to its end, if no other session writes and the end is not too near.
             room = (-(before + bare)) % 8192 - bare
             if room < 0:
                 continue

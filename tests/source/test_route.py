@@ -1,4 +1,4 @@
-"""What a connection was made with is enough for a machine that has nothing of it: no variable, no file."""
+"""A route carries all that a connection needs to a machine that has none of its variables and files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = "it's a secret"
 
 @pytest.fixture(scope="module")
 def walled(tmp_path_factory: pytest.TempPathFactory, pg_version: int) -> Iterator[EmbeddedServer]:
-    """A server that asks a role for its password."""
+    """A server that asks the role for its password."""
     with new_server(tmp_path_factory.mktemp("walled") / "server", pg_version, settings=TEST_SETTINGS) as server:
         with psycopg.connect(server.conninfo_of("postgres"), autocommit=True) as conn:
             conn.execute("CREATE ROLE walled LOGIN PASSWORD 'it''s a secret'")
@@ -43,7 +43,7 @@ def _reaches(route: SourceRoute) -> bool:
         return conn.execute("SELECT current_user::text, current_database()::text").fetchone() == ("walled", "postgres")
 
 
-def test_by_variables(walled: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_carried(walled: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("PGHOST", str(walled.socket_folder))
         patch.setenv("PGUSER", "walled")
@@ -54,7 +54,9 @@ def test_by_variables(walled: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -
     assert _reaches(route)
 
 
-def test_by_a_service_and_a_passfile(walled: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_and_a_passfile_are_carried(
+    walled: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     services, passwords = tmp_path / "services", tmp_path / "passwords"
     services.write_text(f"[prod]\nhost={walled.socket_folder}\nuser=walled\ndbname=postgres\n")
     passwords.write_text(f"*:*:*:walled:{SECRET}\n")
@@ -69,19 +71,19 @@ def test_by_a_service_and_a_passfile(walled: EmbeddedServer, tmp_path: Path, mon
     assert not {"service", "passfile"} & conninfo_to_dict(route.conninfo).keys()
 
 
-def test_of_several_servers_it_is_the_one_that_has_the_snapshot(database: Database) -> None:
+def test_of_several_servers_the_one_with_the_snapshot_is_carried(database: Database) -> None:
     there = str(database.server.socket_folder)
     route = _found(make_conninfo(database.conninfo, host=f"/nowhere,{there}", port="5432,5432"))
     assert conninfo_to_dict(route.conninfo)["host"] == there
 
 
-def test_a_user_s_options_stay(database: Database) -> None:
+def test_options_of_the_user_are_carried(database: Database) -> None:
     given = make_conninfo(database.conninfo, options="-c work_mem=7MB")
     with _found(given).here() as conninfo, connect(conninfo) as conn:
         assert conn.execute("SHOW work_mem").fetchone() == ("7MB",)
 
 
-def test_files_of_tls_go_with_it_and_are_gone_after_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_files_are_carried_and_deleted_after_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".postgresql").mkdir()
     (tmp_path / ".postgresql" / "root.crt").write_bytes(b"usual root")
     (tmp_path / "mine.key").write_bytes(b"a key")
@@ -98,7 +100,7 @@ def test_files_of_tls_go_with_it_and_are_gone_after_use(tmp_path: Path, monkeypa
     assert not any(path.exists() for path in paths)
 
 
-def test_it_is_pickled_and_never_shown() -> None:
+def test_a_route_can_be_pickled_and_is_never_printed() -> None:
     route = SourceRoute("host=db password=secret", {"sslkey": b"secret"})
     assert pickle.loads(pickle.dumps(route)) == route
     assert "secret" not in repr(route)

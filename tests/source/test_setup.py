@@ -1,4 +1,4 @@
-"""Setup and teardown: what is made, what never happens to the source, what is told."""
+"""Setup and teardown: what they create, what they never do to the source, what they report."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def about(findings: list[Finding], thing: str) -> list[str]:
     return [finding.what for finding in findings if thing in finding.thing]
 
 
-def test_what_changes_without_a_trace_is_told(database: Database, settings: Settings) -> None:
+def test_changes_that_leave_no_trace_are_reported(database: Database, settings: Settings) -> None:
     with database.connect() as conn:
         conn.execute("""
             CREATE TYPE tagged AS (n int, r regclass[]); CREATE TABLE plain (id int PRIMARY KEY);
@@ -79,7 +79,7 @@ def test_what_changes_without_a_trace_is_told(database: Database, settings: Sett
         assert unlogged.startswith("tables public.parted_1: have no TOAST table")
 
 
-def test_makes_publications_then_the_slot_and_twice_is_fine(
+def test_setup_creates_publications_then_the_slot_and_can_be_repeated(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute(DDL)
@@ -115,7 +115,7 @@ def test_makes_publications_then_the_slot_and_twice_is_fine(
     }  # fmt: skip
 
 
-def test_no_write_on_the_source_fails_because_of_us(
+def test_setup_makes_no_write_on_the_source_fail(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute(DDL)
@@ -123,7 +123,7 @@ def test_no_write_on_the_source_fails_because_of_us(
         conn.execute(sql.SQL("INSERT INTO {} VALUES (1, 1)" if table == "r" else "INSERT INTO {} VALUES (1)").format(
             sql.Identifier(table)))  # fmt: skip
     setup(settings, database.conninfo)
-    # Made after us: a partition without identity of a root that is followed leaf by leaf, and a table.
+    # Created after setup: a partition without identity under a root that is followed leaf by leaf, and a table.
     conn.execute("CREATE TABLE rb2 PARTITION OF rb FOR VALUES IN (2); INSERT INTO rb VALUES (2)")
     conn.execute("CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2); INSERT INTO r VALUES (2, 2)")
     for table in (*WRITABLE, "rb2", "r2"):
@@ -133,10 +133,11 @@ def test_no_write_on_the_source_fails_because_of_us(
     assert "r2" in published(conn, "Our pub"), "a new partition of a keyed root is followed at once"
 
 
-def test_a_key_that_is_replaced_as_setup_says_fails_no_write(
+def test_a_key_replaced_as_setup_advises_makes_no_write_fail(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
-    """In one transaction, or with the whole row as the identity meanwhile. Otherwise PostgreSQL refuses: seen here."""
+    """The key is replaced in one transaction, or with REPLICA IDENTITY FULL during the change. Without either
+    PostgreSQL refuses writes, as this test shows."""
     conn.execute("CREATE TABLE t (id int PRIMARY KEY, k int NOT NULL); INSERT INTO t VALUES (1, 1)")
     setup(settings, database.conninfo)
     conn.execute("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (k)")
@@ -148,10 +149,11 @@ def test_a_key_that_is_replaced_as_setup_says_fails_no_write(
         conn.execute("UPDATE t SET id = 4")
 
 
-def test_setup_waits_for_one_table_with_no_other_locked(
+def test_setup_waits_for_one_table_with_no_other_table_locked(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
-    """Who alters another one meanwhile has it at once, and those are listed that are free."""
+    """A session that alters another table during the wait gets its lock at once, and the tables that are free are
+    published."""
     conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); "
                  "CREATE TABLE c (id int PRIMARY KEY)")  # fmt: skip
     with database.connect() as owner:
@@ -185,7 +187,9 @@ def test_a_table_that_gains_or_loses_its_key_changes_publication(
     conn.execute("INSERT INTO a VALUES (1); UPDATE a SET id = 2; INSERT INTO b VALUES (1); UPDATE b SET id = 2")
 
 
-def test_patterns_choose(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+def test_only_tables_that_match_a_pattern_are_published(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
     chosen = settings.model_copy(update={"tables": ("-public.b",)})
     assert [table.name.name for table in setup(chosen, database.conninfo).catalog.tables] == ["a"]
@@ -206,7 +210,7 @@ def test_teardown_removes_what_setup_made(conn: psycopg.Connection, settings: Se
     assert teardown(settings, database.conninfo, made) == []
 
 
-def test_teardown_leaves_a_slot_that_is_read(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+def test_teardown_keeps_a_slot_that_is_in_use(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
     report = setup(settings, database.conninfo)
     with ReplicationConnection.open(database.conninfo) as walsender:
@@ -218,7 +222,7 @@ def test_teardown_leaves_a_slot_that_is_read(conn: psycopg.Connection, settings:
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_publication_of_somebody_else_is_used_as_it_is(
+def test_a_publication_of_another_owner_is_used_unchanged(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY, x text); CREATE TABLE b (id int); CREATE TABLE c (id int)")
@@ -237,7 +241,7 @@ def test_a_publication_of_somebody_else_is_used_as_it_is(
     assert slots(conn) == []
 
 
-def test_a_slot_of_somebody_else_stays(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+def test_a_slot_of_another_owner_is_kept(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
     conn.execute('CREATE TABLE a (id int PRIMARY KEY); CREATE PUBLICATION "Our pub" FOR TABLE a')
     conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot])
     assert setup(settings, database.conninfo).created == []
@@ -255,7 +259,7 @@ def test_a_slot_older_than_its_publication_is_refused(
     assert conn.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
 
 
-def test_an_open_transaction_is_named_and_the_wait_is_bounded(
+def test_an_open_transaction_is_named_and_the_wait_has_a_limit(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
@@ -267,7 +271,7 @@ def test_an_open_transaction_is_named_and_the_wait_is_bounded(
     assert setup(settings, database.conninfo).created == [f"slot {settings.slot}"]
 
 
-def test_missing_rights_are_told_one_by_one(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+def test_each_missing_right_is_reported(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
     role = f"plain_{secrets.token_hex(4)}"
     conn.execute(f"CREATE ROLE {role} LOGIN; CREATE TABLE a (id int PRIMARY KEY);"
                  f"CREATE TABLE s (id int PRIMARY KEY); ALTER TABLE s ENABLE ROW LEVEL SECURITY;"
@@ -294,8 +298,8 @@ def test_missing_rights_are_told_one_by_one(conn: psycopg.Connection, settings: 
         conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_rights_that_a_copy_lacks_stand_in_one_sentence(conn: psycopg.Connection, database: Database) -> None:
-    """Advice follows the statements after a semicolon, so they end without one."""
+def test_rights_that_a_copy_lacks_are_reported_in_one_sentence(conn: psycopg.Connection, database: Database) -> None:
+    """Advice follows the statements after a semicolon, so the statements end without a semicolon."""
     role = f"plain_{secrets.token_hex(4)}"
     conn.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA closed; CREATE TABLE closed.a (id int)".encode())
     try:
@@ -311,7 +315,7 @@ def test_rights_that_a_copy_lacks_stand_in_one_sentence(conn: psycopg.Connection
         conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_names_that_need_quotes(conn: psycopg.Connection, database: Database, settings: Settings) -> None:
+def test_names_that_need_quotes_are_quoted(conn: psycopg.Connection, database: Database, settings: Settings) -> None:
     odd = settings.model_copy(update={"publication": "p\"u'b, %s {} ☃"})
     conn.execute('CREATE SCHEMA "S{}"; CREATE TABLE "S{}"."T""%s;" (id int PRIMARY KEY)')
     report = setup(odd, database.conninfo)
@@ -321,7 +325,7 @@ def test_names_that_need_quotes(conn: psycopg.Connection, database: Database, se
     assert len(teardown(odd, database.conninfo, report.created)) == 3
 
 
-def test_the_insert_only_name_fits_postgresql() -> None:
+def test_the_name_of_the_insert_only_publication_fits_postgresql() -> None:
     assert inserts_name("pgcdc") == "pgcdc_inserts"
     assert len(inserts_name("ü" * 31).encode()) <= 63
 
@@ -333,11 +337,11 @@ def test_the_insert_only_name_fits_postgresql() -> None:
         ("FIRST 1 (s1, *)", True), ("ANY 2 (a, b)", False), ("any 1 (pgcdc_assets/receive)", True), ("2 (x)", False),
     ],
 )  # fmt: skip
-def test_synchronous_standby_names(setting: str, matches: bool) -> None:
+def test_synchronous_standby_names_that_match_us_are_recognised(setting: str, matches: bool) -> None:
     assert matches_standby_names(setting, "pgcdc_assets") is matches
 
 
-def test_the_source_that_would_wait_for_us_is_refused(
+def test_a_source_that_would_wait_for_us_is_refused(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
@@ -359,5 +363,5 @@ def test_the_source_that_would_wait_for_us_is_refused(
     ("number", "severity"),
     [(130010, "error"), (140017, "warning"), (150013, None), (160008, "warning"), (180000, None)],
 )
-def test_versions(number: int, severity: str | None) -> None:
+def test_each_server_version_has_its_severity(number: int, severity: str | None) -> None:
     assert [finding.severity for finding in _version(number)] == ([severity] if severity else [])

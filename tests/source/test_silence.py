@@ -1,4 +1,4 @@
-"""A server that says nothing any more while the connection to it stays: told within the limit, by whatever waits."""
+"""A server that sends nothing more while the connection stays open: each wait reports it within the limit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def soon(action: Callable[[], object], seconds: float = 0.7) -> Iterator[None]:
-    """``action`` in the middle of what the block waits for."""
+    """Runs ``action`` in the middle of what the block waits for."""
     timer = threading.Timer(seconds, action)
     timer.start()
     try:
@@ -58,7 +58,7 @@ def soon(action: Callable[[], object], seconds: float = 0.7) -> Iterator[None]:
 
 
 @NEW
-def test_a_query(path: DeadPath, new: bool) -> None:
+def test_a_silent_server_ends_a_query(path: DeadPath, new: bool) -> None:
     with connect(path.conninfo) as conn:
         conn.execute("SELECT 1")
         path.die(new=new)
@@ -69,7 +69,7 @@ def test_a_query(path: DeadPath, new: bool) -> None:
 
 @pytest.mark.long
 @NEW
-def test_an_answer_that_is_lost_on_its_way(path: DeadPath, new: bool) -> None:
+def test_a_lost_answer_ends_the_query(path: DeadPath, new: bool) -> None:
     with (
         connect(path.conninfo) as conn, soon(lambda: path.die(new=new)), within(20),
         pytest.raises(SourceUnavailable, match="has said nothing"),
@@ -78,7 +78,7 @@ def test_an_answer_that_is_lost_on_its_way(path: DeadPath, new: bool) -> None:
 
 
 @pytest.mark.long
-def test_a_command_of_the_walsender(path: DeadPath) -> None:
+def test_a_silent_server_ends_a_walsender_command(path: DeadPath) -> None:
     with ReplicationConnection.open(path.conninfo) as walsender:
         path.die()
         with within(20), pytest.raises(SourceUnavailable, match="has said nothing"):
@@ -87,7 +87,7 @@ def test_a_command_of_the_walsender(path: DeadPath) -> None:
 
 @pytest.mark.long
 @NEW
-def test_a_piece_of_a_copy(path: DeadPath, database: Database, new: bool) -> None:
+def test_a_silent_server_ends_a_piece_of_a_copy(path: DeadPath, database: Database, new: bool) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, x text); CREATE PUBLICATION p FOR TABLE t")
         conn.execute("INSERT INTO t SELECT i, repeat(md5(i::text), 300) FROM generate_series(1, 5000) AS i")
@@ -97,14 +97,14 @@ def test_a_piece_of_a_copy(path: DeadPath, database: Database, new: bool) -> Non
             blocks = copy_blocks(path.conninfo, snapshot.name, piece, 1 << 16)
             next(blocks)
             path.die(new=new)
-            # To be read again: the connection that this takes tells whether the source is there.
+            # The piece is read again: the connection for that shows whether the source is there.
             with within(30), pytest.raises(Interrupted, match="has said nothing"):
                 list(blocks)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [connect, ReplicationConnection.open])
-def test_connecting(path: DeadPath, kind: Callable[[str], object]) -> None:
+def test_a_silent_server_ends_a_connection_attempt(path: DeadPath, kind: Callable[[str], object]) -> None:
     path.die()
     with within(10), pytest.raises(SourceUnavailable, match="timeout"):
         kind(f"{path.conninfo} connect_timeout=2")
@@ -112,7 +112,7 @@ def test_connecting(path: DeadPath, kind: Callable[[str], object]) -> None:
 
 @pytest.mark.long
 def test_a_session_that_is_at_work_is_waited_for(database: Database) -> None:
-    """A lock may be held for long. It is said who holds it."""
+    """A lock may be held for long. The wait reports who holds it."""
     told: list[str] = []
     with database.connect() as holder, connect(database.conninfo) as conn:
         holder.execute("CREATE TABLE t ()")
@@ -126,7 +126,7 @@ def test_a_session_that_is_at_work_is_waited_for(database: Database) -> None:
         assert "at work (Timeout)" in told[-1]
 
 
-def test_the_log_hears_of_it_where_nobody_else_does(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_is_logged_where_no_callback_reports_it(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     with ReplicationConnection.open(database.conninfo) as walsender, caplog.at_level(logging.WARNING):
         walsender.execute("SELECT pg_sleep(2)")
     assert "at work" in caplog.text
@@ -134,7 +134,7 @@ def test_the_log_hears_of_it_where_nobody_else_does(database: Database, caplog: 
 
 @pytest.mark.long
 def test_a_wait_can_be_interrupted(path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a signal's exception at once, though nothing answers; the session does not go on with it, either."""
+    """A signal's exception ends the wait at once, although no answer comes. The session cannot be used afterwards."""
     monkeypatch.setattr(SourceConnection, "patience", Patience(60, 60))
     for query in (connect(path.conninfo).execute, ReplicationConnection.open(path.conninfo).execute):
         path.die()
@@ -143,7 +143,7 @@ def test_a_wait_can_be_interrupted(path: DeadPath, monkeypatch: pytest.MonkeyPat
         path.die(new=True)
 
 
-def test_an_interrupted_query_is_given_up_on_the_server(database: Database) -> None:
+def test_an_interrupted_query_is_ended_on_the_server(database: Database) -> None:
     with connect(database.conninfo) as conn, database.connect() as other:
         pid = conn.info.backend_pid
         with soon(_thread.interrupt_main), within(6), pytest.raises(KeyboardInterrupt):
@@ -152,8 +152,8 @@ def test_an_interrupted_query_is_given_up_on_the_server(database: Database) -> N
         wait_for(lambda: other.execute(query, [pid]).fetchone() is None, what="the end of the session")
 
 
-def test_only_listening_counts() -> None:
-    """Whoever did not look has heard nothing for that reason: a process that was stopped, a disk that was slow."""
+def test_only_time_spent_listening_counts_as_silence() -> None:
+    """A process that was stopped, or slowed down by its disk, did not listen. That time is no silence of the server."""
     quiet = Silence(Patience(0.2, 0.4), "source", lambda: False)
     quiet._LONGEST = 0.01
     for _ in range(5):
@@ -172,7 +172,7 @@ def _listen(quiet: Silence) -> None:
 @pytest.mark.parametrize(
     "conninfo", [f"host=localhost {field}" for field in ("password='x", "port=abc", "connect_timeout=y", "sslmode=z")]
 )
-def test_what_is_no_conninfo_is_the_settings_fault(conninfo: str) -> None:
+def test_an_invalid_conninfo_is_a_settings_error(conninfo: str) -> None:
     with pytest.raises(SettingsError) as told:
         connect(conninfo)
     assert told.value.exit_code == 2

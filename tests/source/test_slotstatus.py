@@ -1,4 +1,4 @@
-"""The slot as SQL shows it, and when the log may go on from it."""
+"""The slot as SQL shows it, and when the log may continue from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status(database: Database, slot: str) -> SlotStatus:
         return require_slot(conn, slot)
 
 
-def test_a_new_slot_is_fit(status: SlotStatus, slot: str, database: Database) -> None:
+def test_a_new_slot_is_usable(status: SlotStatus, slot: str, database: Database) -> None:
     assert status.confirmed_flush_lsn is not None
     assert status.restart_lsn is not None
     assert ZERO < status.restart_lsn <= status.confirmed_flush_lsn <= status.wal_lsn
@@ -51,7 +51,7 @@ def test_a_missing_slot_is_none_or_an_error(database: Database, slot: str) -> No
             require_slot(conn, slot)
 
 
-def test_positions_that_do_not_meet_name_both(status: SlotStatus) -> None:
+def test_an_error_about_positions_names_both_positions(status: SlotStatus) -> None:
     assert status.confirmed_flush_lsn is not None
     before = Lsn(status.confirmed_flush_lsn - 8)
     with pytest.raises(SlotAhead, match=f"{status.confirmed_flush_lsn}.*{before}"):
@@ -75,13 +75,15 @@ def test_positions_that_do_not_meet_name_both(status: SlotStatus) -> None:
         ({"restart_lsn": None}, SlotLost),
     ],
 )
-def test_unfit_slots(status: SlotStatus, change: dict[str, object], kind: type[PgcdcError]) -> None:
+def test_each_unusable_slot_has_its_error(
+    status: SlotStatus, change: dict[str, object], kind: type[PgcdcError]
+) -> None:
     with pytest.raises(kind) as caught:
         check_slot(replace(status, **change), status.confirmed_flush_lsn)  # type: ignore[arg-type]
     assert caught.value.do
 
 
-def test_slots_of_another_kind_as_the_server_has_them(database: Database, slot: str) -> None:
+def test_slots_of_other_kinds_are_recognised_on_a_real_server(database: Database, slot: str) -> None:
     with connect(database.conninfo) as conn, connect(database.server.conninfo_of("postgres")) as elsewhere:
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [slot])
         with pytest.raises(IdentityMismatch, match="two_phase"):
@@ -97,7 +99,7 @@ def test_slots_of_another_kind_as_the_server_has_them(database: Database, slot: 
             conn.execute("SELECT pg_drop_replication_slot(%s)", [physical])
 
 
-def test_identity_is_readable_without_rights(database: Database, slot: str) -> None:
+def test_the_identity_can_be_read_without_rights(database: Database, slot: str) -> None:
     role = f"plain_{secrets.token_hex(4)}"
     with connect(database.conninfo) as conn:
         expected = identity(conn, slot)

@@ -1,4 +1,4 @@
-"""Frames off a socket: however the bytes arrive, and whatever stands between them."""
+"""Frames read from a socket: in whatever parts the bytes arrive, and with other messages between them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def taken(reader: SocketReader) -> list[bytes]:
     st.lists(st.tuples(st.sampled_from([b"d", b"d", b"d", b"N", b"S"]), st.binary(max_size=60)), max_size=30),
     st.lists(st.integers(0, 2000), max_size=12),
 )
-def test_frames_are_the_same_however_they_arrive(messages: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
+def test_frames_do_not_depend_on_how_the_bytes_arrive(messages: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
     data = b"".join(message(kind, body) for kind, body in messages)
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     found: list[bytes] = []
@@ -50,7 +50,7 @@ def test_frames_are_the_same_however_they_arrive(messages: list[tuple[bytes, byt
     assert found == [body for kind, body in messages if kind == b"d"]
 
 
-def test_a_frame_larger_than_the_room(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_a_frame_larger_than_the_buffer_is_read(pair: tuple[socket.socket, SocketReader]) -> None:
     server, reader = pair
     large = bytes(5_000_000)
     data = message(b"d", b"before") + message(b"d", large) + message(b"d", b"after")
@@ -65,7 +65,7 @@ def test_a_frame_larger_than_the_room(pair: tuple[socket.socket, SocketReader]) 
     assert reader.held == 0
 
 
-def test_an_error_comes_after_the_frames_before_it(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_an_error_is_raised_after_the_frames_before_it(pair: tuple[socket.socket, SocketReader]) -> None:
     server, reader = pair
     error = message(b"E", b'SERROR\0C42704\0Mreplication slot "s" does not exist\0DRow (secret)\0\0')
     server.sendall(message(b"d", b"one") + error + message(b"Z", b"I"))
@@ -76,7 +76,9 @@ def test_an_error_comes_after_the_frames_before_it(pair: tuple[socket.socket, So
     assert "secret" not in str(caught.value)
 
 
-def test_the_end_of_the_connection_comes_after_the_frames_before_it(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_the_end_of_the_connection_is_raised_after_the_frames_before_it(
+    pair: tuple[socket.socket, SocketReader],
+) -> None:
     server, reader = pair
     server.sendall(message(b"d", b"one") + message(b"d", b"half")[:6])
     server.close()
@@ -87,7 +89,7 @@ def test_the_end_of_the_connection_comes_after_the_frames_before_it(pair: tuple[
         reader.take()
 
 
-def test_the_servers_end_of_the_stream(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_the_end_of_the_stream_by_the_server_is_recognised(pair: tuple[socket.socket, SocketReader]) -> None:
     server, reader = pair
     server.sendall(message(b"d", b"one") + ENDED)
     reader.pull()
@@ -96,7 +98,7 @@ def test_the_servers_end_of_the_stream(pair: tuple[socket.socket, SocketReader])
         reader.take()
 
 
-def test_what_is_no_message_is_refused(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_an_invalid_message_is_refused(pair: tuple[socket.socket, SocketReader]) -> None:
     server, reader = pair
     server.sendall(b"\x16\x03\x01\x02\x00\x01")
     reader.pull()
@@ -104,8 +106,8 @@ def test_what_is_no_message_is_refused(pair: tuple[socket.socket, SocketReader])
         reader.take()
 
 
-def test_nothing_is_lost_where_the_server_reads_late(pair: tuple[socket.socket, SocketReader]) -> None:
-    """A status never waits for the server, which may itself be waiting for us to read."""
+def test_nothing_is_lost_when_the_server_reads_late(pair: tuple[socket.socket, SocketReader]) -> None:
+    """Sending a status never waits for the server, because the server may be waiting for us to read."""
     server, reader = pair
     status = bytes(34)
     for _ in range(20_000):

@@ -1,4 +1,4 @@
-"""A storm of DDL over all tables, through copies, verifies and setups: the application hardly waits for us."""
+"""Continuous DDL on all tables during copies, verifies and setups: the application hardly waits for us."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = [TableName("public", table) for table in TABLES]
 
 
 class Ours:
-    """What we do on a source, over and over. ``done``: how often each came to its end, tables one by one."""
+    """Repeats all that we do on a source. ``done``: how often each action completed, tables one by one."""
 
     def __init__(self, database: Database, root: Path) -> None:
         self._lake = Lake(database.conninfo, root)
@@ -78,7 +78,7 @@ class Ours:
 
 @contextmanager
 def stormy(database: Database, root: Path) -> Iterator[None]:
-    """Tables, a publication of them, and mirrors without rows, for verify to read against."""
+    """Tables, a publication of them, and mirrors without rows for verify to compare."""
     lake = Lake(database.conninfo, root)
     with database.connect() as conn:
         make_tables(conn)
@@ -90,7 +90,7 @@ def stormy(database: Database, root: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.long)])
-def test_the_application_hardly_waits_for_us(database: Database, tmp_path: Path, seconds: int) -> None:
+def test_ddl_storm_hardly_delays_the_application(database: Database, tmp_path: Path, seconds: int) -> None:
     told: list[str] = []
     with stormy(database, tmp_path):
         for _ in range(STORMS):

@@ -1,4 +1,4 @@
-"""Tables, columns, keys, leaves and types as the catalog reader has them."""
+"""Tables, columns, keys, leaves and types as the catalog reader returns them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_types_are_resolved_to_their_base_and_element(database: Database) -> Non
     assert column(table, "b").type.delimiter == ";"
 
 
-def test_attnums_skip_dropped_columns_and_missing_values_are_told(database: Database) -> None:
+def test_attnums_skip_dropped_columns_and_missing_values_are_returned(database: Database) -> None:
     table = tables_of(
         database,
         "CREATE TABLE t (gone int, id int PRIMARY KEY, late int); INSERT INTO t VALUES (1, 1, 1);"
@@ -64,8 +64,9 @@ def test_attnums_skip_dropped_columns_and_missing_values_are_told(database: Data
 
 
 @pytest.mark.since(15, "column lists")
-def test_comments_of_tables_and_columns(database: Database) -> None:
-    """Of a partitioned table its own; of columns that are published, under names of any kind, as they were written."""
+def test_comments_of_tables_and_columns_are_returned(database: Database) -> None:
+    """A partitioned table has its own comment. Comments of published columns are returned as written, under names of
+    any kind."""
     long = "x" * 100_000
     found = tables_of(
         database,
@@ -102,7 +103,7 @@ def test_facts_of_the_log_have_no_comments(database: Database) -> None:
     assert found["t"].without_volatile() == facts.table.without_volatile()
 
 
-def test_the_key_is_what_the_stream_names_rows_by(database: Database) -> None:
+def test_the_key_is_the_one_that_identifies_rows_in_the_stream(database: Database) -> None:
     found = tables_of(
         database,
         "CREATE TABLE plain (a int, b int, PRIMARY KEY (b, a));"
@@ -129,14 +130,14 @@ def test_the_key_is_what_the_stream_names_rows_by(database: Database) -> None:
     assert found["wide"].identity_key == (2, 1)
 
 
-def test_an_index_that_may_not_be_used_is_no_key() -> None:
+def test_an_index_that_may_not_be_used_is_not_a_key() -> None:
     index = Index(("a",), primary=False, identity=True, usable=False)
     assert not RowIdentity.of("i", [index]).publishable
     assert mirror_key(RowIdentity.of("i", [index]), [RowIdentity.of("i", [index])], ["a"]) == ()
 
 
 @pytest.mark.since(15, "row filters and column lists")
-def test_publications_column_lists_filters_and_operations(database: Database) -> None:
+def test_publications_column_lists_filters_and_operations_are_returned(database: Database) -> None:
     with connect(database.conninfo) as conn:
         version = conn.info.server_version
     found = tables_of(
@@ -163,7 +164,7 @@ def test_publications_column_lists_filters_and_operations(database: Database) ->
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_filter_is_off_where_another_publication_has_none(database: Database) -> None:
+def test_a_filter_does_not_apply_if_another_publication_has_none(database: Database) -> None:
     ddl = (
         "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t WHERE (id > 1);"
         "CREATE PUBLICATION q FOR TABLE t WHERE (id < 0); CREATE PUBLICATION r FOR TABLE t"
@@ -183,7 +184,7 @@ PARTITIONED = (
 )
 
 
-def test_leaves_stand_behind_their_root(database: Database) -> None:
+def test_leaves_are_listed_after_their_root(database: Database) -> None:
     found = tables_of(database, PARTITIONED + "CREATE PUBLICATION p FOR TABLE r")
     assert list(found) == ["r"]
     root = found["r"]
@@ -197,7 +198,7 @@ def test_leaves_stand_behind_their_root(database: Database) -> None:
     )
 
 
-def test_a_leafs_facts_have_its_own_attnums_and_its_roots_key(database: Database) -> None:
+def test_facts_of_a_leaf_have_its_own_attnums_and_its_roots_key(database: Database) -> None:
     tables_of(database, PARTITIONED + "CREATE PUBLICATION p FOR TABLE r")
     with connect(database.conninfo) as conn:
         row = conn.execute("SELECT 'public.r_s'::regclass::oid, 'public.r'::regclass::oid").fetchone()
@@ -213,7 +214,7 @@ def test_a_leafs_facts_have_its_own_attnums_and_its_roots_key(database: Database
         assert found[999_999].table is None
 
 
-def test_a_relation_that_is_published_no_more_still_has_facts(database: Database) -> None:
+def test_a_relation_that_is_no_longer_published_still_has_facts(database: Database) -> None:
     tables_of(database, "CREATE TABLE t (a int, id int PRIMARY KEY); CREATE PUBLICATION p")
     with connect(database.conninfo) as conn:
         row = conn.execute("SELECT 'public.t'::regclass::oid").fetchone()
@@ -238,7 +239,7 @@ def test_keyless_roots_are_multisets_only_if_every_leaf_sends_whole_rows(databas
     assert not found["mixed"].updates_seen, "a key of one leaf is none of the root"
 
 
-def test_odd_names_and_two_schemas(database: Database) -> None:
+def test_odd_names_and_two_schemas_are_read(database: Database) -> None:
     ddl = (
         'CREATE SCHEMA "Odd Schema"; CREATE SCHEMA other; CREATE TABLE t (id int PRIMARY KEY);'
         'CREATE TABLE other.t (id int PRIMARY KEY); CREATE TABLE "Odd Schema"."Select {} %s" ("a.b ☃" int PRIMARY KEY);'
@@ -265,7 +266,7 @@ def test_odd_names_and_two_schemas(database: Database) -> None:
         (["public.T"], "public.t", False), (['public."*"'], "public.t", False), (["public.[t]"], "public.t", False),
     ],
 )  # fmt: skip
-def test_patterns(patterns: list[str], name: str, meant: bool) -> None:
+def test_patterns_match_table_names(patterns: list[str], name: str, meant: bool) -> None:
     assert TablePatterns.parse(patterns).match(TableName.parse(name)) is meant
 
 
@@ -275,8 +276,9 @@ def test_a_wrong_pattern_names_the_setting(pattern: str) -> None:
         TablePatterns.parse([pattern])
 
 
-def test_what_the_attnums_of_leaves_are_at_the_root(database: Database) -> None:
-    """Those of partitions made as such, until the root has lost a column; a leaf goes on as it began."""
+def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -> None:
+    """Partitions created as such have the root's attnums until the root loses a column. An attached leaf keeps its
+    own."""
     ddl = """
       CREATE TABLE r (id int, a int, b int, PRIMARY KEY (id)) PARTITION BY LIST (id);
       CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); CREATE TABLE r2 (a int, id int PRIMARY KEY, b int);
@@ -303,8 +305,8 @@ def test_what_the_attnums_of_leaves_are_at_the_root(database: Database) -> None:
     assert [leaf.numbering for leaf in via_root.leaves] == [leaf.numbering for leaf in r.leaves]
 
 
-def test_columns_are_those_of_one_moment(database: Database) -> None:
-    """The server's own view shows columns as they are by now to a transaction whose snapshot is older."""
+def test_columns_are_read_from_one_snapshot(database: Database) -> None:
+    """To a transaction with an older snapshot, the server's own view shows the columns as they are at present."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION p FOR TABLE t")
         (before,) = read_tables(conn, ["p"])

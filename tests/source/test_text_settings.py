@@ -1,6 +1,6 @@
 """No default of server, database, role or client environment changes the text of a value.
 
-The settings that change one are found by trying all: each one that a session may change, and each of its values.
+The test finds the settings that change a text by trying every value of every setting that a session may change.
 """
 
 from __future__ import annotations
@@ -73,19 +73,19 @@ WORDS: Final[Mapping[str, list[str]]] = {
     "timezone_abbreviations": ["Australia", "India"],
     "default_text_search_config": ["pg_catalog.german"],
 }
-"""What to try of settings whose values are words."""
+"""Values to try for settings whose values are words."""
 ELSEWHERE: Final = {"client_encoding", "role", "session_authorization"}
-"""The first is part of every connection string of ours; the others are no formats."""
+"""The first setting is part of each of our connection strings. The other settings are no formats."""
 KNOWN: Final = {
     "DateStyle", "IntervalStyle", "TimeZone", "bytea_output", "extra_float_digits", "lc_monetary", "search_path",
     "quote_all_identifiers", "standard_conforming_strings",
 }  # fmt: skip
-"""The settings that must be found, so that it is certain that the test can find one."""
+"""Settings that the test must find. They prove that the test can find such a setting."""
 
 
 @pytest.fixture(scope="module")
 def hostile(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server that knows a locale with amounts of another form, and has it for its default."""
+    """A server with a locale that writes amounts differently, and with that locale as its default."""
     if shutil.which("localedef") is None:
         pytest.skip("there is no localedef to make a locale with")
     locales = tmp_path_factory.mktemp("locales")
@@ -154,7 +154,7 @@ def _candidates(conn: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def changing(made: Database) -> list[tuple[str, str]]:
-    """The settings, with values, under which some text is another one."""
+    """The settings, with values, under which a text differs."""
     found, query = [], _query(made)
     with connect(made.conninfo) as conn:
         usual = _texts(conn, query)
@@ -169,7 +169,7 @@ def changing(made: Database) -> list[tuple[str, str]]:
     return found
 
 
-def test_each_type_has_a_value_here(made: Database) -> None:
+def test_each_type_has_a_sample_value(made: Database) -> None:
     with made.connect() as conn:
         types = conn.execute(
             "SELECT typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace "
@@ -189,7 +189,8 @@ def test_each_setting_that_changes_a_text_is_pinned(made: Database, changing: li
 def test_no_default_changes_a_text(
     made: Database, changing: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of database, role, role in database, and of the client's environment, with which libpq makes settings too."""
+    """Defaults of the database, the role, the role in the database, and the client's environment, from which libpq
+    takes settings too."""
     query, last = _query(made), dict(changing)
     with connect(made.conninfo) as conn:
         usual = _texts(conn, query)
@@ -215,7 +216,7 @@ def test_no_default_changes_a_text(
             admin.execute("ALTER ROLE postgres RESET ALL")
 
 
-def test_a_role_that_only_reads_by_default_may_set_up(made: Database) -> None:
+def test_a_role_with_read_only_transactions_by_default_may_set_up(made: Database) -> None:
     with made.connect() as admin:
         admin.execute(f"ALTER ROLE postgres IN DATABASE {made.name} SET default_transaction_read_only = on".encode())
     try:

@@ -1,4 +1,4 @@
-"""The way to the source: setup warns where others on it can read the rows, or answer in the source's place."""
+"""The connection to the source: setup warns if others on the network can read the rows or impersonate the source."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ANOTHER = "another server can answer in its place"
         ("203.0.113.7", "prefer", False, True, None),
     ],
 )
-def test_a_far_source_is_encrypted_and_checked(
+def test_a_remote_source_must_be_encrypted_and_verified(
     address: str, sslmode: str, tls: bool, gss: bool, said: str | None
 ) -> None:
     found = exposed(FAR[0], address, sslmode, tls=tls, gss=gss)
@@ -43,13 +43,15 @@ def test_a_far_source_is_encrypted_and_checked(
     assert said is None or (found is not None and said in found and FAR[0] in found)
 
 
-def test_setup_is_silent_about_a_source_on_this_machine(database: Database) -> None:
+def test_setup_does_not_warn_about_a_source_on_this_machine(database: Database) -> None:
     with connect(database.conninfo) as conn:
         found = check_source(conn, Settings(source=database.conninfo))
         assert not [finding for finding in found if "is reached" in finding.what]
 
 
-def test_setup_warns_of_a_far_source_without_encryption(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_warns_about_a_remote_source_without_encryption(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transport, "_loopback", lambda address: False)
     with DeadPath(database) as path, connect(path.conninfo) as conn:
         assert conn.info.hostaddr == "127.0.0.1"

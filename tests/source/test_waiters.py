@@ -1,4 +1,4 @@
-"""Whoever wants a table that we read gets it: no lock of ours is in anybody's way, nor in our own."""
+"""A session that wants a table which we read gets it. No lock of ours blocks another session or ourselves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def snapshot_of_many_rows(database: Database) -> Iterator[tuple[psycopg.Connecti
 
 
 def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database) -> None:
-    """The holder's lock, the ALTER behind it, the COPY behind that, and everybody else behind both: for ever."""
+    """The ALTER would wait for the holder's lock, the COPY for the ALTER, and all other sessions for both: for ever."""
     with database.connect() as conn, database.connect() as migrating, database.connect() as application:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
@@ -49,7 +49,7 @@ def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database) -> None
             assert not altering.is_alive()
 
 
-def test_a_copy_waits_for_a_locked_table_with_nothing_in_hand_and_keeps_nobody_waiting(database: Database) -> None:
+def test_a_copy_waits_for_a_locked_table_without_locks_and_blocks_nobody(database: Database) -> None:
     rows: list[bytes] = []
     with snapshot_of_many_rows(database) as (conn, snapshot, piece), database.connect() as locker:
         locker.execute("BEGIN; LOCK TABLE t")
@@ -65,8 +65,8 @@ def test_a_copy_waits_for_a_locked_table_with_nothing_in_hand_and_keeps_nobody_w
 
 
 @pytest.mark.parametrize("reader_rests", [False, True], ids=["cancelled", "terminated"])
-def test_who_wants_the_table_gets_it_while_a_copy_reads(database: Database, reader_rests: bool) -> None:
-    """A server that waits for us to take its rows heeds no cancel request."""
+def test_a_session_that_wants_a_table_gets_it_while_a_copy_reads_it(database: Database, reader_rests: bool) -> None:
+    """A server that waits for us to receive rows ignores cancel requests."""
     waits: list[float] = []
     going_on = threading.Event()
 
@@ -100,8 +100,8 @@ def test_who_wants_the_table_gets_it_while_a_copy_reads(database: Database, read
     assert waits[0] < 2, "half a second, and what a busy machine adds"
 
 
-def test_a_copy_that_heeds_no_cancel_request_is_terminated(database: Database) -> None:
-    """In the middle of a row the server waits for its client to take the rest, and heeds nothing else."""
+def test_a_copy_that_ignores_cancel_requests_is_terminated(database: Database) -> None:
+    """In the middle of a row the server waits for its client to receive the rest, and reacts to nothing else."""
     with (
         database.connect() as user,
         closing(psycopg.connect(database.conninfo, application_name=reading.READING, autocommit=True)) as resting,
@@ -113,13 +113,13 @@ def test_a_copy_that_heeds_no_cancel_request_is_terminated(database: Database) -
         held = f"SELECT wait_event FROM pg_stat_activity WHERE pid = {resting.info.backend_pid}"
         wait_for(lambda: scalar(user, held) == "ClientWrite")
         user.execute("SET lock_timeout = '10s'; ALTER TABLE t ADD COLUMN n int")
-        # It lets go of the table before it is gone itself.
+        # The session releases the table before it ends.
         wait_for(lambda: scalar(user, held.replace("wait_event", "count(*)")) == 0)
 
 
 @pytest.mark.long
-def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody wants the table each time that it is read."""
+def test_a_copy_that_is_interrupted_each_time_gives_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another session wants the table each time that the copy reads it."""
     monkeypatch.setattr(reading, "READINGS", 3)
     begun = threading.Semaphore(0)
 
@@ -144,10 +144,11 @@ def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatc
 
 
 @pytest.mark.long
-def test_readings_that_are_terminated_each_time_are_somebody_s_who_wants_the_table(
+def test_reads_that_are_terminated_each_time_are_reported_as_blocked(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by whoever sees that a session which waits for the network is in the way. The source is there."""
+    """As by an operator's tool that terminates sessions which block others and wait for the network. The source is
+    still there."""
     monkeypatch.setattr(reading, "READINGS", 2)
 
     def terminated() -> None:
@@ -160,7 +161,7 @@ def test_readings_that_are_terminated_each_time_are_somebody_s_who_wants_the_tab
 
 
 @pytest.mark.long
-def test_an_index_that_is_rebuilt_is_not_waited_for_with_the_table_in_hand(database: Database) -> None:
+def test_a_copy_releases_the_table_while_an_index_is_rebuilt(database: Database) -> None:
     with snapshot_of_many_rows(database) as (conn, snapshot, piece), database.connect() as owner:
         owner.execute("BEGIN; REINDEX INDEX t_pkey")
         with pytest.raises(reading.Interrupted):
@@ -172,8 +173,8 @@ def test_an_index_that_is_rebuilt_is_not_waited_for_with_the_table_in_hand(datab
 
 
 @pytest.mark.long
-def test_tables_that_nobody_has_looked_at_are_cut_while_they_are_locked(database: Database) -> None:
-    """Their size is the planner's then."""
+def test_a_locked_table_is_divided_by_its_estimated_size(database: Database) -> None:
+    """The size is the planner's estimate in this case."""
     with snapshot_of_many_rows(database) as (conn, snapshot, _), database.connect() as locker:
         conn.execute("ANALYZE t")
         locker.execute("BEGIN; LOCK TABLE t")

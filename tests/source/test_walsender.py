@@ -27,7 +27,7 @@ def slot() -> str:
 def walsender(
     database: Database, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ReplicationConnection]:
-    """Over a plain connection, and as over one that only libpq can read."""
+    """The exchange over a plain connection, and over a connection that only libpq can read."""
     if request.param == "libpq":
         monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
     with ReplicationConnection.open(database.conninfo) as connection:
@@ -35,7 +35,7 @@ def walsender(
 
 
 def frames(walsender: ReplicationConnection, until: Callable[[bytes], bool], seconds: float = 20) -> list[bytes]:
-    """Up to the one waited for; what came with it is dropped."""
+    """Returns the frames up to the awaited frame. Frames after it are dropped."""
     taken: list[bytes] = []
     deadline = time.monotonic() + seconds
     while not any(map(until, taken)):
@@ -51,7 +51,7 @@ def is_commit(frame: bytes) -> bool:
     return frame[:1] == b"w" and frame[25:26] == b"C"
 
 
-def test_identify_and_timeline(walsender: ReplicationConnection, database: Database) -> None:
+def test_identify_system_and_timeline_are_read(walsender: ReplicationConnection, database: Database) -> None:
     identity = walsender.identify()
     with database.connect() as conn:
         row = conn.execute("SELECT system_identifier::text FROM pg_control_system()").fetchone()
@@ -63,7 +63,7 @@ def test_identify_and_timeline(walsender: ReplicationConnection, database: Datab
         walsender.timeline_history(99)
 
 
-def test_frames_come_in_and_confirmations_go_out(
+def test_frames_are_received_and_confirmations_are_sent(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:
     with database.connect() as conn:
@@ -78,7 +78,7 @@ def test_frames_come_in_and_confirmations_go_out(
         walsender.send_status(end_lsn, end_lsn, end_lsn, reply=True)
         keepalive = frames(walsender, lambda frame: frame[:1] == b"k")[-1]
         assert struct.unpack_from(">Q", keepalive, 1)[0] >= end_lsn
-        # The reply goes out before the slot is touched: wait for it.
+        # The reply is sent before the slot is changed, so the test waits for it.
         query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
         wait_for(lambda: conn.execute(query, [slot]).fetchone() == (str(end_lsn),), what="the confirmation")
         sent = conn.execute(
@@ -108,7 +108,7 @@ def test_leaving_the_stream_frees_the_slot_at_once(
         walsender.drop_slot(slot)
 
 
-def test_slot_errors_are_typed(walsender: ReplicationConnection, database: Database, slot: str) -> None:
+def test_each_slot_error_has_its_class(walsender: ReplicationConnection, database: Database, slot: str) -> None:
     with pytest.raises(SlotMissing) as missing:
         walsender.start(slot, ZERO, ["p"])
     assert missing.value.thing == f"slot {slot}"
@@ -120,7 +120,7 @@ def test_slot_errors_are_typed(walsender: ReplicationConnection, database: Datab
         assert active.value.retryable
 
 
-def test_a_missing_publication_is_not_a_missing_slot(
+def test_a_missing_publication_is_not_reported_as_a_missing_slot(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:
     created = walsender.create_slot(slot)
@@ -151,17 +151,17 @@ def test_names_are_quoted_for_the_replication_grammar() -> None:
     assert literal("a'b\\c") == "'a''b\\c'"
 
 
-def test_the_server_s_own_error_is_told_by_whoever_notices(
+def test_the_servers_own_error_is_reported_by_read_and_by_write(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:
-    """A status that cannot be sent any more does not hide why."""
+    """The server's error is reported even if a status can no longer be sent."""
     created = walsender.create_slot(slot)
     walsender.start(slot, created.consistent_point, ["p"])
     with database.connect() as conn:
         conn.execute("SELECT pg_terminate_backend(%s, 5000)", [_pid(walsender)])
     assert walsender.wait(5)
     if isinstance(walsender.frames, LibpqReader):
-        # Libpq has taken the end of the stream, and knows no COPY any more.
+        # Libpq has received the end of the stream and is no longer in COPY mode.
         walsender.frames._read()
     with pytest.raises(SourceUnavailable, match="terminating connection"):
         _converse(walsender)

@@ -54,7 +54,7 @@ TRAPS = {
         "tests/checks/test_status.py::test_an_emptied_publication",
     ),
     "an invalidated slot that is not found": (
-        "tests/source/test_invalidated.py::test_a_slot_whose_wal_is_gone_is_lost",
+        "tests/source/test_invalidated.py::test_a_slot_whose_wal_was_removed_is_reported_lost",
     ),
     "WAL held by an idle table": (
         "tests/log/test_positions.py::test_position_past_foreign_wal_is_recorded_before_it_is_confirmed",
