@@ -75,7 +75,7 @@ def catalog_is_read_in_pieces(_original: Original) -> Any:
 @override(
     "pgcdc_assets.structure.differences:_maybe_rewritten",
     rule="ALTER TABLE rewrites rows, and the stream does not carry that",
-    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
 )
 def rewrite_is_missed(_original: Original) -> Any:
     return lambda before, now: False
@@ -84,7 +84,7 @@ def rewrite_is_missed(_original: Original) -> Any:
 @override(
     "pgcdc_assets.structure.differences:_behind_the_stream",
     rule="a table that was UNLOGGED for a while has changes in no stream",
-    test="tests/structure/test_differences.py::test_unlogged_and_logged_again",
+    test="tests/structure/test_differences.py::test_a_table_set_unlogged_and_logged_again_has_new_files",
 )
 def unlogged_for_a_while_is_missed(_original: Original) -> Any:
     return lambda before, now: iter(())
@@ -93,7 +93,7 @@ def unlogged_for_a_while_is_missed(_original: Original) -> Any:
 @override(
     "pgcdc_assets.structure.differences:_partitions",
     rule="ATTACH and DETACH move rows, and the stream does not carry that",
-    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
 )
 def attached_partition_is_missed(_original: Original) -> Any:
     return lambda before, now: iter(())
@@ -102,7 +102,7 @@ def attached_partition_is_missed(_original: Original) -> Any:
 @override(
     "pgcdc_assets.structure.differences:key_changed",
     rule="a key that was dropped and added again may not have told rows apart in between",
-    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
 )
 def recreated_key_passes(original: Original) -> Any:
     return with_instead(original, "before.marks.key_constraint != now.marks.key_constraint", "False")
@@ -111,7 +111,7 @@ def recreated_key_passes(original: Original) -> Any:
 @override(
     "pgcdc_assets.structure.differences:changes",
     rule="a table that was dropped and created again is another table",
-    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
 )
 def recreated_table_is_missed(original: Original) -> Any:
     return with_instead(original, "before.oid != now.oid", "False")
@@ -120,7 +120,7 @@ def recreated_table_is_missed(original: Original) -> Any:
 @override(
     "pgcdc_assets.structure.differences:_publication",
     rule="a table that left the publication and came back has changes in no stream",
-    test="tests/structure/test_differences.py::test_what_it_does_not_carry_is_seen",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
 )
 def publication_regained_is_missed(_original: Original) -> Any:
     return lambda before, now: iter(())

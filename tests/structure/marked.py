@@ -1,4 +1,4 @@
-"""Tables with marks of the catalog, written as texts."""
+"""Tables with catalog marks, written as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns a Relation message means, if the structure has changed since the copy."""
+"""Which columns a Relation message means after the structure has changed since the copy."""
 
 from __future__ import annotations
 
@@ -77,43 +77,43 @@ SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(
          "the first one of this name", "either of this name", "the dropped one may have had the name for a while",
          "the second one has another type", "the first one has another type", "swapped since, asked after", "swapped"],
 )  # fmt: skip
-def test_a_message_is_read_in_one_way_or_not_at_all(
+def test_a_message_has_one_reading_or_none(
     known: Table, told: Shape, columns: tuple[int | None, ...] | None
 ) -> None:  # fmt: skip
     assert aligned(known, told) == columns
 
 
-def test_a_column_that_came_and_went_unseen_is_nobodys() -> None:
+def test_a_column_added_and_dropped_between_looks_is_ignored() -> None:
     assert aligned(table(ID, A, copied=2), message(TOLD_ID, of("a", attnum=2), of("x"), live=(1, 2))) == (1, 2, None)
 
 
-def test_one_that_the_catalog_still_had_is_nobodys_either() -> None:
+def test_a_dropped_column_that_the_catalog_still_showed_is_ignored() -> None:
     told = message(TOLD_ID, of("a", attnum=2), of("x", attnum=3), live=(1, 2, 3))
     known = replace(table(ID, A, copied=2), attnums_given=3)
     assert aligned(known, told) == (1, 2, None)
     assert evolved(known, told, after=Lsn(1)) is known
 
 
-def test_a_column_that_came_and_went_may_have_had_the_name_of_a_later_one() -> None:
+def test_a_dropped_column_may_have_had_the_name_of_a_later_column() -> None:
     known = table(ID, A, Column(4, "c", INT), copied=2)
     assert aligned(known, message(TOLD_ID, of("a", attnum=2), of("c", attnum=4), live=(1, 2, 4))) is None
 
 
-def test_rows_from_before_a_column_have_its_value_of_older_rows() -> None:
+def test_rows_older_than_a_column_have_its_default_for_older_rows() -> None:
     told = message(TOLD_ID, of("a", attnum=2), live=(1, 2))
     assert evolved(ADDED, told, after=Lsn(99)) is ADDED
     route = Route.of(told, ADDED, None, alignment(ADDED, told, Lsn(99)))
     assert [column.missing for column in route.younger] == ["5"]
 
 
-def test_from_the_look_on_the_structure_is_the_newest() -> None:
+def test_after_the_look_only_the_newest_structure_is_accepted() -> None:
     told = message(TOLD_ID, of("a", attnum=3), live=(1, 3))
     assert isinstance(evolved(MADE_ANEW, told, after=Lsn(99)), Refusal)
     assert evolved(MADE_ANEW, told, after=Lsn(100)) is MADE_ANEW
     assert isinstance(evolved(ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), after=Lsn(100)), Refusal)
 
 
-def test_an_older_type_is_read_if_it_is_written_alike() -> None:
+def test_an_older_type_is_accepted_if_its_text_form_is_the_same() -> None:
     known = table(ID, Column(2, "a", TEXT), copied=2, former=(Column(2, "a", VARCHAR), A))
     assert evolved(known, message(TOLD_ID, of("a", VARCHAR, 2), live=(1, 2)), after=Lsn(1)) is known
     found = evolved(known, message(TOLD_ID, of("a", INT, 2), live=(1, 2)), after=Lsn(1))
@@ -121,7 +121,7 @@ def test_an_older_type_is_read_if_it_is_written_alike() -> None:
     assert found.reason == "the type of column 'a' changed from int4 to text"
 
 
-def test_a_column_that_the_mirror_does_not_have_yet_waits_for_a_look() -> None:
+def test_a_column_that_the_mirror_lacks_waits_for_the_next_look() -> None:
     told = message(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     found = evolved(RENAMED, told, after=Lsn(1))
     assert isinstance(found, Refusal)
@@ -130,7 +130,7 @@ def test_a_column_that_the_mirror_does_not_have_yet_waits_for_a_look() -> None:
 
 @pytest.mark.parametrize("identity", ["d", "f"])
 def test_another_key_is_refused(identity: ReplicaIdentity) -> None:
-    """As the message tells it, or, where that does not, the catalog."""
+    """The key is the one in the message or, where the message has none, the one in the catalog."""
     columns = (replace(TOLD_ID, key=False), replace(of("b", attnum=2), key=True))
     told = replace(message(*columns, live=(1, 2)), key_attnums=(2,), key=("b",), replica_identity=identity)
     found = evolved(RENAMED, told, after=Lsn(1))
@@ -138,8 +138,8 @@ def test_another_key_is_refused(identity: ReplicaIdentity) -> None:
     assert "the key changed from (id) to (b)" in found.reason
 
 
-def test_the_key_of_a_message_is_what_it_flags() -> None:
-    """The catalog had another one when it was asked."""
+def test_the_key_is_the_one_that_the_message_flags() -> None:
+    """The catalog had another key when it was asked."""
     told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
     assert evolved(RENAMED, told, after=Lsn(1)) == RENAMED
     assert evolved(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
@@ -156,7 +156,7 @@ def _of_leaf(*columns: ShapeColumn, live: tuple[int, ...]) -> Shape:
     return replace(message(*columns, live=live), relation_id=7, table=TableName("public", "t_1"), root=NAME)
 
 
-def test_rows_of_a_leaf_are_read_as_the_roots() -> None:
+def test_rows_of_a_leaf_are_read_with_the_columns_of_its_root() -> None:
     told = _of_leaf(TOLD_ID, of("for a while"), live=(1, 2))
     known = _parted(RENAMED)
     assert evolved(known, told, after=Lsn(99)) is known
@@ -170,8 +170,8 @@ def test_rows_of_a_leaf_are_read_as_the_roots() -> None:
     assert isinstance(evolved(known, gone, after=Lsn(99)), Refusal), "a leaf that the mirror does not have"
 
 
-def test_a_look_at_leaves_leaves_columns_settled() -> None:
-    """From the look that showed the columns on, they are read by name, whatever came and went later."""
+def test_a_later_look_at_leaves_does_not_change_the_reading_of_columns() -> None:
+    """After the look that showed the columns, rows are read by column name, even if leaves come and go later."""
     known = _parted(MADE_ANEW)
     told = _of_leaf(TOLD_ID, of("a", attnum=3), live=(1, 3))
     assert isinstance(evolved(known, told, after=Lsn(99)), Refusal)
@@ -181,8 +181,8 @@ def test_a_look_at_leaves_leaves_columns_settled() -> None:
     assert evolved(unchanged, told, after=Lsn(1)) is unchanged, "leaves alone came and went"
 
 
-def test_rows_of_a_leaf_that_was_made_after_a_column_went() -> None:
-    """The root lost its second column before, so that what is third there is second at the leaf."""
+def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
+    """The root lost its second column earlier, so the root's third column is the second column of the leaf."""
     columns = (ID, Column(3, "x", INT), Column(4, "c", INT, missing="5"))
     known = _parted(table(*columns, copied=3, former=(Column(3, "b", INT),)), ((1, 0), (2, 1)))
     for name, attnum in (("b", None), ("x", 2), ("for a while", None)):
@@ -202,8 +202,9 @@ def test_rows_of_a_leaf_that_was_made_after_a_column_went() -> None:
         ((TOLD_ID, of("c", attnum=2)), "column 'b' was renamed to 'c'"),
     ],
 )
-def test_another_column_under_the_name_of_one_is_seen_at_a_leaf(told: tuple[ShapeColumn, ...], reason: str) -> None:
-    """Before any look: read by its name, its values would go where those of the first one are dropped later."""
+def test_a_leaf_column_replaced_under_its_old_name_is_refused(told: tuple[ShapeColumn, ...], reason: str) -> None:
+    """Before any look: if the new column were read by its name, its values would go where those of the old column are
+    dropped later."""
     lineage = Lineage(1, 3, 1, left=(8,))
     known = replace(_parted(table(ID, Column(3, "b", INT), copied=3), ((1, 0), (2, 1))), lineage=lineage)
     same = _of_leaf(TOLD_ID, of("b", attnum=2), live=(1, 2))
@@ -213,7 +214,7 @@ def test_another_column_under_the_name_of_one_is_seen_at_a_leaf(told: tuple[Shap
     assert found.reason == reason
 
 
-def test_a_column_that_appears_at_such_a_leaf_has_its_roots_attnum() -> None:
+def test_a_new_column_of_a_leaf_with_fewer_columns_has_the_attnum_of_its_root() -> None:
     columns = (ID, Column(3, "b", INT))
     known = _parted(table(*columns, copied=3), ((1, 0), (2, 1), (3, 2)), since=0)
     new = Column(3, "c", INT)

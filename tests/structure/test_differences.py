@@ -1,4 +1,4 @@
-"""What no LSN shows, each by doing it."""
+"""Changes that no LSN shows. Each test makes one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Changed(NamedTuple):
 
 
 def changes(before: Sequence[Table], now: Sequence[Table]) -> list[Changed]:
-    """Of all tables that there were and are, by name."""
+    """The changes of all tables that existed before and exist now, by name."""
     live = {table.name: table for table in now}
     return [Changed(table.name.name, found.difference, found.what)
             for table in sorted(before, key=lambda table: table.name) if table.name in live
@@ -89,7 +89,7 @@ def watched(database: Database) -> Watched:
         "CREATE SCHEMA elsewhere; ALTER TABLE t SET SCHEMA elsewhere; ALTER TABLE elsewhere.t SET SCHEMA public",
     ],
 )
-def test_what_the_stream_carries_is_no_change(watched: Watched, harmless: str) -> None:
+def test_a_change_that_the_stream_carries_is_no_difference(watched: Watched, harmless: str) -> None:
     assert watched(harmless) == []
 
 
@@ -154,32 +154,33 @@ def test_what_the_stream_carries_is_no_change(watched: Watched, harmless: str) -
          [("r", Difference.PARTITIONS)]),
     ],
 )  # fmt: skip
-def test_what_it_does_not_carry_is_seen(watched: Watched, done: str, seen: Seen) -> None:
+def test_a_change_that_the_stream_does_not_carry_is_a_difference(watched: Watched, done: str, seen: Seen) -> None:
     assert watched(done) == seen
 
 
-def test_operations_taken_out_and_put_back(watched: Watched) -> None:
+def test_operations_removed_and_added_back_mean_republished(watched: Watched) -> None:
     found = watched("ALTER PUBLICATION p SET (publish = 'insert'); ALTER PUBLICATION p SET (publish = "
                     "'insert, update, delete, truncate')")  # fmt: skip
     assert set(found) == {(name, Difference.REPUBLISHED) for name in ("t", "keyless", "r", "deep", "doubled")}
 
 
-def test_a_column_that_is_generated_no_more(watched: Watched, pg_version: int) -> None:
-    """It had values in older rows, and none of them was published before 18 (where setup's publications do)."""
+def test_a_column_that_is_no_longer_generated_is_a_difference(watched: Watched, pg_version: int) -> None:
+    """The column had values in older rows. Before PostgreSQL 18, which can publish them, none of these values was
+    published."""
     assert watched("ALTER TABLE doubled ALTER g DROP EXPRESSION; ALTER TABLE doubled ADD later int") == [
         ("doubled", Difference.COLUMNS), ("doubled", Difference.COLUMN_ADDED)
     ]  # fmt: skip
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_row_filter_that_came(watched: Watched) -> None:
+def test_a_new_row_filter_means_republished(watched: Watched) -> None:
     assert watched("ALTER PUBLICATION p SET TABLE t WHERE (id > 5), keyless, r, deep, doubled") == [
         ("t", Difference.REPUBLISHED)
     ]
 
 
 @pytest.mark.since(15, "publications of schemas")
-def test_the_schema_publication_that_came_and_went(database: Database) -> None:
+def test_a_schema_removed_from_the_publication_and_added_back_means_republished(database: Database) -> None:
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLES IN SCHEMA public")
         before = read_tables(conn, ["p"])
@@ -207,8 +208,9 @@ def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize("column", ["mood", "mood[]", "moods", "moods[]"])
-def test_a_renamed_value_of_an_enum(database: Database, column: str) -> None:
-    """In every row that holds it, without a word in the stream; a value that was added is in none."""
+def test_a_renamed_enum_value_is_a_difference(database: Database, column: str) -> None:
+    """The rename changes the value in every row that holds it, and the stream does not say so. An added value is in no
+    row."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN moods AS mood")
         user.execute(f"CREATE TABLE t (id int PRIMARY KEY, m {column}); CREATE PUBLICATION p FOR TABLE t".encode())
@@ -238,8 +240,9 @@ MADE_OF = "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, m
         "ALTER TYPE mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE mood RENAME VALUE 'x' TO 'sad'",
     ],
 )
-def test_what_values_are_made_of(database: Database, column: str, done: str) -> None:
-    """Composites in any depth, as row type of a table, in domains, arrays and ranges; and enums inside of them."""
+def test_a_change_inside_a_column_type_is_a_difference(database: Database, column: str, done: str) -> None:
+    """Composites at any depth: as row type of a table, in domains, arrays and ranges. Enums inside of composites,
+    too."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(MADE_OF.encode())
         user.execute("CREATE DOMAIN pairs AS pair; CREATE TABLE other (id int PRIMARY KEY, p pair)")
@@ -255,7 +258,7 @@ def test_what_values_are_made_of(database: Database, column: str, done: str) -> 
         assert change.difference is Difference.VALUES
 
 
-def test_a_column_added_to_a_table_that_is_a_row_type(database: Database) -> None:
+def test_a_column_added_to_a_row_type_is_a_difference(database: Database) -> None:
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE inner_ (id int, b text); CREATE TABLE t (id int PRIMARY KEY, r inner_)")
         user.execute("CREATE PUBLICATION p FOR TABLE t")
@@ -268,8 +271,9 @@ def test_a_column_added_to_a_table_that_is_a_row_type(database: Database) -> Non
 
 @pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
 @pytest.mark.since(15, "publications of schemas")
-def test_unlogged_and_logged_again(database: Database, publication: str) -> None:
-    """Refused for a table that a publication lists, not for these; VACUUM FULL, TRUNCATE and GRANT say nothing new."""
+def test_a_table_set_unlogged_and_logged_again_has_new_files(database: Database, publication: str) -> None:
+    """PostgreSQL refuses SET UNLOGGED for a table that a publication lists, but not for these publications. VACUUM
+    FULL, TRUNCATE and GRANT are no difference."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -286,8 +290,11 @@ def test_unlogged_and_logged_again(database: Database, publication: str) -> None
 @pytest.mark.parametrize("done", ["ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED",
                                   "TRUNCATE t", "VACUUM FULL t"])  # fmt: skip
 @pytest.mark.since(15, "publications of schemas")
-def test_new_files_without_a_toast_table(database: Database, publication: str, done: str) -> None:
-    """One leaves what the others leave, so that all ask for a copy, unless a publication lists the table itself."""
+def test_new_files_without_a_toast_table_are_always_a_difference(
+    database: Database, publication: str, done: str
+) -> None:
+    """All three statements leave the same traces, so each of them causes a copy, unless a publication lists the table
+    itself."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY, v text)")
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -301,8 +308,8 @@ def test_new_files_without_a_toast_table(database: Database, publication: str, d
         assert "new files" in change.what
 
 
-def test_a_leaf_that_is_truncated_and_published_via_its_root(database: Database) -> None:
-    """PostgreSQL sends no TRUNCATE of a leaf then."""
+def test_a_truncated_leaf_published_via_its_root_has_new_files(database: Database) -> None:
+    """PostgreSQL sends no TRUNCATE of a leaf in this case."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE r (id int PRIMARY KEY, v text) PARTITION BY LIST (id)")
         user.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
@@ -316,8 +323,8 @@ def test_a_leaf_that_is_truncated_and_published_via_its_root(database: Database)
 
 
 @pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLE r"])
-def test_a_table_that_lost_its_last_partition_is_published_still(database: Database, publication: str) -> None:
-    """PostgreSQL's view leaves it out until it has a partition again."""
+def test_a_table_that_lost_its_last_partition_is_still_published(database: Database, publication: str) -> None:
+    """PostgreSQL's view omits the table until it has a partition again."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY LIST (id); "
                      "CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")  # fmt: skip
@@ -334,8 +341,9 @@ def test_a_table_that_lost_its_last_partition_is_published_still(database: Datab
 
 @pytest.mark.parametrize("table", ["t", "listed"])
 @pytest.mark.parametrize("done", ["TRUNCATE {}", "TRUNCATE {}; INSERT INTO {} VALUES (7)", "VACUUM FULL {}"])
-def test_new_files_where_truncate_is_not_published(database: Database, table: str, done: str) -> None:
-    """A TOAST table and a place in the publication tell everything else apart, and not this."""
+def test_new_files_are_a_difference_where_truncate_is_not_published(database: Database, table: str, done: str) -> None:
+    """A TOAST table and an entry in the publication rule out every other cause of new files, but not an unpublished
+    TRUNCATE."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE r (id int, v text) PARTITION BY LIST "
                      "(id); CREATE TABLE listed PARTITION OF r FOR VALUES IN (7)")  # fmt: skip
@@ -364,8 +372,9 @@ CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); ALTER TABLE r1 REPLICA IDENTIT
 
 
 @pytest.mark.parametrize("publication", PUBLICATIONS)
-def test_leaves_outside_of_logical_decoding_are_no_storage(database: Database, publication: str) -> None:
-    """One that comes changes nothing. One that was followed until then is lost, and one that is decoded now is new."""
+def test_leaves_outside_of_logical_decoding_hold_no_followed_rows(database: Database, publication: str) -> None:
+    """A new leaf of this kind changes nothing. A followed leaf that becomes one is lost. A leaf that becomes decodable
+    is new."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(OUTSIDE)
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -404,7 +413,7 @@ def test_leaves_outside_of_logical_decoding_are_no_storage(database: Database, p
 
 
 @pytest.mark.since(15, "publications of schemas")
-def test_out_of_the_published_schema_and_back(database: Database) -> None:
+def test_a_table_moved_out_of_the_published_schema_and_back_is_a_difference(database: Database) -> None:
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE SCHEMA s; CREATE SCHEMA elsewhere; CREATE TABLE s.t (id int PRIMARY KEY)")
         user.execute("CREATE TABLE s.r (id int PRIMARY KEY) PARTITION BY HASH (id); "
@@ -424,8 +433,8 @@ def test_out_of_the_published_schema_and_back(database: Database) -> None:
 
 
 @pytest.mark.parametrize("via_root", ["false", "true"])
-def test_a_partition_whose_detaching_was_cut_short_is_lost(database: Database, via_root: str) -> None:
-    """DETACH CONCURRENTLY has two halves: after the first one no query of the table sees the partition's rows."""
+def test_a_partition_whose_detach_was_interrupted_is_lost(database: Database, via_root: str) -> None:
+    """DETACH CONCURRENTLY has two steps. After the first step no query on the table sees the partition's rows."""
     with connect(database.conninfo) as conn, database.connect() as user, database.connect() as reader:
         user.execute(START)
         user.execute(f"ALTER PUBLICATION p SET (publish_via_partition_root = {via_root})".encode())

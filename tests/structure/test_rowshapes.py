@@ -1,4 +1,4 @@
-"""Which relations can be followed into a mirror that was copied under another one."""
+"""Which relations can be followed into a mirror that was copied with another structure."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def reason(found: Table | Refusal) -> str:
     return found.reason
 
 
-def test_the_same_relation_is_followed() -> None:
+def test_an_unchanged_relation_is_followed() -> None:
     assert evolved(TABLE, shape(ID, B, N)) is TABLE
 
 
-def test_a_nullable_column_appears() -> None:
+def test_a_new_nullable_column_is_followed() -> None:
     after = evolved(TABLE, shape(ID, B, N, NEW), facts(Column(5, "c", TEXT)))
     assert isinstance(after, Table)
     assert added(TABLE, after) == (Column(5, "c", TEXT),)
@@ -72,7 +72,9 @@ def test_a_nullable_column_appears() -> None:
         ((ID, B, N, NEW), None, "no longer tells"),
     ],
 )
-def test_what_cannot_be_followed(columns: tuple[ShapeColumn, ...], told: RelationFacts | None, words: str) -> None:
+def test_a_change_that_cannot_be_followed_is_refused_with_its_reason(
+    columns: tuple[ShapeColumn, ...], told: RelationFacts | None, words: str
+) -> None:
     assert words in reason(evolved(TABLE, shape(*columns), told))
 
 
@@ -84,7 +86,7 @@ def test_another_key_is_refused() -> None:
     assert "the key changed from (id) to (b)" in reason(evolved(TABLE, full))
 
 
-def test_a_multiset_needs_full() -> None:
+def test_a_multiset_needs_replica_identity_full() -> None:
     table = replace(TABLE, key=(), replica_identity="f")
     assert evolved(table, shape(ID, B, N, key=(), identity="f")) is table
     assert "FULL" in reason(evolved(table, shape(ID, B, N, key=())))
@@ -92,7 +94,7 @@ def test_a_multiset_needs_full() -> None:
     assert "no key" in reason(evolved(table, more, facts(Column(5, "c", TEXT)))), "it is copied"
 
 
-def test_a_relation_that_the_catalog_forgot_is_taken_by_name_and_type() -> None:
+def test_a_relation_missing_from_the_catalog_is_matched_by_name_and_type() -> None:
     forgotten = [replace(column, attnum=None) for column in (ID, B, N)]
     assert evolved(TABLE, shape(*forgotten)) is TABLE
     other_type = [*forgotten[:2], replace(N, attnum=None, type=TEXT)]
@@ -101,7 +103,7 @@ def test_a_relation_that_the_catalog_forgot_is_taken_by_name_and_type() -> None:
     assert "changed names with each other" in reason(evolved(TABLE, shape(*swapped))), "a message is in their order"
 
 
-def test_a_column_that_the_catalog_calls_otherwise_is_taken_by_name_while_it_exists() -> None:
+def test_a_column_missing_by_name_is_matched_while_its_attnum_exists() -> None:
     lost = replace(shape(ID, replace(B, attnum=None), N), attnums=frozenset((1, 2, 4)))
     assert evolved(TABLE, lost) is TABLE
     dropped = replace(lost, attnums=frozenset((1, 4, 5)))
@@ -110,7 +112,7 @@ def test_a_column_that_the_catalog_calls_otherwise_is_taken_by_name_while_it_exi
     assert "changed names with each other" in reason(evolved(TABLE, swapped))
 
 
-def test_a_column_that_appeared_may_have_the_values_of_one_that_was_dropped() -> None:
+def test_a_new_column_may_have_the_values_of_a_dropped_column() -> None:
     there = RelationFacts(remarked(replace(TABLE, columns=(*TABLE.columns, Column(6, "c", TEXT))), "1:7 2:7 4:7 6:9"))
     found = evolved(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), there)
     assert "beside one that was dropped" in reason(found)
@@ -120,13 +122,13 @@ def test_a_column_that_appeared_may_have_the_values_of_one_that_was_dropped() ->
     assert isinstance(evolved(older, shape(ID, B, N, replace(NEW, attnum=6)), there), Table), "gone before the copy"
 
 
-def test_columns_added_since_are_lacking_in_the_past_alone() -> None:
+def test_columns_added_since_may_be_missing_only_in_past_messages() -> None:
     after = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
     assert evolved(after, shape(ID, B, N), past=True) is after
     assert "dropped" in reason(evolved(after, shape(ID, B, N)))
 
 
-def test_a_leaf_is_compared_by_name() -> None:
+def test_columns_of_a_leaf_are_compared_by_name() -> None:
     leaf = TableName("public", "t_1")
     root = replace(TABLE, partitioned=True, leaves=(marked.leaf(7, leaf, 70),))
     columns = (replace(B, attnum=1), replace(ID, attnum=2), replace(N, attnum=3))
@@ -136,8 +138,8 @@ def test_a_leaf_is_compared_by_name() -> None:
     assert "in another order" in reason(after)
 
 
-def test_a_column_that_appears_at_leaves_that_know_of_one_before_or_not() -> None:
-    """The root has lost its fifth column: one leaf had it, the other was made later."""
+def test_a_new_column_of_two_leaves_is_one_column_of_the_root() -> None:
+    """The root has lost its fifth column. One leaf had this column, the other leaf was created later."""
     old, new = TableName("public", "t_1"), TableName("public", "t_2")
     leaves = (marked.leaf(7, old, 70, numbering=((1, 0),)), marked.leaf(8, new, 70, numbering=((1, 0), (5, 1))))
     root = replace(TABLE, partitioned=True, leaves=leaves, attnums_given=5)
@@ -154,7 +156,7 @@ def test_a_column_that_appears_at_leaves_that_know_of_one_before_or_not() -> Non
         assert "beside one that was dropped" in reason(found), "one came and went since the copy"
 
 
-def test_a_leaf_that_was_rewritten_may_hold_values_in_a_new_column() -> None:
+def test_a_rewritten_leaf_may_hold_values_in_a_new_column() -> None:
     """The root, whose relation the stream names, has no rows of its own."""
     root = replace(TABLE, partitioned=True, marks=marks(), leaves=(marked.leaf(7, TableName("public", "t_1"), 70),))
     wider = replace(root, columns=(*TABLE.columns, Column(5, "c", TEXT)))
@@ -163,13 +165,13 @@ def test_a_leaf_that_was_rewritten_may_hold_values_in_a_new_column() -> None:
     assert "rewritten" in reason(evolved(root, shape(ID, B, N, NEW), RelationFacts(rewritten)))
 
 
-def test_columns_of_a_leaf_that_changed_names_are_seen_by_its_own_attnums() -> None:
+def test_swapped_columns_of_a_leaf_are_found_by_the_attnums_of_the_leaf() -> None:
     root = replace(TABLE, partitioned=True, leaves=(marked.leaf(7, TableName("public", "t_1"), 70),))
     swapped = (replace(B, attnum=3), replace(ID, attnum=1), N)
     assert "changed names" in reason(evolved(root, shape(*swapped, oid=7, leaf=TableName("public", "t_1"))))
 
 
-def test_versions_of_a_table_add_up() -> None:
+def test_columns_of_all_versions_of_a_table_are_combined() -> None:
     one = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
     two = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT), Column(6, "d", TEXT)))
     assert [column.name for column in together([TABLE, one, two]).columns] == ["id", "b", "n", "c", "d"]

@@ -1,4 +1,4 @@
-"""How a mirror goes on when its table has another structure."""
+"""How a mirror continues when its table has another structure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def goes_on(now: Table, before: Table = T, since: int = 50) -> Table:
     ],
     ids=["added", "renamed", "dropped", "dropped and added", "longer", "text", "domain"],
 )
-def test_followed_by_its_own_rows(now: Table) -> None:
+def test_columns_can_change_without_a_copy(now: Table) -> None:
     found = goes_on(now)
     assert replace(found, lineage=None) == now
     assert found.lineage is not None
@@ -61,7 +61,7 @@ def test_followed_by_its_own_rows(now: Table) -> None:
 
 
 @pytest.mark.parametrize("identity", ["d", "f"])
-def test_a_key_that_was_created_again_has_the_table_copied(identity: ReplicaIdentity) -> None:
+def test_a_table_whose_key_was_created_again_is_copied(identity: ReplicaIdentity) -> None:
     before = replace(remarked(T, key_constraint=7), replica_identity=identity)
     assert obstacle(before, remarked(before, key_constraint=8)) == "its key was dropped and created again"
 
@@ -85,13 +85,13 @@ def test_a_key_that_was_created_again_has_the_table_copied(identity: ReplicaIden
         (table(Column(1, "id", BIGINT), A), 'the type of column "id" changed'),
     ],
 )
-def test_copied(now: Table, reason: str) -> None:
+def test_rewrites_new_keys_and_unsafe_columns_require_a_copy(now: Table, reason: str) -> None:
     found = obstacle(T, now)
     assert found is not None
     assert reason in found
 
 
-def test_a_column_that_is_published_only_now_holds_what_nobody_knows() -> None:
+def test_a_column_published_only_now_requires_a_copy() -> None:
     before = replace(T, columns=(ID,))
     assert obstacle(before, T) == 'column "a", which was there before, is published now'
 
@@ -102,19 +102,19 @@ def test_a_column_that_is_published_only_now_holds_what_nobody_knows() -> None:
      (numeric(10, 2), numeric(12, 4), False), (numeric(10, 2), PgType(1700, "numeric"), False),
      (numeric(38, 2), numeric(40, 2), False)],
 )  # fmt: skip
-def test_decimals(was: PgType, now: PgType, *, followed: bool) -> None:
+def test_a_decimal_that_only_gains_precision_needs_no_copy(was: PgType, now: PgType, *, followed: bool) -> None:
     found = obstacle(table(ID, Column(2, "a", was)), table(ID, Column(2, "a", now)))
     assert (found is None) is followed
 
 
-def test_the_value_of_older_rows_outlives_what_postgresql_forgets() -> None:
-    """VACUUM FULL writes it into the rows; rows from before the column are still in the log."""
+def test_the_default_for_older_rows_is_kept_after_postgresql_drops_it() -> None:
+    """VACUUM FULL writes the default into the rows, but rows older than the column are still in the log."""
     once = goes_on(table(ID, A, Column(3, "c", INT, missing="5")))
     twice = goes_on(table(ID, A, Column(3, "c", INT), Column(4, "d", INT, missing="6")), before=once)
     assert [column.missing for column in twice.columns] == [None, None, "5", "6"]
 
 
-def test_the_names_of_every_structure_since_the_copy_are_kept() -> None:
+def test_column_names_of_every_structure_since_the_copy_are_kept() -> None:
     once = goes_on(table(ID, Column(2, "b", VARCHAR)), since=50)
     twice = goes_on(table(ID, Column(2, "c", VARCHAR)), before=once, since=40)
     assert twice.lineage == Lineage(2, 2, 50, (A, Column(2, "b", VARCHAR)))
@@ -151,15 +151,15 @@ def leaf(
 P, MORE = parted(T, leaf(1), leaf(2)), table(ID, A, Column(3, "c", INT, True, missing="5"))
 
 
-def test_columns_that_rows_brought_are_none_that_the_copy_knew() -> None:
-    """Rows of other partitions may have been written before."""
+def test_columns_that_rows_brought_do_not_count_as_copied() -> None:
+    """Rows of other partitions may have been written before the column existed."""
     before = replace(P, columns=(*P.columns, Column(3, "c", INT)), attnums_given=2)
     found = goes_on(parted(MORE, leaf(1), leaf(2)), before)
     assert found.lineage is not None
     assert found.lineage.copied == 2
 
 
-def test_partitions_follow() -> None:
+def test_partitions_that_stay_need_no_copy() -> None:
     found = goes_on(parted(MORE, leaf(1), leaf(2, name="renamed")), P)
     assert found.lineage == Lineage(1, 2, 50, restructured=1, columns_since=50)
     assert found.leaves == P.leaves, "the mirror has rows under the name that a leaf had"
@@ -186,14 +186,15 @@ def test_partitions_follow() -> None:
         (P, replace(P, via_root=True), "it is partitioned or published in another way now"),
     ],
 )
-def test_partitions_that_are_copied(before: Table, now: Table, reason: str) -> None:
+def test_changed_partitions_require_a_copy(before: Table, now: Table, reason: str) -> None:
     found = obstacle(before, now)
     assert found is not None
     assert reason in found
 
 
-def test_a_partition_that_was_made_after_a_column_went() -> None:
-    """The root had three columns, and lost the second; the leaf has the first and the third. Then a fourth comes."""
+def test_a_partition_created_after_a_dropped_column_is_followed() -> None:
+    """The root had three columns and lost the second. The leaf has the first and the third. Then a fourth column is
+    added."""
     left = replace(table(ID, Column(3, "b", INT)), key=(1,))
     before = parted(left, leaf(1), leaf(2, numbering=((1, 0), (2, 1))))
     more = table(ID, Column(3, "b", INT), Column(4, "c", INT, True, missing="5"))
@@ -204,8 +205,8 @@ def test_a_partition_that_was_made_after_a_column_went() -> None:
     assert [before.leaves[1].of_root(attnum) for attnum in (1, 3, 4)] == [1, 2, 3]
 
 
-def test_columns_and_leaves_that_change_one_after_the_other() -> None:
-    """Leaves that came or went change nothing of how rows are read, and columns nothing of whose leaves went."""
+def test_changes_of_columns_and_of_leaves_are_counted_apart() -> None:
+    """Leaves that come or go do not change how rows are read. Column changes do not change which leaves left."""
     once = with_leaves(P, parted(T, leaf(2), leaf(3)), Lsn(50))
     assert (once.structure, once.columns_since) == ("0", None)
     twice = goes_on(parted(MORE, leaf(2), leaf(3)), once, since=60)
@@ -217,8 +218,8 @@ def test_columns_and_leaves_that_change_one_after_the_other() -> None:
     assert last.lineage == Lineage(4, 2, 80, (A,), (1, 2), 2, 80)
 
 
-def test_a_column_that_went_before_the_copy_is_known_to_have_been() -> None:
-    """The last one: it has left no other trace, and rows since the copy have it never."""
+def test_a_column_dropped_before_the_copy_counts_as_known() -> None:
+    """The column had the last attnum. It has left no other trace, and no row since the copy has it."""
     before = replace(T, attnums_given=3)
     found = goes_on(replace(table(ID, A, Column(4, "c", VARCHAR, missing="x")), attnums_given=4), before)
     assert found.lineage is not None

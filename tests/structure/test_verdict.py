@@ -1,4 +1,4 @@
-"""What becomes of a mirror, one situation each."""
+"""What happens to a mirror, one situation per case."""
 
 from __future__ import annotations
 
@@ -75,24 +75,24 @@ TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`
                      'has a new column "c" (it has no key)', restructured=True), id="column added, without a key"),
     ],
 )  # fmt: skip
-def test_verdict(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
+def test_each_situation_has_its_verdict(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
     assert verdict(record, now, rules) == said
 
 
-def test_a_table_that_no_mirror_can_hold_is_set_aside_whatever_else_it_is() -> None:
+def test_a_table_that_no_mirror_can_hold_is_always_set_aside() -> None:
     assert verdict(STRAY, REGAINED, REWRITE, refusal="it has no column") == SetAside("it has no column", refused=True)
 
 
-def test_a_partition_without_a_row_is_followed() -> None:
+def test_a_new_partition_without_rows_is_followed() -> None:
     now = replace(P, leaves=(P1, P2))
     said = verdict(PARTED, now, REWRITE, without_rows=lambda oid: oid == P2.oid)
     assert said == Reshape("has a new partition public.p12", leaves=True)
 
 
 @pytest.mark.parametrize("now", [RENAMED, ADDED, T], ids=["renamed", "added", "as before"])
-def test_while_mirrors_are_not_to_change_a_later_look_decides(now: Table) -> None:
+def test_while_applies_are_paused_a_later_look_decides(now: Table) -> None:
     assert verdict(FOLLOWED, now, REWRITE, paused=True) == Later()
 
 
-def test_a_loss_is_known_at_once_while_mirrors_are_not_to_change() -> None:
+def test_a_loss_is_recognised_while_applies_are_paused() -> None:
     assert isinstance(verdict(FOLLOWED, REGAINED, REWRITE, paused=True), Recopy)
