@@ -1,4 +1,4 @@
-"""Feed rows of a table ``t (id int primary key, b text, c text)`` out of short tuples."""
+"""Builds feed rows of a table ``t (id int primary key, b text, c text)`` from short tuples."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ SCHEMA = pa.schema(
 
 
 def feed_rows(events: Iterable[tuple[Any, ...]], start: int = 0) -> pa.Table:
-    """``("I"|"U", id, b, c[, c unchanged[, raw]])``, ``("D", id)``, ``("M", old id, new id, b, c[, unchanged])``, ``("T",)``.
+    """``("I"|"U", id, b, c[, c unchanged[, raw]])``, ``("D", id)``, ``("M", old id, new id, b, c[, unchanged])``,
+    ``("T",)``.
 
-    Three events to a transaction.
-    """  # noqa: E501
+    Each transaction has three events.
+    """
     rows = []
     for place, (kind, *rest) in enumerate(events, start):
         lsn, n = 100 + place // 3, place % 3

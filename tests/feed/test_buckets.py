@@ -1,4 +1,4 @@
-"""How a table's changes are divided by key: by their rows and by their bytes, as the log's files tell them."""
+"""How a table's changes are divided by key: by the number of rows and of bytes that the log's files report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.protocol import wire
 
 LARGE, SMALL = 1, 2
 VALUE = "x" * 100_000
-"""Compresses to nothing: what counts is what a task holds."""
+"""The value compresses to nothing, but what counts is the memory that a task needs."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def buckets(log: ChangeLog, end: Lsn, *relations: int) -> int:
 
 
 def test_large_values_are_divided_by_bytes(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of small rows beside them is not divided."""
+    """A table of small rows in the same log is not divided."""
     monkeypatch.setattr(transform, "BUCKET_BYTES", OWN_FILE_BYTES)
     writer, _ = writer_of(log)
     for _ in range(4):
@@ -60,7 +60,7 @@ def test_large_values_are_divided_by_bytes(log: ChangeLog, monkeypatch: pytest.M
     assert buckets(log, end, 77) == 1, "with no row at all"
 
 
-def test_a_bucket_has_a_row_at_least(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_has_at_least_one_row(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transform, "BUCKET_BYTES", 1000)
     writer, _ = writer_of(log)
     end = write(writer, [update(LARGE, VALUE * 50)] * 2)

@@ -1,4 +1,4 @@
-"""Which changes the messages of a table amount to, and where they stop being followable."""
+"""Which changes the messages of a table mean, and where the table can no longer be followed."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def shown(item: RowChanges | Unfollowable) -> Any:
     return item.op, item.half, item.rows.tolist(), columns, lists
 
 
-def test_inserts() -> None:
+def test_an_insert_is_one_change() -> None:
     found = decoded("I", [row_message("I", ("N", ["1", "x", None])), row_message("I", ("N", ["2", "", "y"]))])
     assert found == [("insert", 1, [0, 1], {1: ["1", "2"], 3: ["x", ""], 4: [None, "y"]}, [None, None])]
 
 
-def test_plain_update_with_unchanged_values() -> None:
+def test_a_plain_update_lists_its_unchanged_values() -> None:
     found = decoded("U", [row_message("U", ("N", ["1", U, U])), row_message("U", ("N", ["2", "x", U]))])
     text = {1: ["1", "2"], 3: [None, "x"], 4: [None, None]}
     assert found == [("update_postimage", 1, [0, 1], text, [[3, 4], [4]])]
 
 
-def test_a_change_of_key_comes_in_two_halves() -> None:
+def test_a_change_of_key_is_two_events() -> None:
     found = decoded(
         "U",
         [row_message("U", ("N", ["5", "x", "y"])), row_message("U", ("K", ["1", None, None]), ("N", ["2", "x", U]))],
@@ -68,7 +68,7 @@ def test_a_key_tuple_without_a_change_of_key_is_a_plain_update() -> None:
     assert found == [("update_postimage", 1, [0], {1: ["1"], 3: ["x"], 4: ["y"]}, [None])]
 
 
-def test_under_full_the_old_tuple_fills_what_was_not_sent() -> None:
+def test_with_identity_full_the_old_tuple_fills_values_that_were_not_sent() -> None:
     found = decoded("U", [row_message("U", ("O", ["1", "x", "big"]), ("N", ["2", "x2", U]))], route(full=True))
     assert found == [
         ("update_preimage", 0, [0], {1: ["1"]}, [None]),
@@ -76,17 +76,17 @@ def test_under_full_the_old_tuple_fills_what_was_not_sent() -> None:
     ]
 
 
-def test_deletes_by_key_carry_the_key_alone() -> None:
+def test_a_delete_by_key_carries_only_the_key() -> None:
     found = decoded("D", [row_message("D", ("K", ["1", None, None]))])
     assert found == [("delete", 1, [0], {1: ["1"]}, [None])]
 
 
-def test_deletes_under_full_carry_the_row() -> None:
+def test_a_delete_under_identity_full_carries_the_row() -> None:
     found = decoded("D", [row_message("D", ("O", ["1", "x", None]))], route(full=True))
     assert found == [("delete", 1, [0], {1: ["1"], 3: ["x"], 4: [None]}, [None])]
 
 
-def test_a_multiset_gets_both_images() -> None:
+def test_an_update_of_a_multiset_carries_both_images() -> None:
     way = route(replace(TABLE, key=(), identity_key=(), replica_identity="f"), full=True)
     found = decoded("U", [row_message("U", ("O", ["1", "x", "big"]), ("N", ["1", "x2", U]))], way)
     assert found == [
@@ -111,19 +111,19 @@ def test_an_old_row_without_its_key_cannot_be_followed() -> None:
     assert decoded("U", [row_message("U", ("N", [U, "x", "y"]))]) == [(0, ["the", "stream", "gives"])]
 
 
-def test_changes_of_a_table_followed_by_inserts_alone() -> None:
+def test_a_table_followed_by_inserts_only_refuses_updates_and_deletes() -> None:
     way = route(replace(TABLE, key=(), updates_seen=False))
     assert decoded("D", [row_message("D", ("K", ["1", None, None]))], way) == [(0, ["updates", "or", "deletes"])]
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][0] == "insert"
 
 
-def test_a_column_of_the_mirror_that_the_shape_lacks_is_left_out() -> None:
+def test_a_mirror_column_that_the_shape_lacks_is_left_out() -> None:
     table = replace(TABLE, columns=(*COLUMNS, Column(5, "d", TEXT)))
     way = Route.of(route().shape, table)
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3].keys() == {1, 3, 4}
 
 
-def test_rows_from_before_a_column_have_its_value_of_older_rows() -> None:
+def test_rows_older_than_a_column_have_its_default_for_older_rows() -> None:
     table = replace(TABLE, columns=(*COLUMNS, Column(5, "d", TEXT, missing="it's"), Column(6, "e", TEXT)))
     way = Route.of(route().shape, table, None, (1, 3, 4))
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way) == [
@@ -133,7 +133,7 @@ def test_rows_from_before_a_column_have_its_value_of_older_rows() -> None:
     assert key == [("delete", 1, [0], {1: ["1"]}, [None])]
 
 
-def test_columns_are_taken_by_their_places_where_names_mislead() -> None:
+def test_columns_are_matched_by_position_where_names_mislead() -> None:
     table = replace(TABLE, columns=(COLUMNS[0], Column(3, "c", TEXT), Column(4, "b", TEXT)))
     way = Route.of(route().shape, table, None, (1, 3, 4))
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3] == {1: ["1"], 3: ["x"], 4: ["y"]}

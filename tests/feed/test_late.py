@@ -1,4 +1,4 @@
-"""Feeds out of files with late facts are those of the same rows in ordinary files."""
+"""Feeds derived from files with late facts equal those from the same rows in ordinary files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HISTORY = (
 
 
 def _derived(log: ChangeLog, span: LsnRange) -> tuple[dict[TableName, list[Any]], Any]:
-    """The feeds' rows of a span, by one task; and what else the task tells."""
+    """The feeds' rows of a span, derived by one task, and the task's other results."""
     router = Router.of(TABLES.values())
     shapes = log.shapes(span).values()
     task = Derivation(
@@ -59,7 +59,7 @@ def _rows(log: ChangeLog, name: TableName, files: list[FeedFile], schema: pa.Sch
     return sorted(rows.to_pylist(), key=str)
 
 
-def test_feeds_of_a_history_are_the_same(tmp_path: Path) -> None:
+def test_late_facts_give_the_same_feeds_for_a_fixed_history(tmp_path: Path) -> None:
     plain, early = twins(tmp_path, HISTORY)
     for span in spans(plain):
         assert _derived(early, span) == _derived(plain, span)
@@ -69,8 +69,8 @@ def test_feeds_of_a_history_are_the_same(tmp_path: Path) -> None:
 @pytest.mark.long
 @settings(max_examples=10)
 @given(BATCHES)
-def test_feeds_are_the_same(batches: list[list[Transaction]]) -> None:
-    """And the feed of messages, and which shapes rows have."""
+def test_late_facts_give_the_same_feeds_for_any_history(batches: list[list[Transaction]]) -> None:
+    """The same holds for the feed of messages and for the shapes that rows have."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder), batches)
         ids = set(plain.shapes(whole(plain)))
@@ -80,7 +80,7 @@ def test_feeds_are_the_same(batches: list[list[Transaction]]) -> None:
             assert _messages(early, span) == _messages(plain, span)
             for one in ids:
                 assert plan._used(early, span, {one}, {1, 2, 3}) == plan._used(plain, span, {one}, {1, 2, 3})
-            # Numbers that only rows in progress have.
+            # Only rows in progress have these numbers.
             assert plan._used(early, span, set(range(6)), {1, 2, 3}) == set()
 
 
@@ -88,16 +88,16 @@ def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
     path_of(log.layout.messages).mkdir(parents=True, exist_ok=True)
     files, taken = messages.derived(log.layout.messages, log, span)
     rows = dataset([log.layout.messages / file.path for file in files], messages.SCHEMA).to_table()
-    # Readers of the feed put them into their order.
+    # Readers of the feed sort the rows themselves.
     return sorted(rows.to_pylist(), key=str), taken
 
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_transform_takes_what_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
-    """With late facts on their way to Spark's workers."""
+def test_the_transform_takes_as_many_rows_as_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
+    """With late facts that are sent to Spark's workers."""
     _, log = twins(tmp_path, HISTORY)
-    # With the one column that the rows have.
+    # The rows have only this column.
     tables = [replace(TABLES[number], columns=TABLES[number].columns[:1]) for number in (1, 2)]
     parts = transform(spark, log, whole(log), [Followed(table, START) for table in tables])
     assert {str(name): (part.set_aside, part.counts) for name, part in parts.items()} == {

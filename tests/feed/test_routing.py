@@ -1,4 +1,4 @@
-"""Which table takes the rows of a relation: by OIDs alone, whatever names and the catalog say."""
+"""Which table takes the rows of a relation: this depends on OIDs alone, not on names or on the catalog."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def refused(place: Place) -> dict[str, str]:
 
 @pytest.mark.parametrize("called", ["t", "other", "u", "p_1"])
 @pytest.mark.parametrize("now", ["t", "u", "other", None])
-def test_rows_of_a_table_are_its_own_under_any_name(called: str, now: str | None) -> None:
+def test_rows_of_a_table_belong_to_it_under_any_name(called: str, now: str | None) -> None:
     place = ROUTER.place(shape(1, called, catalog_name=name(now) if now else None))
     assert place == Place(T.name)
 
 
 @pytest.mark.parametrize("called", ["p_1", "p_2", "t", "other"])
-def test_rows_of_a_leaf_are_its_root_s_under_the_name_at_the_copy(called: str) -> None:
+def test_rows_of_a_leaf_go_to_its_root_under_the_leafs_name_at_the_copy(called: str) -> None:
     root = shape(31, called, root=name("anything"), root_oid=3)
     assert ROUTER.place(root) == Place(P.name, name("p_1"))
 
 
-def test_a_leaf_that_has_no_root_any_more_ends_the_following() -> None:
+def test_a_detached_leaf_ends_the_following_of_its_root() -> None:
     place = ROUTER.place(shape(31, "p_1"))
     assert place.table is None
     assert refused(place) == {"p": "its partition public.p_1 was detached, whose rows went with it"}
     assert "was dropped" in refused(ROUTER.place(shape(31, "p_1", catalog_name=None)))["p"]
 
 
-def test_a_leaf_that_went_to_another_root_ends_both() -> None:
+def test_a_leaf_that_moved_to_another_root_ends_the_following_of_both() -> None:
     place = ROUTER.place(shape(31, "p_1", root=Q.name, root_oid=4))
     assert place.table is None
     assert refused(place).keys() == {"p", "q"}
@@ -59,18 +59,18 @@ def test_a_leaf_that_went_to_another_root_ends_both() -> None:
     assert (strange.table, list(refused(strange))) == (None, ["p"]), "a root of the same name is not the same"
 
 
-def test_a_leaf_that_two_roots_had_at_their_copies_is_the_one_s_that_it_counts_to() -> None:
+def test_a_leaf_that_two_roots_had_at_their_copies_belongs_to_its_current_root() -> None:
     both = Router.of([P, replace(Q, leaves=(*Q.leaves, P.leaves[0]))])
     place = both.place(shape(31, "p_1", root=Q.name, root_oid=4))
     assert (place.table, place.leaf, list(refused(place))) == (Q.name, name("p_1"), ["p"])
 
 
-def test_a_partition_that_came_ends_the_following() -> None:
+def test_a_new_partition_ends_the_following_of_its_root() -> None:
     place = ROUTER.place(shape(33, "p_3", root=P.name, root_oid=3))
     assert (place.table, refused(place)) == (None, {"p": "partition public.p_3 came, maybe with rows in it"})
 
 
-def test_a_table_that_became_a_partition_keeps_its_rows_and_ends_both() -> None:
+def test_a_table_that_became_a_partition_ends_its_own_or_its_roots_following() -> None:
     place = ROUTER.place(shape(1, "t", root=P.name, root_oid=3))
     assert place.table == T.name
     assert refused(place).keys() == {"p"}
@@ -79,7 +79,7 @@ def test_a_table_that_became_a_partition_keeps_its_rows_and_ends_both() -> None:
     assert (place.table, refused(place)) == (P.name, {"t": "the table became a partition of public.p"})
 
 
-def test_another_table_under_a_followed_one_s_name_ends_the_following() -> None:
+def test_another_table_with_the_name_of_a_followed_table_ends_the_following() -> None:
     for place in (ROUTER.place(shape(99, "t")), ROUTER.place(shape(99, "t", catalog_name=None))):
         assert place.table is None
         assert "made anew, or another one has its name" in refused(place)["t"]
@@ -87,11 +87,11 @@ def test_another_table_under_a_followed_one_s_name_ends_the_following() -> None:
     assert ROUTER.place(shape(99, "x", catalog_name=name("t"))) == Place(None), "it took the name later"
 
 
-def test_what_belongs_to_no_followed_table_concerns_none() -> None:
+def test_a_relation_of_no_followed_table_concerns_no_table() -> None:
     assert ROUTER.place(shape(99, "x")).concerned == set()
     assert ROUTER.place(shape(99, "x", root=name("y"), root_oid=98)).concerned == set()
 
 
-def test_the_relations_of_a_table() -> None:
+def test_the_relations_of_a_table_are_itself_and_its_leaves() -> None:
     assert ROUTER.relations(T.name) == {1}
     assert ROUTER.relations(P.name) == {3, 31, 32}

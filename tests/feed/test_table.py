@@ -1,4 +1,4 @@
-"""Upkeep of a feed: merged files say the same, and what the log has forgotten goes whole."""
+"""Maintenance of a feed: merged files hold the same rows, and files that the log has dropped are deleted whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = 12
 
 
 def _derive(layout: Layout, table: Table, number: int, **row: Any) -> None:
-    """One turn of a single change at 10 x number, which covers (10 x number, + 10]."""
+    """One turn with a single change at 10 x number, which covers (10 x number, + 10]."""
     at, feed = 10 * number, FeedTable(layout, WHO, table)
     writer = FeedWriter(layout.changes(table.name), 0, 2)
     values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}
@@ -51,7 +51,7 @@ def _rows(layout: Layout) -> list[dict[str, Any]]:
     return rows
 
 
-def test_merged_files_say_the_same(layout: Layout) -> None:
+def test_merged_files_hold_the_same_rows(layout: Layout) -> None:
     before, feed = _rows(layout), FeedTable(layout, WHO, WIDE)
     covered, everything = feed.covered, LsnRange(Lsn(0), Lsn(10 * FILES))
     assert covered == everything
@@ -68,11 +68,11 @@ def test_merged_files_say_the_same(layout: Layout) -> None:
     assert feed.compact(Lsn(10 * FILES)) == 0
 
 
-def test_few_files_are_left_alone(layout: Layout) -> None:
+def test_a_few_files_are_not_merged(layout: Layout) -> None:
     assert FeedTable(layout, WHO, WIDE).compact(Lsn(10 * (FEWEST_MERGED - 1))) == 0
 
 
-def test_a_file_goes_whole_and_the_feed_begins_later(layout: Layout) -> None:
+def test_a_file_is_deleted_whole_and_the_feed_begins_later(layout: Layout) -> None:
     feed = FeedTable(layout, WHO, WIDE)
     assert feed.forget(Lsn(0)) == 0
     assert feed.forget(Lsn(35)) == 4
@@ -85,14 +85,14 @@ def test_a_file_goes_whole_and_the_feed_begins_later(layout: Layout) -> None:
     assert _rows(layout) == []
 
 
-def test_a_feed_that_was_never_written(tmp_path: Path) -> None:
+def test_a_feed_that_was_never_written_is_empty(tmp_path: Path) -> None:
     feed = FeedTable(Layout.of(tmp_path), WHO, NARROW)
     assert (feed.compact(Lsn(9)), feed.forget(Lsn(9))) == (0, 0)
     assert not path_of(Layout.of(tmp_path).changes(NARROW.name)).exists()
 
 
-def test_what_was_derived_for_another_structure_is_not_taken(tmp_path: Path) -> None:
-    """Its columns may be called alike."""
+def test_rows_derived_for_another_structure_are_not_used(tmp_path: Path) -> None:
+    """The columns of the other structure may have the same names."""
     layout = Layout.of(tmp_path)
     _derive(layout, NARROW, 0)
     next_ = replace(NARROW, lineage=Lineage(1, 1, 50))

@@ -1,4 +1,4 @@
-"""The transform against a real server and log: what stands in the feeds, and what does not."""
+"""The transform with a real server and log: what the feeds contain, and what they do not contain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def names(pipe: Pipeline) -> set[str]:
 
 
 @pytest.mark.spark
-def test_a_feed_holds_every_change_in_its_place(pipe: Pipeline) -> None:
+def test_a_feed_holds_every_change_in_order(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     pipe.transaction("INSERT INTO t VALUES (1, 'a')", "UPDATE t SET v = 'b'", "UPDATE t SET id = 2", "DELETE FROM t")
@@ -79,7 +79,7 @@ def test_a_feed_names_the_origin_of_each_transaction(pipe: Pipeline) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_only_transactions_from_the_table_s_position_on_are_taken(pipe: Pipeline) -> None:
+def test_only_transactions_after_the_position_of_the_table_are_taken(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
     pipe.follow("t")
     pipe.run("INSERT INTO t VALUES (1)")
@@ -92,7 +92,7 @@ def test_only_transactions_from_the_table_s_position_on_are_taken(pipe: Pipeline
 
 
 @pytest.mark.spark
-def test_what_a_feed_holds_is_not_derived_again_unless_asked(pipe: Pipeline) -> None:
+def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
     pipe.follow("t")
     start = pipe.replayed["t"]
@@ -150,8 +150,8 @@ def test_changes_are_split_by_key_and_applied_in_parts(pipe: Pipeline, monkeypat
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_changes_of_keys_are_applied_in_parts_too(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless a value was not sent with one: its row has to be followed from key to key."""
+def test_changes_of_keys_are_applied_in_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exception: a value was not sent with a change of key. Its row has to be followed from key to key."""
     monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
     monkeypatch.setattr(task, "HELD_BYTES", 1)
     units: list[int] = []
@@ -187,7 +187,7 @@ def test_changes_of_keys_are_applied_in_parts_too(pipe: Pipeline, monkeypatch: p
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_feed_of_an_earlier_form_is_begun_anew(pipe: Pipeline) -> None:
+def test_a_feed_of_an_earlier_format_is_begun_again(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     pipe.run("INSERT INTO t VALUES (1, 'a')")
@@ -205,7 +205,7 @@ def test_a_feed_of_an_earlier_form_is_begun_anew(pipe: Pipeline) -> None:
 
 @dataclass(frozen=True)
 class ForgetfulRouter(Router):
-    """Knows a relation no more once it has a column ``w``."""
+    """Places no relation that has a column ``w``."""
 
     def place(self, shape: Shape) -> Place:
         forgotten = any(column.name == "w" for column in shape.columns)
@@ -213,7 +213,7 @@ class ForgetfulRouter(Router):
 
 
 @pytest.mark.spark
-def test_a_row_that_no_rule_takes_sets_its_table_aside(pipe: Pipeline) -> None:
+def test_a_row_that_no_rule_covers_sets_its_table_aside(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1)", "INSERT INTO u VALUES (1)")
@@ -232,7 +232,7 @@ def test_a_row_that_no_rule_takes_sets_its_table_aside(pipe: Pipeline) -> None:
 
 
 @pytest.mark.spark
-def test_rows_are_counted_also_where_a_span_cuts_a_batch(pipe: Pipeline) -> None:
+def test_rows_are_counted_even_if_a_span_ends_inside_a_batch(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     start = pipe.replayed["t"]
@@ -252,7 +252,7 @@ def test_rows_are_counted_also_where_a_span_cuts_a_batch(pipe: Pipeline) -> None
     pipe.same("t")
 
 
-def test_segments_are_shared_out_evenly() -> None:
+def test_segments_are_distributed_evenly() -> None:
     def segment(name: str, size: int) -> Segment:
         return Segment(
             Location.of(Path(name)), size, 1, Lsn(9), Lsn(1), Lsn(int(name)), Lsn(9), 1, 1, False, datetime.now(UTC)
@@ -267,7 +267,7 @@ def test_segments_are_shared_out_evenly() -> None:
 
 @pytest.mark.parametrize("left", ["a b", "a%20b", "a%2520b", "a%b", "_pgcdc_op", "%5Fpgcdc_op", "a,b", "naïve", "a=b"])
 @pytest.mark.parametrize("right", ["a b", "a%20b", "a%2520b", "a%b", "_pgcdc_op", "%5Fpgcdc_op", "a,b", "naïve", "a=b"])
-def test_names_in_feeds_never_collide(left: str, right: str) -> None:
+def test_column_names_in_feeds_never_collide(left: str, right: str) -> None:
     assert (feed_name(left) == feed_name(right)) == (left == right)
     assert not set(feed_name(left)) & set(" ,;{}()\n\t=")
     assert not feed_name(left).startswith("_pgcdc")

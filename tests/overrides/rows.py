@@ -41,7 +41,7 @@ def nan_is_clipped(original: Original) -> Any:
 @override(
     "pgcdc_assets.feed.events:_moved",
     rule="a change of key is a delete and an insert",
-    test="tests/feed/test_events.py::test_a_change_of_key_comes_in_two_halves",
+    test="tests/feed/test_events.py::test_a_change_of_key_is_two_events",
 )
 def key_change_is_a_plain_update(original: Original) -> Any:
     return lambda post, pre, at, route: original(post, pre, at, route) & False
@@ -59,7 +59,7 @@ def lacking_value_of_an_insert_is_null(original: Original) -> Any:
 @override(
     "pgcdc_assets.feed.events:_filled",
     rule="under REPLICA IDENTITY FULL the old tuple fills what was not sent",
-    test="tests/feed/test_events.py::test_under_full_the_old_tuple_fills_what_was_not_sent",
+    test="tests/feed/test_events.py::test_with_identity_full_the_old_tuple_fills_values_that_were_not_sent",
 )
 def old_tuple_fills_nothing(_original: Original) -> Any:
     return lambda post, pre, at: post
@@ -68,7 +68,7 @@ def old_tuple_fills_nothing(_original: Original) -> Any:
 @override(
     "pgcdc_assets.feed.transform:_check_taken",
     rule="a table is set aside if the log counts rows that no feed took",
-    test="tests/feed/test_transform.py::test_a_row_that_no_rule_takes_sets_its_table_aside",
+    test="tests/feed/test_transform.py::test_a_row_that_no_rule_covers_sets_its_table_aside",
 )
 def uncounted_rows_are_passed_over(_original: Original) -> Any:
     return lambda log, router, plans, done: None
@@ -77,7 +77,7 @@ def uncounted_rows_are_passed_over(_original: Original) -> Any:
 @override(
     "pgcdc_assets.feed.routing:Router._taker",
     rule="rows find their table by the OID of their relation",
-    test="tests/feed/test_routing.py::test_rows_of_a_table_are_its_own_under_any_name",
+    test="tests/feed/test_routing.py::test_rows_of_a_table_belong_to_it_under_any_name",
 )
 def rows_go_by_name(_original: Original) -> Any:
     return lambda self, shape: self.names.get(shape.root or shape.table)
