@@ -149,7 +149,7 @@ def folders_are_open_to_all(original: Original) -> Any:
 @override(
     "pgcdc_assets.lake:LakeAt._as_published",
     rule="Lake.at refuses a version that does not stand as its point says",
-    test="tests/points/test_points.py::test_a_version_that_stands_elsewhere_is_not_the_one_that_was_published",
+    test="tests/points/test_points.py::test_a_version_at_another_lsn_is_not_the_published_version",
 )
 def reused_version_is_read(original: Original) -> Any:
     return with_instead(original, "found != published", "False")

@@ -1,4 +1,4 @@
-"""Consistent points: order, look-ups, many of them, and a copy that a newer point does not tell of."""
+"""Consistent points: their order, look-ups, large numbers of them, and a copy that is not in the newest point."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def listed(points: ConsistentPoints, table: TableName) -> int | None:
     return None if listing is None else listing.replay_lsn
 
 
-def test_a_lake_without_points(layout: Layout) -> None:
+def test_a_lake_without_points_has_no_newest_point(layout: Layout) -> None:
     points = ConsistentPoints(layout)
     assert points.newest() is None
     assert points.at(Lsn(5)) is None
@@ -98,7 +98,7 @@ def test_points_never_fall(layout: Layout) -> None:
 
 @pytest.mark.long
 def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tens of thousands of turns a day: what they cost must not grow with them."""
+    """There are tens of thousands of turns a day. The cost of a turn must not grow with their number."""
     for name in ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration"):
         assert ledger._PROPERTIES[name] == "interval 1 hours"
         monkeypatch.setitem(ledger._PROPERTIES, name, "interval 0 seconds")
@@ -113,7 +113,7 @@ def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.Monke
 
 
 @pytest.mark.long
-def test_many_points_stay_few_files(layout: Layout) -> None:
+def test_many_points_are_kept_in_few_files(layout: Layout) -> None:
     points = ConsistentPoints(layout, Merging(most_files=5, small_rows=12))
     for number in range(1, 41):
         publish_at(points, number * 10, {A: number, B: number} if number % 3 else {B: number})
@@ -128,8 +128,8 @@ def test_many_points_stay_few_files(layout: Layout) -> None:
     assert times == sorted(set(times))
 
 
-def test_a_point_of_an_older_copy_says_nothing_of_this_one(layout: Layout) -> None:
-    """Copied at 100, listed at 300 while the copy of 250 was under way: what lies between is not applied."""
+def test_a_point_of_an_older_copy_does_not_apply_to_the_newer_copy(layout: Layout) -> None:
+    """Copied at 100, listed at 300 while the copy of 250 was under way: changes between 250 and 300 are not applied."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
     DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
@@ -152,8 +152,8 @@ def test_a_point_of_an_older_copy_says_nothing_of_this_one(layout: Layout) -> No
     assert listed(points, A) == 300
 
 
-def test_a_version_that_stands_elsewhere_is_not_the_one_that_was_published(layout: Layout) -> None:
-    """Its number was given out again, to what came after: neither believed as a position nor read as the point."""
+def test_a_version_at_another_lsn_is_not_the_published_version(layout: Layout) -> None:
+    """The version's number was given to a later commit. It is neither used as a position nor read as the point."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
     DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
@@ -191,8 +191,9 @@ def test_points_of_another_format_are_refused(layout: Layout) -> None:
     st.integers(1, 4),
 )
 @settings(max_examples=30, deadline=None)
-def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, names: set[str], files: int) -> None:
-    """The young, the newest, and the last word on every followed table; nothing else, and nothing changed."""
+def test_pruning_keeps_the_promised_points(lists: list[dict[str, int]], at: int, names: set[str], files: int) -> None:
+    """Pruning keeps the recent points, the newest point, and the last point that lists each followed table. It keeps no
+    other point and changes none."""
     with tempfile.TemporaryDirectory() as folder:
         points = ConsistentPoints(Layout.of(Path(folder)), Merging(most_files=files))
         for number, tables in enumerate(lists):
@@ -217,8 +218,8 @@ def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, n
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=12))
 @example([(9, 0), (8, 8), (6, 6)])
 @settings(max_examples=6, deadline=None)
-def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) -> None:
-    """Files of many points lie between those of few that thinning left: no merge goes around them."""
+def test_thinned_points_are_found_in_order(rounds: list[tuple[int, int]]) -> None:
+    """Thinning leaves files of few points between files of many points. Merging keeps their order."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         merging = Merging(most_files=3, small_rows=5)
         day = timedelta(days=1)
@@ -242,8 +243,8 @@ def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) 
                 assert listing.replay_lsn == mentions[-1].replay_lsn
 
 
-def test_an_append_costs_the_same_among_large_files(layout: Layout) -> None:
-    """Files that are never merged again do not count, and no look at all points keeps them in memory."""
+def test_appending_a_point_costs_the_same_beside_large_files(layout: Layout) -> None:
+    """Files that are never merged again do not count, and a look at all points does not keep them in memory."""
     points = ConsistentPoints(layout, Merging(most_files=4, small_rows=6))
     for number in range(1, 60):
         publish_at(points, number, {A: number})

@@ -1,4 +1,4 @@
-"""Table states: the last row counts, whole facts come back."""
+"""Table states: the last row counts, and all facts are read back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE = Table(
 OTHER = replace(TABLE, oid=16385, name=TableName("public", "t"))
 
 
-def test_no_states(tmp_path: Path) -> None:
+def test_a_lake_without_states_returns_none(tmp_path: Path) -> None:
     states = TableStates(Layout.of(tmp_path))
     assert states.all() == {}
     assert states.get(TABLE.name) is None
@@ -45,7 +45,7 @@ def test_the_last_row_counts(tmp_path: Path) -> None:
     assert again[OTHER.name].table == OTHER
 
 
-def test_another_process_is_seen(tmp_path: Path) -> None:
+def test_states_of_another_process_are_seen(tmp_path: Path) -> None:
     reader, writer = TableStates(Layout.of(tmp_path)), TableStates(Layout.of(tmp_path))
     writer.set(TABLE, TableState.COPYING, Lsn(1))
     assert reader.get(TABLE.name) is not None
@@ -55,7 +55,7 @@ def test_another_process_is_seen(tmp_path: Path) -> None:
     assert row.state is TableState.CATCHING_UP
 
 
-def test_no_tables_make_no_commit(tmp_path: Path) -> None:
+def test_saving_no_tables_makes_no_commit(tmp_path: Path) -> None:
     states = TableStates(Layout.of(tmp_path))
     states.set_all([], TableState.COPYING, Lsn(1))
     assert not path_of(Layout.of(tmp_path).table_states).exists()
