@@ -165,7 +165,7 @@ def fenced_writer_writes(_original: Original) -> Any:
 @override(
     "pgcdc_assets.store.chainlease:ChainLease.check",
     rule="a process whose lease may be owned by another one writes nothing to the lake",
-    test="tests/store/test_lease.py::test_what_is_guarded_is_not_written_when_it_is_unsure",
+    test="tests/store/test_lease.py::test_nothing_guarded_is_written_while_the_lease_is_not_sure",
 )
 def unsure_lease_writes(_original: Original) -> Any:
     return lambda self: None

@@ -16,7 +16,7 @@ from tests.store.faultproxy import Faults, spoiling
 
 @pytest.fixture
 def faults(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    """What happens to this process's requests from now on."""
+    """Controls what happens to the next requests of this process."""
     port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     assert port is not None
     faults = Faults(int(SEED))

@@ -1,5 +1,5 @@
-"""Stands before an object store, and spoils requests: the answer is lost after the store has acted, or a part of the
-request never arrives, or the store says that it is busy, or answers slowly."""
+"""A proxy in front of an object store that disturbs requests: the answer is lost after the store has acted, part of the
+request never arrives, or the store is busy, reports an error or answers slowly."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ class Fault(StrEnum):
 
 
 class Faults:
-    """What is to happen to the next requests; ``seen`` counts what did, and the requests by method, listings apart."""
+    """What happens to the next requests. ``seen`` counts the faults, and the requests by method, with listings counted
+    separately."""
 
     def __init__(self, seed: int = 0) -> None:
         self.chance = random.Random(seed)
         self.share = 0.0
         self.next: list[Fault] = []
         self.served: int | None = None
-        """How many more requests the store answers, before it refuses all."""
+        """How many more requests the store answers before it refuses all."""
         self.seen: Counter[str] = Counter()
         self.asked: list[str] = []
-        """Each request: its kind and path."""
+        """The kind and path of each request."""
         self._lock = threading.Lock()
 
     def take(self, method: str, path: str = "") -> Fault | None:
@@ -111,12 +112,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a test says what it saw."""
+        """Logs nothing: a test reports what it saw."""
 
 
 @contextmanager
 def spoiling(behind: int, faults: Faults) -> Iterator[int]:
-    """Its port, before the server on port ``behind``."""
+    """The port of the proxy in front of the server on port ``behind``."""
     handler = type("Handler", (_Handler,), {"faults": faults, "behind": behind})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""The contract of a store, held by each implementation."""
+"""The contract of a store, tested on each implementation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.store import storage
 
 OWN = "PGCDC_TEST_STORE"
-"""A variable with the URL of a folder of your own, in a cloud, say, on which the contract is tried as well. Credentials
-are the environment's."""
+"""A variable with the URL of a folder of your own, for example in a cloud. The contract is tested there too.
+Credentials are read from the environment."""
 
 
 @pytest.fixture(params=["local", "memory", "s3", *([OWN] if OWN in os.environ else [])])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    """A folder of a store in which nothing is."""
+    """An empty folder of a store."""
     if request.param == OWN:
         root = Location.of(os.environ[OWN]) / uuid.uuid4().hex
     elif request.param == "s3":
@@ -40,7 +40,7 @@ def _names(folder: Location, after: str = "") -> list[str]:
     return [entry.name for entry in storage.list_after(folder, after)]
 
 
-def test_what_is_created_is_read_and_never_created_twice(folder: Location) -> None:
+def test_a_created_file_is_read_and_never_created_twice(folder: Location) -> None:
     place = folder / "t/_delta_log/0.json"
     storage.create(place, b"abcdef")
     with pytest.raises(FileExistsError):
@@ -52,7 +52,7 @@ def test_what_is_created_is_read_and_never_created_twice(folder: Location) -> No
     assert _names(place.parent) == ["0.json"]
 
 
-def test_of_many_that_create_one_succeeds(folder: Location) -> None:
+def test_of_concurrent_creates_exactly_one_succeeds(folder: Location) -> None:
     won: list[int] = []
     start = threading.Barrier(8)
 
@@ -73,7 +73,7 @@ def test_of_many_that_create_one_succeeds(folder: Location) -> None:
     assert _names(folder) == ["one"]
 
 
-def test_what_is_not_there_is_said(folder: Location) -> None:
+def test_a_missing_file_is_reported(folder: Location) -> None:
     with pytest.raises(FileNotFoundError):
         storage.read(folder / "none")
     with pytest.raises(FileNotFoundError):
@@ -88,15 +88,15 @@ def test_what_is_not_there_is_said(folder: Location) -> None:
     storage.delete_folder(folder / "none")
 
 
-def test_a_folder_is_no_file(folder: Location) -> None:
+def test_a_folder_is_not_a_file(folder: Location) -> None:
     storage.create(folder / "within/file", b"x")
     assert not storage.exists(folder / "within")
     assert _names(folder) == []
 
 
-def test_nothing_lies_in_a_file(folder: Location) -> None:
+def test_a_file_contains_no_files(folder: Location) -> None:
     if folder.scheme == "s3":
-        # In S3 something may; this server, whose store is a file system, has an internal error.
+        # S3 allows this. The test server, which stores objects in a file system, reports an internal error.
         return
     storage.create(folder / "file", b"x")
     inside = folder / "file/within"
@@ -104,7 +104,7 @@ def test_nothing_lies_in_a_file(folder: Location) -> None:
     assert _names(folder / "file") == []
     assert list(storage.walk(folder / "file")) == []
     for look in (storage.read, storage.open_file):
-        # On a file system, that it is no folder.
+        # A file system reports that the file is not a folder.
         with pytest.raises((FileNotFoundError, NotADirectoryError)):
             look(inside)
 
@@ -125,7 +125,7 @@ def test_listings_are_in_order_and_begin_after_a_name(folder: Location) -> None:
     assert 0 < entry.written <= entry.placed
 
 
-def test_a_file_is_replaced_whole(folder: Location) -> None:
+def test_a_file_is_replaced_as_a_whole(folder: Location) -> None:
     storage.replace(folder / "hint", b"a longer one")
     storage.replace(folder / "hint", b"short")
     assert storage.read(folder / "hint") == b"short"
@@ -145,7 +145,7 @@ def test_a_draft_becomes_a_file(folder: Location) -> None:
         assert file.read() == rows
 
 
-def test_drafts_wait_in_scratch(folder: Location) -> None:
+def test_drafts_are_kept_in_scratch_until_they_are_put(folder: Location) -> None:
     drafts = storage.scratch(folder / "_spill")
     for name in ("a", "b"):
         Path(drafts.draft(name).path).write_bytes(name.encode())
@@ -169,7 +169,7 @@ def test_files_are_copied_moved_and_deleted(folder: Location) -> None:
     assert sorted(entry.name for entry in storage.walk(folder)) == ["c"]
 
 
-def test_folders_are_moved_and_deleted_with_all_that_is_hidden(folder: Location) -> None:
+def test_folders_are_moved_and_deleted_with_their_hidden_files(folder: Location) -> None:
     for name in ("t/_delta_log/0.json", "t/part", "u/part"):
         storage.create(folder / name, name.encode())
     storage.move_folder(folder / "t", folder / "_own/copy/t")
@@ -180,7 +180,7 @@ def test_folders_are_moved_and_deleted_with_all_that_is_hidden(folder: Location)
 
 
 def test_odd_names_are_kept(folder: Location) -> None:
-    # None with a backslash, which Azure takes for a slash: names of tables have it encoded.
+    # No name has a backslash, which Azure takes for a slash. In names of tables it is encoded.
     names = ['a b/ü "q" %41', "plus+eq=amp&q?hash#", "~|{}[]^`", "*<>:", "'"]
     for name in names:
         storage.create(folder / name, name.encode())
@@ -190,24 +190,24 @@ def test_odd_names_are_kept(folder: Location) -> None:
     assert list(storage.walk(folder)) == []
 
 
-def test_names_and_contents_are_settled(folder: Location) -> None:
+def test_names_and_contents_can_be_made_durable(folder: Location) -> None:
     storage.create(folder / "t/a", b"x")
     storage.settle([folder / "t", folder / "t/a", *(folder / "t").up_to(folder)])
 
 
-def test_a_file_goes_from_one_store_to_another(folder: Location, tmp_path: Path) -> None:
+def test_a_file_is_copied_from_one_store_to_another(folder: Location, tmp_path: Path) -> None:
     storage.create(folder / "a", b"x")
     storage.copy(folder / "a", Location.of(tmp_path / "elsewhere"))
     storage.fetch(folder / "a", Location.of(tmp_path / "scratch/a"))
     assert (tmp_path / "elsewhere").read_bytes() == (tmp_path / "scratch/a").read_bytes() == b"x"
 
 
-def test_another_scheme_is_refused() -> None:
+def test_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="no store serves odd://"):
         storage.read(Location.of("odd://bucket/key"))
 
 
-def test_what_a_killed_process_left_in_scratch_goes(folder: Location) -> None:
+def test_files_of_a_killed_process_in_scratch_are_deleted(folder: Location) -> None:
     drafts = storage.scratch(folder / "_checkpoint")
     with drafts.temporary() as first:
         left = Path(first.text)
@@ -220,7 +220,7 @@ def test_what_a_killed_process_left_in_scratch_goes(folder: Location) -> None:
     assert list(storage.walk(folder)) == []
 
 
-def test_a_lake_that_is_a_link_is_removed_with_what_it_links_to(tmp_path: Path) -> None:
+def test_a_lake_behind_a_link_is_removed_with_the_link(tmp_path: Path) -> None:
     (tmp_path / "lake").symlink_to(tmp_path / "disk", target_is_directory=True)
     (tmp_path / "disk").mkdir()
     lake = Location.of(tmp_path / "lake")
@@ -229,8 +229,8 @@ def test_a_lake_that_is_a_link_is_removed_with_what_it_links_to(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_belongs_to_those_who_may_read_the_table(tmp_path: Path) -> None:
-    """Its folder says to whom: what is made elsewhere and moved there would not be theirs."""
+def test_a_checkpoint_has_the_group_of_its_table(tmp_path: Path) -> None:
+    """The folder's group decides who may read. A file made elsewhere and moved there would not have this group."""
     table = tmp_path / "t"
     table.mkdir()
     os.chown(table, -1, 12345)

@@ -1,4 +1,4 @@
-"""An object store that is busy, slow, and loses answers: nothing is lost, and nothing is done twice."""
+"""An object store that is busy, slow and loses answers: nothing is lost, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.store.faultproxy import Fault, Faults
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
-def test_a_file_is_created_once_whatever_becomes_of_the_answer(fault: Fault, faults: Faults, bucket: Location) -> None:
+def test_a_file_is_created_once_even_if_the_answer_is_lost(fault: Fault, faults: Faults, bucket: Location) -> None:
     faults.next = [fault, fault]
     storage.create(bucket / "a", b"ours")
     assert storage.read(bucket / "a") == b"ours"
@@ -40,8 +40,8 @@ def test_a_file_is_created_once_whatever_becomes_of_the_answer(fault: Fault, fau
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
-def test_what_has_no_condition_is_done_again(fault: Fault, faults: Faults, bucket: Location) -> None:
-    """A refusal as a conflict, too: it is that of another request for the same place."""
+def test_an_unconditional_request_is_repeated(fault: Fault, faults: Faults, bucket: Location) -> None:
+    """A conflict, too: it was caused by another request for the same place."""
 
     def put() -> None:
         draft = storage.draft(bucket / "put")
@@ -59,7 +59,9 @@ def test_what_has_no_condition_is_done_again(fault: Fault, faults: Faults, bucke
         assert faults.next == [] or fault is Fault.SLOW, "it was tried again"
 
 
-def test_a_conflict_without_end_is_told(faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conflict_that_does_not_end_is_an_error(
+    faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(objects, "_PATIENCE", 0.2)
     for attempt in (storage.create, storage.replace):
         faults.next = [Fault.CONFLICT] * 100
@@ -69,8 +71,8 @@ def test_a_conflict_without_end_is_told(faults: Faults, bucket: Location, monkey
     assert storage.head(bucket / "a") is None
 
 
-def test_an_answer_that_is_lost_is_not_taken_for_ours(faults: Faults, bucket: Location) -> None:
-    """Another was first, and the refusal was lost."""
+def test_a_file_of_another_writer_is_not_taken_for_ours_after_a_lost_answer(faults: Faults, bucket: Location) -> None:
+    """Another writer was first, and the refusal of our request was lost."""
     storage.create(bucket / "a", b"of others")
     faults.next = [Fault.LOST]
     with pytest.raises(FileExistsError):
@@ -79,7 +81,7 @@ def test_an_answer_that_is_lost_is_not_taken_for_ours(faults: Faults, bucket: Lo
 
 
 @pytest.mark.long
-def test_of_many_that_create_one_succeeds(faults: Faults, bucket: Location) -> None:
+def test_of_concurrent_creates_exactly_one_succeeds(faults: Faults, bucket: Location) -> None:
     faults.share = 0.3
     for number in range(20):
         place, won = bucket / str(number), list[bytes]()
@@ -101,7 +103,7 @@ def test_of_many_that_create_one_succeeds(faults: Faults, bucket: Location) -> N
 
 
 @pytest.mark.parametrize("commits", [30, pytest.param(300, marks=pytest.mark.long)])
-def test_a_log_goes_from_commit_to_commit(commits: int, faults: Faults, bucket: Location) -> None:
+def test_each_commit_of_a_log_lands_once_despite_faults(commits: int, faults: Faults, bucket: Location) -> None:
     layout = Layout(bucket)
     ChangeLog(layout).create(WHO, Lsn(1), 1)
     faults.share = 0.25
@@ -120,7 +122,7 @@ def test_a_log_goes_from_commit_to_commit(commits: int, faults: Faults, bucket: 
     assert sum(faults.seen[fault] for fault in Fault) > commits / 4, faults.seen
 
 
-def test_a_store_that_is_out_of_reach_is_told(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_reported(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "_PATIENCE", 0.2)
     objects._bucket.cache_clear()
     with monkeypatch.context() as patch:
@@ -145,10 +147,11 @@ def test_a_store_that_is_out_of_reach_is_told(bucket: Location, monkeypatch: pyt
 
 
 @pytest.mark.long
-def test_no_file_is_damaged_by_a_store_that_refuses(
+def test_a_store_that_refuses_requests_causes_no_damage(
     faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From whichever request on. Who took it for a torn file would put it aside, though it was promised."""
+    """The store refuses after any number of requests. If a refusal were taken for a torn file, the file would be put
+    aside although it is promised."""
     layout = Layout(bucket)
     log = ChangeLog(layout)
     log.create(WHO, START, 3)
@@ -174,7 +177,7 @@ def test_no_file_is_damaged_by_a_store_that_refuses(
 
 
 def _answered(ask: Callable[[], object], faults: Faults, served: int) -> bool:
-    """Whether so many requests are enough."""
+    """Whether this number of requests is enough."""
     faults.served = served
     try:
         ask()

@@ -1,4 +1,4 @@
-"""A place that one process holds: the same promises on a file system and in an object store."""
+"""A place that one process holds at a time: a lease makes the same promises on a file system and in an object store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @contextmanager
 def holder(place: Location) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the place."""
+    """Another process that holds the place."""
     command = [sys.executable, "-c", HOLDER, place.text, str(TTL), str(RENEWED)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -62,7 +62,7 @@ def taken(place: Location) -> bool:
         return held is not None
 
 
-def test_one_holds_it_and_says_so(place: Location) -> None:
+def test_one_process_holds_the_lease_and_is_named(place: Location) -> None:
     assert lease.text_of_holder(place) is None
     with holder(place) as other:
         assert lease.text_of_holder(place) == "the holder"
@@ -80,7 +80,7 @@ def test_one_holds_it_and_says_so(place: Location) -> None:
     assert lease.text_of_holder(place) is None
 
 
-def test_it_outlives_the_time_that_it_is_given(place: Location) -> None:
+def test_a_lease_is_renewed_beyond_its_time(place: Location) -> None:
     with holder(place):
         seen = []
         if place.scheme:
@@ -96,14 +96,16 @@ def test_it_outlives_the_time_that_it_is_given(place: Location) -> None:
 
 
 @pytest.mark.long
-def test_it_is_free_after_its_holder_was_killed(place: Location) -> None:
+def test_a_lease_is_free_after_its_holder_was_killed(place: Location) -> None:
     with holder(place) as other:
         other.kill()
         other.wait()
         wait_for(lambda: taken(place), what="the place")
 
 
-def test_what_is_guarded_is_not_written_when_it_is_unsure(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_guarded_is_written_while_the_lease_is_not_sure(
+    bucket: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chainlease, "TTL", 2.0)
     monkeypatch.setattr(chainlease, "RENEWED", 60.0)
     monkeypatch.setattr(chainlease, "_MARGIN", 0.0)
@@ -122,13 +124,13 @@ def test_what_is_guarded_is_not_written_when_it_is_unsure(bucket: Location, monk
         for write in writes:
             with pytest.raises(LeaseLost, match="was not renewed in time"):
                 write()
-        # Nobody has taken it: it may go on.
+        # No other process has taken the lease, so the holder may continue.
         held.say("again")
         storage.create(bucket / "again", b"x")
     assert [entry.name for entry in storage.list_after(bucket)] == ["again", "while it is sure"]
 
 
-def test_a_writer_whose_clock_stood_still_is_told_by_the_number_that_is_taken(bucket: Location) -> None:
+def test_a_writer_whose_clock_stopped_loses_the_lease_by_its_number(bucket: Location) -> None:
     with lease.held(bucket / "lock", guarding=bucket) as held:
         assert held is not None
         chain = chainlease.Chain(bucket / "lock")
@@ -144,7 +146,7 @@ def test_a_writer_whose_clock_stood_still_is_told_by_the_number_that_is_taken(bu
             held.say("here")
 
 
-def test_who_cannot_wait_is_told_at_once(bucket: Location) -> None:
+def test_a_process_that_does_not_wait_learns_at_once_that_the_lease_is_held(bucket: Location) -> None:
     with holder(bucket / "lock") as other:
         other.kill()
         other.wait()
@@ -154,8 +156,8 @@ def test_who_cannot_wait_is_told_at_once(bucket: Location) -> None:
         assert time.monotonic() - began < chainlease.TTL / 2
 
 
-def test_a_number_that_came_and_went_is_not_taken(bucket: Location) -> None:
-    """A holder that slept while others led for so long that their first numbers are deleted again."""
+def test_a_holder_that_slept_through_deleted_numbers_loses_the_lease(bucket: Location) -> None:
+    """Other holders led for so long that their first numbers are already deleted."""
     with lease.held(bucket / "lock", guarding=bucket) as held:
         assert held is not None
         chain = chainlease.Chain(bucket / "lock")
@@ -170,7 +172,7 @@ def test_a_number_that_came_and_went_is_not_taken(bucket: Location) -> None:
             storage.create(bucket / "late", b"x")
 
 
-def test_the_first_number_too_is_taken_once(bucket: Location) -> None:
+def test_the_first_number_is_taken_once(bucket: Location) -> None:
     late, chain = chainlease.Chain(bucket / "lock"), chainlease.Chain(bucket / "lock")
     assert late.look()[0] is None
     for number in range(1, 2 * chainlease._KEPT):
@@ -180,7 +182,7 @@ def test_the_first_number_too_is_taken_once(bucket: Location) -> None:
 
 
 @pytest.mark.long
-def test_who_inherits_it_knows(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_takes_over_an_expired_lease_knows_it(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chainlease, "TTL", TTL)
     monkeypatch.setattr(chainlease, "RENEWED", RENEWED)
     place = bucket / "lock"

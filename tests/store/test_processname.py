@@ -1,4 +1,4 @@
-"""A process is known by a name that no other has, and only whoever can look it up says whether it lives."""
+"""A process has a unique name. Whether it is alive is known only where it can be looked up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgcdc_assets.store.processname import ProcessName
 NAME_AND_WAIT = "from pgcdc_assets.store.processname import ProcessName; print(ProcessName.own(), flush=True); input()"
 
 
-def test_it_says_what_it_is_called() -> None:
+def test_a_process_knows_its_own_name() -> None:
     own = ProcessName.own()
     assert (own.host, own.pid, own.is_here, own.lives()) == (socket.gethostname(), os.getpid(), True, True)
     assert ProcessName.parse(str(own)) == own
@@ -27,12 +27,12 @@ def test_it_says_what_it_is_called() -> None:
         ProcessName.parse("host.1.2")
 
 
-def test_a_host_s_name_may_have_points() -> None:
+def test_a_host_name_may_contain_dots() -> None:
     name = replace(ProcessName.own(), host="a.b.example.org")
     assert ProcessName.parse(str(name)) == name
 
 
-def test_another_process_lives_until_it_is_killed() -> None:
+def test_another_process_is_alive_until_it_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", NAME_AND_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as process:  # fmt: skip
         assert process.stdout is not None
@@ -45,8 +45,8 @@ def test_another_process_lives_until_it_is_killed() -> None:
     assert name.told == f"pid {name.pid}"
 
 
-def test_a_process_of_a_container_cannot_be_looked_up_here() -> None:
-    """Its number is one of ours, and it goes by our host's name."""
+def test_a_process_in_a_container_cannot_be_looked_up_here() -> None:
+    """Its pid is also in use here, and its host name is ours."""
     unshare = shutil.which("unshare")
     command = [unshare or "", "--pid", "--fork", "--mount-proc", sys.executable, "-c", NAME_AND_WAIT]
     if unshare is None or subprocess.run([*command[:4], "true"], capture_output=True, check=False).returncode != 0:

@@ -1,4 +1,4 @@
-"""What a lake in an object store costs in requests: a PUT or a listing is twelve times as dear as a GET."""
+"""What a lake in an object store costs in requests: a PUT or a listing costs twelve times as much as a GET."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.store.faultproxy import Faults
 
 
 def test_a_commit_of_the_log_is_two_puts(faults: Faults, bucket: Location) -> None:
-    """Its segment and itself; a position without rows is one."""
+    """One PUT for the segment and one for the commit. A position without rows is one PUT."""
     log = ChangeLog(Layout(bucket))
     log.create(WHO, START, 3)
     writer, _ = writer_of(log)
