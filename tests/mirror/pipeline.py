@@ -1,6 +1,6 @@
-"""Source, log, feeds and mirrors in one hand: what the tests of transform and apply stand on.
+"""The tests of transform and apply use this source, log, feeds and mirrors together.
 
-Mirrors begin empty at the slot's consistent point, so tables must be empty when they are followed.
+Mirrors begin empty at the slot's consistent point, so tables must be empty when they are first followed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Pipeline:
     set_aside: dict[str, tuple[Lsn, str]] = field(default_factory=dict)
 
     def run(self, *statements: str) -> None:
-        """Each statement a transaction of its own."""
+        """Runs each statement in its own transaction."""
         for statement in statements:
             self.conn.execute(statement.encode())
 
@@ -65,8 +65,8 @@ class Pipeline:
             self.run(*statements)
 
     def follow(self, tables: str) -> None:
-        """Publish tables (a list as SQL has it), make the slot, the log and the empty mirrors."""
-        # For the texts that the rows are compared by: the test server's defaults are odd on purpose.
+        """Publishes tables (a list as SQL has it), creates the slot, the log and the empty mirrors."""
+        # The rows are compared by these texts. The test server's defaults are odd on purpose.
         self.run("SET DateStyle = ISO", "SET TimeZone = UTC", f"CREATE PUBLICATION p FOR TABLE {tables}")
         slot = f"s_{self.database.name}"
         start = self.lsn("(pg_create_logical_replication_slot(%s, 'pgoutput')).lsn", slot)
@@ -93,8 +93,8 @@ class Pipeline:
         return Mirror(self.layout, self.identity, TableName("public", name))
 
     def receive(self) -> Lsn:
-        """Everything committed so far into the log; the position it then has."""
-        # A commit of another table gives the receiver a boundary above all others.
+        """Receives everything that is committed at the time of the call. Returns the position that the log then has."""
+        # A commit of another table gives the receiver a boundary above all other changes.
         goal = self.lsn("pg_current_wal_insert_lsn()")
         receiver = ReceiverProcess(ReceiverSettings(
             self.database.conninfo, str(self.layout.root), ("p",), 32 << 20, 0.1, messages=("*",)
@@ -111,7 +111,7 @@ class Pipeline:
         return parts
 
     def turn(self, upto: Lsn | None = None) -> dict[str, Applied]:
-        """Receive, transform and apply; what the apply did, by table."""
+        """Receives, transforms and applies. Returns the results of the apply by table."""
         upto = upto or self.receive()
         parts = self.derive(upto)
         found = list(parts.values())
@@ -134,7 +134,7 @@ class Pipeline:
         return sorted(rows, key=repr)
 
     def mirrored(self, name: str, columns: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-        """The mirror's rows, sorted, every value as text; read by another engine than the one that wrote."""
+        """The mirror's rows, sorted, every value as text, read by another engine than the one that wrote them."""
         data = self.content(name)
         wanted = list(columns) or [column.name for column in self.tables[name].columns]
         texts = [data[column].cast(pa.string()).to_pylist() for column in wanted]

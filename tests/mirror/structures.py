@@ -62,7 +62,7 @@ def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]])
 
 
 def rows(mirror: Mirror, version: int | None = None) -> list[dict[str, Any]]:
-    """Without our own columns but the texts, in the order of the first column."""
+    """Rows without our own columns except the texts, in the order of the first column."""
     delta = DeltaTable(path_of(mirror.path), version=version)
     found: list[dict[str, Any]] = pa.table(
         QueryBuilder().register("t", delta).execute("SELECT * FROM t ORDER BY 1").read_all()
@@ -74,11 +74,11 @@ def rows(mirror: Mirror, version: int | None = None) -> list[dict[str, Any]]:
 
 
 PLAIN: list[list[str | None]] = [["1", "2", "3"], ["one", "two", None], ["1.50", "-2.25", None]]
-"""Rows without a text that fits no type."""
+"""Rows whose values all fit their types."""
 
 
 def relabelled(mirror: Mirror, after: Table, before: Table = T) -> Table:
-    """Without Spark, so no file is written anew."""
+    """Relabels the columns without Spark, so no file is rewritten."""
     follows = successor(before, after, Lsn(50))
     assert isinstance(follows, Table), follows
     files = live_files(mirror.path)

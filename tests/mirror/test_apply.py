@@ -1,4 +1,4 @@
-"""Transform and apply against a real server, log and Delta tables: mirrors equal the source."""
+"""Transform and apply with a real server, log and Delta tables: mirrors equal the source."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.spark
 
 
 BIG = "(SELECT string_agg('{0}' || md5(i::text), '') FROM generate_series(1, 400) i)"
-"""SQL of a text that stands out of line and is not sent when it does not change."""
+"""SQL of a text that is stored out of line and is not sent when it does not change."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A table, its first rows, and what then happens to it in one turn."""
+    """A table, its first rows, and the changes that follow in one turn."""
 
     made: tuple[str, ...]
     rows: str
@@ -136,8 +136,9 @@ def test_changes_of_every_kind_in_one_turn(pipe: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_values_of_many_megabytes(pipe: Pipeline) -> None:
-    """Larger than any buffer on the way: sent, kept while its row changes, and sent anew with another key."""
+def test_values_of_many_megabytes_are_applied(pipe: Pipeline) -> None:
+    """The value is larger than every buffer on the way. It is sent, kept while its row changes, and sent again with
+    another key."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)")
     pipe.follow("t")
     for statement in (
@@ -173,7 +174,7 @@ def test_a_mirror_of_many_turns_has_few_files(pipe: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_what_cannot_be_followed_is_set_aside_alone(pipe: Pipeline) -> None:
+def test_a_table_that_cannot_be_followed_is_set_aside_without_affecting_others(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO u VALUES (1, 'a')")
@@ -190,7 +191,7 @@ def test_what_cannot_be_followed_is_set_aside_alone(pipe: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_mirror_that_differs_is_told_and_left_as_it_was(pipe: Pipeline) -> None:
+def test_a_mirror_that_differs_is_set_aside_unchanged(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "INSERT INTO u VALUES (1, 'a'), (2, 'b')")
@@ -226,8 +227,8 @@ def test_an_apply_can_be_repeated_and_resumed(pipe: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_columns_and_features_of_another_writer(pipe: Pipeline) -> None:
-    """Columns are kept, as after a run that widened a mirror and died. Features that ask more set the table aside."""
+def test_columns_of_another_writer_are_kept_and_its_features_set_the_table_aside(pipe: Pipeline) -> None:
+    """Columns are kept, as after a run that added a column to a mirror and died."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "INSERT INTO u VALUES (1, 'a')")

@@ -1,4 +1,4 @@
-"""Comments in a mirror's metadata: what is ours comes and goes with the source's, the rest stays. Without Spark."""
+"""Comments in a mirror's metadata: our comments change with the source, all others stay. Without Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _told(mirror: Mirror) -> dict[str, str]:
     return {name: text for name, text in {"": metadata.get("description"), **columns}.items() if text is not None}
 
 
-def test_they_come_once_and_go(tmp_path: Path) -> None:
+def test_comments_are_written_once_and_removed_with_those_of_the_source(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     before = _now(mirror)
     version = comment_mirror(mirror, replace(T, comments=SAID))
@@ -49,7 +49,7 @@ def test_they_come_once_and_go(tmp_path: Path) -> None:
     assert comment_mirror(mirror, T) == version + 1
 
 
-def test_another_writer_s_stay_where_the_source_has_none(tmp_path: Path) -> None:
+def test_comments_of_another_writer_stay_where_the_source_has_none(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     theirs = [{**field, "metadata": {"comment": "theirs"}} for field in stated(_now(mirror).metadata).fields]
     version = commit_columns(_now(mirror), Columns(theirs, {}), description="theirs")
@@ -61,15 +61,15 @@ def test_another_writer_s_stay_where_the_source_has_none(tmp_path: Path) -> None
     assert set(_told(mirror).values()) == {"theirs"}
 
 
-def test_comments_of_columns_that_the_mirror_lacks_wait(tmp_path: Path) -> None:
+def test_comments_of_columns_that_the_mirror_lacks_are_not_written(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     more = table(ID, A, N, Column(4, "later", TEXT))
     comment_mirror(mirror, replace(more, comments=((2, "said"), (4, "of what comes"))))
     assert _told(mirror) == {"a": "said"}
 
 
-def test_a_renamed_column_keeps_its_own(tmp_path: Path) -> None:
-    """Of columns that swap names each keeps its own; the structure that is noted says nothing of comments."""
+def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
+    """Columns that swap names keep their own comments. The saved structure contains no comments."""
     other = Column(3, "n", TEXT)
     before = replace(table(ID, A, other), comments=((2, "of a"), (3, "of n")))
     mirror = made(tmp_path, before, [["1"], ["a"], ["x"]])
@@ -83,7 +83,7 @@ def test_a_renamed_column_keeps_its_own(tmp_path: Path) -> None:
     assert _told(mirror) == {"a": "of n"}
 
 
-def test_an_id_and_a_place_in_the_files_stay(tmp_path: Path) -> None:
+def test_column_ids_and_physical_names_are_kept(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     after = relabelled(mirror, table(ID, replace(A, name="b"), N))
     before = {field["name"]: field["metadata"] for field in stated(_now(mirror).metadata).fields}
@@ -93,7 +93,7 @@ def test_an_id_and_a_place_in_the_files_stay(tmp_path: Path) -> None:
     assert {name: metadata[name] for name in ("id", "n")} == {name: before[name] for name in ("id", "n")}
 
 
-def test_without_a_copy_there_is_nothing_to_comment(tmp_path: Path) -> None:
+def test_a_mirror_without_a_copy_cannot_be_commented(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     lost = Mirror(mirror._layout, mirror.identity, replace(T, name=replace(T.name, name="other")).name)
     with pytest.raises(LakeError, match="has no copy"):

@@ -1,4 +1,5 @@
-"""One table's trouble in the apply is that table's: it is set aside in words, and the others go on in the same turn."""
+"""An apply that fails for one table affects only this table: it is set aside with the reason, and the other tables
+continue in the same turn."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests.mirror.pipeline import Pipeline
     LakeError("is damaged"), ProtocolError("a text is none of its type"), FileNotFoundError(2, "no", "/lake/x"),
     MemoryError(), PermissionError(13, "no"), ValueError("Karl"), OSError("Karl"), OSError("gone (os error 2)"),
 ])  # fmt: skip
-def test_failures_of_one_table(error: Exception) -> None:
+def test_a_failure_of_one_table_is_recognised(error: Exception) -> None:
     told = of_one_table(error)
     assert told
     assert "Karl" not in told
@@ -38,7 +39,7 @@ def test_failures_of_one_table(error: Exception) -> None:
     AnalysisException("Job aborted: java.io.IOException: No space left on device"),
     TimeoutError(), TypeError("a fault of this program"), DeltaError("unknown"),
 ])  # fmt: skip
-def test_failures_of_everybody(error: BaseException) -> None:
+def test_a_failure_of_the_whole_run_is_no_failure_of_one_table(error: BaseException) -> None:
     assert of_one_table(error) is None
 
 
@@ -48,7 +49,7 @@ def test_failures_of_everybody(error: BaseException) -> None:
     OSError("Generic LocalFileSystem error: No space left on device (os error 28)"),
     AnalysisException("Job aborted: java.io.IOException: No space left on device"),
 ])  # fmt: skip
-def test_a_full_disk_is_told_with_its_folder(error: Exception) -> None:
+def test_a_full_disk_is_reported_with_its_folder(error: Exception) -> None:
     with pytest.raises(MachineError) as told, machine_told(Location.of(Path("/srv/lake"))):
         raise error
     assert "No space left on device" in told.value.what
@@ -62,7 +63,7 @@ def _files(pipe: Pipeline, name: str) -> list[Path]:
 
 
 def _garble(path: Path) -> None:
-    """Its pages, and not its footer."""
+    """Damages the file's pages, but not its footer."""
     held = bytearray(path.read_bytes())
     held[8 : len(held) // 2] = bytes(255 - byte for byte in held[8 : len(held) // 2])
     path.write_bytes(held)
@@ -70,7 +71,7 @@ def _garble(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_broken_mirrors_keep_no_other_from_its_turn(pipe: Pipeline) -> None:
+def test_broken_mirrors_do_not_stop_other_mirrors_from_their_turn(pipe: Pipeline) -> None:
     names = ["sound", "emptied", "removed", "garbled", "vector", "retyped", "dropped", "taken", "feed"]
     for name in names:
         pipe.run(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
@@ -127,8 +128,9 @@ def test_broken_mirrors_keep_no_other_from_its_turn(pipe: Pipeline) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_column_of_another_hand_is_left_empty(pipe: Pipeline) -> None:
-    """Whatever is in the turn: the feed's files lack it, so they are not the mirror's."""
+def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
+    """This holds for every kind of change: the feed's files lack the column, so they cannot become the mirror's
+    files."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
@@ -148,8 +150,8 @@ def test_a_column_of_another_hand_is_left_empty(pipe: Pipeline) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_mirror_that_is_mapped_is_not_given_the_feeds_files(pipe: Pipeline) -> None:
-    """Whatever its names are now: its files call the columns otherwise."""
+def test_a_mirror_with_column_mapping_does_not_take_over_the_feeds_files(pipe: Pipeline) -> None:
+    """This holds even if its names are the original names again: its files have other column names."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     path = pipe.mirror("t").path
@@ -168,7 +170,7 @@ def test_a_mirror_that_is_mapped_is_not_given_the_feeds_files(pipe: Pipeline) ->
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_small_files_that_cannot_be_merged(pipe: Pipeline) -> None:
+def test_small_files_that_cannot_be_merged_set_their_table_aside(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     for number in range(4):
@@ -190,8 +192,8 @@ def test_small_files_that_cannot_be_merged(pipe: Pipeline) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("times", [1, ATTEMPTS])
-def test_a_lost_race_sets_nothing_aside(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Another writer commits to the mirror while a turn is at work on it, once or each time."""
+def test_a_lost_commit_race_sets_no_table_aside(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Another writer commits to the mirror while a turn works on it, once or each time."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     left = [times]

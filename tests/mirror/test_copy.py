@@ -1,4 +1,4 @@
-"""Copies end to end: a real server, tables of every kind, psycopg's rows against delta-rs's."""
+"""Copies end to end: a real server, tables of every kind, the rows of psycopg compared with those of delta-rs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Copying:
             conn.execute(ddl.encode(), params or None)
 
     def copy(self, *names: TableName, also: Callable[[], None] | None = None) -> list[CopyReport]:
-        """Copy them (``also`` happens between the snapshot and the copy), and return the reports."""
+        """Copies the tables and returns the reports. ``also`` runs between the snapshot and the copy."""
         reports: list[CopyReport] = []
         with exported_snapshot(self.database.conninfo) as snapshot:
             with snapshot.reading() as conn:
@@ -108,7 +108,7 @@ CREATE PUBLICATION p FOR TABLE wide;
 """
 
 
-def test_every_type_as_the_source_has_it(copying: Copying) -> None:
+def test_every_type_is_copied_as_the_source_has_it(copying: Copying) -> None:
     copying.run(WIDE)
     name = TableName("public", "wide")
     (report,) = copying.copy(name)
@@ -137,7 +137,7 @@ def test_every_type_as_the_source_has_it(copying: Copying) -> None:
     assert tuples(by_spark, exact) == [tuple(row[name] for name in exact) for row in found]
 
 
-def test_positions_and_empty_tables(copying: Copying) -> None:
+def test_copies_have_the_position_of_the_snapshot_even_if_empty(copying: Copying) -> None:
     copying.run("CREATE TABLE empty (id int PRIMARY KEY); CREATE TABLE bare (); INSERT INTO bare DEFAULT VALUES; "
                 "CREATE TABLE one (t text); INSERT INTO one VALUES (NULL), (''), (NULL), ('x'); "
                 "CREATE PUBLICATION p FOR TABLE empty, bare, one WITH (publish = 'insert, truncate')")  # fmt: skip
@@ -154,7 +154,7 @@ def test_positions_and_empty_tables(copying: Copying) -> None:
 ODD = TableName("Odd Schema/100%", "Sel\"ect 'ü🦆' =;")
 
 
-def test_odd_names(copying: Copying) -> None:
+def test_odd_names_are_copied(copying: Copying) -> None:
     columns = ["two words", "a,b", "Größe 🦆", "q\"uo'te`d", "select", "a.b", "tab\there", "x=y"]
     listed = sql.SQL(", ").join(sql.SQL("{} text").format(sql.Identifier(name)) for name in columns)
     with copying.database.connect() as conn:
@@ -168,7 +168,7 @@ def test_odd_names(copying: Copying) -> None:
     assert report.rows == 5
     for row in copying.rows(ODD).to_pylist():
         assert [row[name] for name in columns] == [f"{name}{row['id']}" for name in columns]
-    # Once more over a mapped mirror, with fewer rows.
+    # Copies again, over a mirror with column mapping and with fewer rows.
     with copying.database.connect() as conn:
         conn.execute(sql.SQL("DELETE FROM {} WHERE id > 2").format(table))
     (again,) = copying.copy(ODD)
@@ -189,7 +189,7 @@ def test_multisets_keep_their_duplicates(copying: Copying) -> None:
     assert len(set(by_row.values())) == len(by_row) == len({*tuples(found, ["a", "b", "_pgcdc_hash"])})
 
 
-def test_partitions_land_in_their_roots_mirror(copying: Copying) -> None:
+def test_partitions_are_copied_into_the_mirror_of_their_root(copying: Copying) -> None:
     copying.run("CREATE TABLE sales (id int, region text, PRIMARY KEY (id, region)) PARTITION BY LIST (region); "
                 "CREATE TABLE sales_eu PARTITION OF sales FOR VALUES IN ('eu'); "
                 'CREATE TABLE "Sales US" PARTITION OF sales FOR VALUES IN (\'us\'); '
@@ -238,14 +238,14 @@ def test_many_pieces_hold_every_row_once(copying: Copying, monkeypatch: pytest.M
 
 
 @pytest.mark.long
-def test_a_copy_again_is_a_new_generation(copying: Copying) -> None:
+def test_another_copy_starts_a_new_generation(copying: Copying) -> None:
     copying.run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'), (2, 'b'); "
                 "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
     name = TableName("public", "t")
     (first,) = copying.copy(name)
     mirror = copying.mirror(name)
     assert mirror.generation_app_id is not None
-    # Something was applied since, with a deletion vector; all of it goes.
+    # A change was applied after the copy, with a deletion vector. The new copy removes all of it.
     commit(mirror.path, [], "append", {mirror.generation_app_id: first.consistent_point + 1})
     copying.spark.sql(f"DELETE FROM delta.`{mirror.path}` WHERE id = 1").collect()
     copying.run("UPDATE t SET v = 'c' WHERE id = 2; INSERT INTO t VALUES (3, NULL)")
@@ -253,7 +253,7 @@ def test_a_copy_again_is_a_new_generation(copying: Copying) -> None:
     now = copying.mirror(name)
     assert now.snapshot_lsn == now.replay_lsn == again.consistent_point > first.consistent_point
     assert sorted(tuples(copying.rows(name), ["id", "v"])) == [(1, "a"), (2, "c"), (3, None)]
-    # An emptied table empties the mirror.
+    # A copy of an emptied table empties the mirror.
     copying.run("TRUNCATE t")
     (empty,) = copying.copy(name)
     assert (empty.rows, empty.files, copying.rows(name).num_rows) == (0, 0, 0)
@@ -268,7 +268,7 @@ def test_a_copy_again_is_a_new_generation(copying: Copying) -> None:
         ("ALTER TABLE t DROP v; TRUNCATE t", ["id"]),
     ],
 )
-def test_other_columns_come_in_one_commit(copying: Copying, change: str, names: list[str]) -> None:
+def test_changed_columns_and_rows_are_copied_in_one_commit(copying: Copying, change: str, names: list[str]) -> None:
     copying.run("CREATE TABLE t (id bigint PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'), (2, 'b'); "
                 "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
     name = TableName("public", "t")
@@ -285,13 +285,13 @@ def test_other_columns_come_in_one_commit(copying: Copying, change: str, names: 
     columns = ", ".join(f'"{column}"' for column in names)
     assert sorted(tuples(found, names)) == sorted(copying.source(f"SELECT {columns} FROM t"))
     assert not list(storage.walk(copying.layout.staging))
-    # And once more, now that the columns agree.
+    # The next copy has the same columns.
     (third,) = copying.copy(name)
     assert third.rows == again.rows
     assert copying.rows(name).num_rows == again.rows
 
 
-def test_one_tables_failure_is_not_the_others(copying: Copying) -> None:
+def test_a_failed_copy_of_one_table_does_not_stop_other_tables(copying: Copying) -> None:
     copying.run('CREATE TABLE good (id int PRIMARY KEY); INSERT INTO good VALUES (1); '
                 'CREATE TABLE bad ("Id" int PRIMARY KEY, id int); INSERT INTO bad VALUES (1, 2); '
                 "CREATE PUBLICATION p FOR TABLE good, bad")  # fmt: skip
@@ -302,8 +302,9 @@ def test_one_tables_failure_is_not_the_others(copying: Copying) -> None:
     assert not copying.mirror(bad).exists
 
 
-def test_small_tables_do_not_wait_for_all_the_others(copying: Copying) -> None:
-    """One is locked until the first have landed, which ends its copy after some seconds where it takes longer."""
+def test_small_tables_do_not_wait_for_all_other_tables(copying: Copying) -> None:
+    """One table is locked until the first tables are copied. If that takes some seconds, the copy of the locked table
+    fails."""
     names = [TableName("public", f"small{number:02}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
@@ -325,8 +326,8 @@ def test_small_tables_do_not_wait_for_all_the_others(copying: Copying) -> None:
     assert names[0] in {report.table for report in landed[TABLES_PER_JOB:]}
 
 
-def test_nothing_of_a_copy_goes_on_after_its_failure(copying: Copying) -> None:
-    """Whoever copies next would find mirrors made under its hands."""
+def test_no_part_of_a_copy_runs_after_its_failure(copying: Copying) -> None:
+    """Otherwise the next copy would conflict with mirrors that are still being created."""
     names = [TableName("public", f"s{number}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY)")
@@ -343,7 +344,7 @@ def test_nothing_of_a_copy_goes_on_after_its_failure(copying: Copying) -> None:
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("copy_")]
 
 
-def test_text_that_is_no_utf8_is_told_without_the_row() -> None:
+def test_an_error_about_invalid_utf8_does_not_show_the_row() -> None:
     table = Table(1, TableName("public", "t"), ())
     table = replace(table, columns=(_text_column(),))
     reader = BlockReader(table, ("_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"), 5)

@@ -1,4 +1,4 @@
-"""Net effects on cases written by hand: one per rule."""
+"""Net effects of hand-written cases, one per rule."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ def test_unchanged_value_comes_from_an_earlier_image_of_the_row() -> None:
 
 
 def test_unchanged_value_never_crosses_a_delete() -> None:
-    """The row now on key 2 is the one that was on key 1; X belonged to another."""
+    """The row that is now on key 2 was on key 1. The value X belonged to another row."""
     rows = net(("U", 2, "x", "X"), ("D", 2), ("M", 1, 2, "y", None, True))
     assert ("U", 2, True, "y", None, True, 1) in [essence(row) for row in rows]
 
 
-def test_a_row_that_returns_to_its_key_needs_no_look_up() -> None:
+def test_a_row_that_returns_to_its_key_needs_no_lookup() -> None:
     rows = net(("M", 1, 2, "x", None, True), ("M", 2, 1, "x", None, True))
     assert [essence(row) for row in rows] == [("U", 1, True, "x", None, True, None)]
 
 
-def test_text_that_does_not_fit_follows_its_value() -> None:
+def test_a_text_that_does_not_fit_stays_with_its_value() -> None:
     events = feed_rows([("U", 1, "x", None, False, {"c": "infinity"}), ("U", 1, "x2", None, True, {"b": "odd"})])
     row = collapse(events, COLUMNS, masked=(3,)).to_pylist()[0]
     assert sorted(row["_pgcdc_raw"]) == [("b", "odd"), ("c", "infinity")]
     assert row["_pgcdc_masked_3"] is False
 
 
-def test_text_of_an_overwritten_value_is_dropped() -> None:
+def test_the_text_of_an_overwritten_value_is_dropped() -> None:
     events = feed_rows([("U", 1, "x", None, False, {"c": "infinity"}), ("U", 1, "x2", "fits")])
     assert collapse(events, COLUMNS).to_pylist()[0]["_pgcdc_raw"] is None
 
 
-def test_keys_that_do_not_fit_their_type_are_told_apart_by_text() -> None:
+def test_keys_that_do_not_fit_their_type_are_distinguished_by_text() -> None:
     events = feed_rows([("I", None, "x", "y", False, {"id": "inf"}), ("I", None, "p", "q", False, {"id": "-inf"})])
     assert collapse(events, COLUMNS).num_rows == 2
 
@@ -104,21 +104,22 @@ def test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf() -> None:
     assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (False, ("a",), [2, 3])
 
 
-def test_truncate_of_the_table_beside_one_of_a_leaf_makes_the_rest_the_whole_table() -> None:
-    """A row whose leaf is not known stays where a leaf is truncated."""
+def test_truncates_of_the_table_and_of_a_leaf_leave_only_later_rows() -> None:
+    """A row whose leaf is not known is kept where a leaf is truncated."""
     events = feed_rows([("I", 1, "x", "y"), ("T",), *(("I", key, "x", "y") for key in (2, 3, 4)), ("T",)])
     events = events.append_column("_pgcdc_leaf", pa.array(["a", None, "a", "b", None, "a"], pa.string()))
     left = after_truncates(events)
     assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (True, (), [3, 4])
 
 
-def test_no_events_are_an_empty_source() -> None:
+def test_no_events_give_an_empty_source() -> None:
     events = feed_rows([("I", 1, "x", "y")]).slice(0, 0)
     assert collapse(events, COLUMNS, masked=(3,)).num_rows == 0
 
 
 def test_an_array_may_be_a_key() -> None:
-    """Equal lists are one key; an empty one, one of NULL and the NULL of a value that does not fit are three."""
+    """Equal lists are one key. An empty list, a list of NULL and the NULL of a value that does not fit are three
+    keys."""
     events = feed_rows([("I", place, "x", "y") for place in range(4)] + [("D", 0)])
     keys = pa.array([[1, 2], [], [None], None, [1, 2]], pa.list_(pa.int32()))
     table = events.set_column(events.schema.get_field_index("id"), "id", keys)
@@ -126,8 +127,8 @@ def test_an_array_may_be_a_key() -> None:
     assert [row["id"] for row in rows] == [[], [None], None]
 
 
-# Repairs: the keys that changed in a range, out of all events up to the mirror's position. Three events each have the
-# LSNs 100, 101, 102.
+# Repairs: the keys that changed in a range, derived from all events up to the mirror's position. Three events each have
+# the LSNs 100, 101, 102.
 
 
 def repaired(
@@ -137,7 +138,7 @@ def repaired(
     return {row["id"]: row for row in collapse_touched(table, COLUMNS, masked, touched).to_pylist()}
 
 
-def test_repair_has_the_keys_of_the_range_and_those_that_their_rows_moved_to() -> None:
+def test_repair_has_the_keys_of_the_range_and_the_keys_that_their_rows_moved_to() -> None:
     events = [
         ("I", 1, "x", "y"), ("I", 2, "x", "y"), ("I", 3, "x", "y"),
         ("U", 1, "x2", "y"), ("M", 2, 9, "x", "y"), ("D", 3),
@@ -148,7 +149,7 @@ def test_repair_has_the_keys_of_the_range_and_those_that_their_rows_moved_to() -
     assert repaired(events, None).keys() == {1, 2, 3, 4, 8, 9}
 
 
-def test_repair_follows_a_row_through_several_keys_whatever_the_order_in_files() -> None:
+def test_repair_follows_a_row_through_several_keys_in_any_order_of_files() -> None:
     events = feed_rows([
         ("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("U", 1, "x3", "y"),
         ("M", 1, 2, "x3", "y"), ("M", 2, 3, "x3", "y"), ("M", 5, 6, "p", "q"),
@@ -171,7 +172,7 @@ def test_repair_requires_a_row_in_the_target_only_for_a_value_that_was_not_sent(
     assert {row["_pgcdc_origin"] for row in rows.values()} == {None}
 
 
-def test_repair_requires_a_row_whichever_of_its_values_was_not_sent() -> None:
+def test_repair_requires_a_row_for_any_value_that_was_not_sent() -> None:
     events = feed_rows([("U", 1, None, "y"), ("U", 2, "x", None), ("U", 3, "x", "y")])
     lacking = pa.array([[2], [3], None], pa.list_(pa.int32()))
     events = events.set_column(events.schema.get_field_index("_pgcdc_unchanged"), "_pgcdc_unchanged", lacking)

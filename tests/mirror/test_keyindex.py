@@ -1,4 +1,4 @@
-"""Keys found in a target, against a dict; of every kind of key that PostgreSQL has."""
+"""Keys found in a target, compared with a dict, for every kind of key that PostgreSQL has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RAW_TYPE = pa.map_(pa.string(), pa.string())
 
 
 def comparable(value: Any) -> Any:
-    """One zero, one NaN."""
+    """All zeros are equal, and so are all NaNs."""
     if isinstance(value, float):
         return "NaN" if value != value else value + 0.0
     return tuple(comparable(item) for item in value) if isinstance(value, list) else value
@@ -67,7 +67,7 @@ def cases(draw: st.DrawFn) -> tuple[list[pa.DataType], list[tuple[Any, ...]], li
 
 @given(cases())
 @settings(max_examples=400, deadline=None)
-def test_every_key_and_no_other_is_found(case: tuple[Any, ...]) -> None:
+def test_exactly_the_keys_of_the_source_are_found(case: tuple[Any, ...]) -> None:
     kinds, source, target = case
     columns = [FeedColumn(f"c{place}", f"k{place}", place + 1, True) for place in range(len(kinds))]
     index = KeyIndex(table(source, kinds), columns)
@@ -79,6 +79,6 @@ def test_every_key_and_no_other_is_found(case: tuple[Any, ...]) -> None:
     ]
 
 
-def test_a_source_with_a_key_twice_is_a_fault_of_ours() -> None:
+def test_a_source_with_a_duplicate_key_is_an_internal_error() -> None:
     with pytest.raises(AssertionError, match="2 rows of a merge source have 1 keys"):
         KeyIndex(table([(1,), (1,)], [pa.int32()]), [FeedColumn("c0", "k0", 1, True)])

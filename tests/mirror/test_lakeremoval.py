@@ -1,4 +1,4 @@
-"""A lake goes without the files of others in its folder."""
+"""A lake is removed without the files of others in its folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _files(layout: Layout) -> list[str]:
     return sorted(entry.name for entry in storage.walk(layout.root, hidden=True))
 
 
-def test_all_of_ours_goes_with_its_folder(layout: Layout) -> None:
+def test_all_our_files_are_removed_with_the_folder(layout: Layout) -> None:
     _table(layout.root / "public/a")
     _table(layout.root / "hr/b")
     storage.create(layout.change_log / "x", b"")
@@ -52,8 +52,8 @@ def test_all_of_ours_goes_with_its_folder(layout: Layout) -> None:
         assert not Path(layout.root.text).exists()
 
 
-def test_files_of_others_stay_and_are_named(layout: Layout) -> None:
-    """Also another Delta table, and the lake of another project below."""
+def test_files_of_others_are_kept_and_named(layout: Layout) -> None:
+    """The kept files include another Delta table and a nested lake of another project."""
     _table(layout.root / "public/a")
     _table(layout.root / "public/theirs", ours=False)
     _table(layout.root / "nested/public/a")
@@ -65,7 +65,7 @@ def test_files_of_others_stay_and_are_named(layout: Layout) -> None:
     assert "nested/public/a/part-0.parquet" in stays
 
 
-def test_what_a_copy_began_goes_beside_files_of_others(layout: Layout) -> None:
+def test_an_unfinished_copy_is_removed_beside_files_of_others(layout: Layout) -> None:
     TableStates(layout).set(TABLE, TableState.WAITING, Lsn(1))
     folder = layout.mirror(TABLE.name)
     storage.create(folder / BEGUN, b"rows")
@@ -76,14 +76,14 @@ def test_what_a_copy_began_goes_beside_files_of_others(layout: Layout) -> None:
     assert remove_lake(layout) == sorted(names) == _files(layout)
 
 
-def test_a_damaged_mirror_goes_too(layout: Layout) -> None:
+def test_a_damaged_mirror_is_removed(layout: Layout) -> None:
     TableStates(layout).set(TABLE, TableState.WAITING, Lsn(1))
     _table(layout.mirror(TABLE.name))
     storage.replace(layout.mirror(TABLE.name) / "_delta_log/00000000000000000000.json", b"{torn")
     assert remove_lake(layout) == []
 
 
-def test_a_file_of_ours_that_stays_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_ours_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout.of(tmp_path / "lake")
     _table(layout.root / "public/a")
 
@@ -95,7 +95,7 @@ def test_a_file_of_ours_that_stays_is_an_error(tmp_path: Path, monkeypatch: pyte
         remove_lake(layout)
 
 
-def test_a_lake_by_a_link_goes_with_the_link(tmp_path: Path) -> None:
+def test_a_lake_behind_a_link_is_removed_with_the_link(tmp_path: Path) -> None:
     (tmp_path / "lake").symlink_to("there")
     (tmp_path / "there").mkdir()
     layout = Layout.of(tmp_path / "lake")

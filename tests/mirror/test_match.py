@@ -1,4 +1,4 @@
-"""What a merge looks for in the target, and what it does where the target differs: by hand, one per rule."""
+"""What a merge looks for in the target, and what it does where the target differs: hand-written cases, one per rule."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LEAF, HASH, ROW = (
 
 @dataclass
 class Held:
-    """Files of a target in a folder, each row a dict; missing columns are NULL."""
+    """Files of a target in a folder. Each row is a dict, and missing columns are NULL."""
 
     folder: Path
     more: Sequence[pa.Field] = ()
@@ -64,7 +64,7 @@ class Held:
         return MergeTarget(Location.of(self.folder), self.schema, tuple(self.schema.names), tuple(self.files))
 
     def gone(self, merged: Merged) -> list[list[int]]:
-        """Positions, file by file."""
+        """The removed positions, file by file."""
         return [sorted(merged.gone.get(file.path, BitMap64())) for file in self.files]
 
 
@@ -74,7 +74,7 @@ def row(key: Any, b: str = "b", c: str = "c", **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Done(Merged):
-    """With the rows that came."""
+    """The result of a merge with the rows that it wrote."""
 
     written: list[pa.Table] = field(default_factory=list)
 
@@ -105,7 +105,7 @@ def held(tmp_path: Path) -> Held:
     return Held(tmp_path)
 
 
-def test_rows_that_change_go_and_come_again(held: Held) -> None:
+def test_changed_rows_are_removed_and_written_again(held: Held) -> None:
     held.file(row(1), row(2), row(3))
     held.file(row(4), row(5))
     merged = merge(held, ("U", 2, "x", "y"), ("D", 5), ("I", 9, "p", "q"))
@@ -114,21 +114,21 @@ def test_rows_that_change_go_and_come_again(held: Held) -> None:
     assert (merged.inserted, merged.updated, merged.deleted) == (1, 1, 1)
 
 
-def test_a_changed_row_that_is_not_there_is_told(held: Held) -> None:
+def test_a_changed_row_missing_from_the_target_is_an_error(held: Held) -> None:
     held.file(row(1), row(2), gone=[1])
     for event in (("U", 2, "x", "y"), ("D", 3), ("M", 2, 7, "x", "y")):
         with pytest.raises(MergeMismatch, match=LACKS):
             merge(held, event)
 
 
-def test_an_arriving_row_that_is_there_is_told(held: Held) -> None:
+def test_an_inserted_row_that_the_target_has_is_an_error(held: Held) -> None:
     held.file(row(1), row(2), gone=[1])
     with pytest.raises(MergeMismatch, match=HOLDS):
         merge(held, ("I", 1, "x", "y"))
     assert essence(merge(held, ("I", 2, "x", "y"))) == [(2, "x", "y")], "the one that was there is gone"
 
 
-def test_a_row_that_is_there_twice_is_told(held: Held) -> None:
+def test_a_row_that_the_target_has_twice_is_an_error(held: Held) -> None:
     held.file(row(1))
     held.file(row(1))
     with pytest.raises(MergeMismatch, match=TWICE):
@@ -141,7 +141,7 @@ def test_a_value_that_was_not_sent_is_kept(held: Held) -> None:
     assert essence(merged) == [(1, "y", "sent"), (3, "x", "old 3")]
 
 
-def test_a_value_that_was_not_sent_is_looked_up_under_the_key_of_before(held: Held) -> None:
+def test_a_value_that_was_not_sent_is_looked_up_under_the_old_key(held: Held) -> None:
     held.file(row(1, c="old 1"), row(2, c="old 2"))
     merged = merge(held, ("M", 1, 9, "x", None, True), ("M", 2, 1, "y", None, True))
     assert essence(merged) == [(1, "y", "old 2"), (9, "x", "old 1")]
@@ -149,8 +149,9 @@ def test_a_value_that_was_not_sent_is_looked_up_under_the_key_of_before(held: He
     assert (merged.inserted, merged.updated, merged.deleted) == (1, 1, 1)
 
 
-def test_a_text_goes_with_its_value(held: Held) -> None:
-    """What does not fit stands in ``_pgcdc_raw``: kept with a value that is kept, dropped with one that is not."""
+def test_a_text_is_kept_or_dropped_with_its_value(held: Held) -> None:
+    """A value that does not fit is stored in ``_pgcdc_raw``. It is kept if the value is kept, and dropped if the value
+    is replaced."""
     held.file(row(1, _pgcdc_raw=[("c", "odd c"), ("b", "odd b")]), row(2, _pgcdc_raw=[("c", "odd 2")]))
     merged = merge(held, ("U", 1, "x", None, True, {"id": "new"}), ("U", 2, "y", "sent"))
     assert {found["id"]: found["_pgcdc_raw"] and dict(found["_pgcdc_raw"]) for found in merged.rows} == {
@@ -159,7 +160,7 @@ def test_a_text_goes_with_its_value(held: Held) -> None:
     }
 
 
-def test_many_kept_values_are_written_as_they_are_found(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_kept_values_are_written_in_parts(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(match, "FETCHED_BYTES", 1)
     held.file(*(row(key, c=f"old {key}") for key in range(6)))
     merged = merge(
@@ -170,7 +171,7 @@ def test_many_kept_values_are_written_as_they_are_found(held: Held, monkeypatch:
 
 
 def test_truncated_leaves_are_emptied(held: Held) -> None:
-    """A key of a row that they held may arrive again; rows of other leaves are looked at as ever."""
+    """The key of a row of a truncated leaf may be inserted again. Rows of other leaves are checked as always."""
     held = Held(held.folder, (LEAF,))
     held.file(row(1, _pgcdc_leaf="a"), row(2, _pgcdc_leaf="b"), row(3, _pgcdc_leaf="a"))
     merged = merge(held, ("I", 1, "x", "y"), leaves=["a"])
@@ -182,7 +183,7 @@ def test_truncated_leaves_are_emptied(held: Held) -> None:
     assert held.gone(merge(held, leaves=["a"])) == [[0, 2]], "with nothing that comes"
 
 
-def test_a_column_that_the_file_lacks_is_null(held: Held) -> None:
+def test_a_column_missing_from_a_file_is_null(held: Held) -> None:
     narrow = pa.schema([field for field in held.schema if field.name != "c"])
     with DataFile(Location.of(held.folder), narrow) as file:
         file.write(pa.Table.from_pylist([{"id": 1, "b": "b"}], narrow).columns)
@@ -208,7 +209,7 @@ def test_only_row_groups_that_may_hold_a_key_are_read(held: Held, monkeypatch: p
 
 
 def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each match hashes all keys of the source. What is matched at a time is bounded by bytes."""
+    """Each match hashes all keys of the source. The size of what is matched at once is limited in bytes."""
     held.file(*(row(key, c=f"old {key}") for key in range(10)), gone=[7])
     held.file(row(20), row(21, c="old 21"))
     searched: list[int] = []
@@ -221,7 +222,7 @@ def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pyte
     monkeypatch.setattr(KeyIndex, "find", noted)
     events = [("U", 1, "x", None, True), ("D", 2), ("M", 9, 30, "y", None, True), ("M", 21, 31, "z", None, True)]
     merged = merge(held, *events)
-    # By the own key, and by the one that the row had before; no wanted key lies in the row groups of 4 to 7.
+    # Matched by the row's own key and by its earlier key. The row groups of 4 to 7 have no wanted key.
     assert searched == [6, 6, 2, 2]
     assert essence(merged) == [(1, "x", "old 1"), (30, "y", "old 9"), (31, "z", "old 21")]
     assert held.gone(merged) == [[1, 2, 9], [1]]
@@ -232,7 +233,7 @@ def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pyte
     assert (essence(apart), held.gone(apart)) == (essence(merged), held.gone(merged))
 
 
-def test_texts_prune_by_their_code_points(held: Held) -> None:
+def test_row_groups_are_pruned_by_the_code_points_of_texts(held: Held) -> None:
     held.file(row(1, b="Z"), row(2, b="a\x00"), row(3, b="a"), row(4, b="é"), group=2)
     held.file(row(5, b="x" * 100), row(6, b="\U0001f600"), row(7, b="\uffee"), group=1)
     for number, text in ((1, "Z"), (2, "a\x00"), (3, "a"), (4, "é"), (6, "\U0001f600"), (7, "\uffee")):
@@ -247,7 +248,7 @@ def looked_at(held: Held, *texts: str) -> list[int]:
     return [number for group in groups for number in group.read(["id"])["id"].to_pylist()]
 
 
-def test_a_null_prunes_nothing() -> None:
+def test_a_null_key_prunes_no_row_groups() -> None:
     assert wanted({"id": pa.array([1, None])}) == {}
     assert wanted({"id": pa.array([1.5])}) == {}
     assert wanted({"id": pa.array(["b", "a", "b"])})["id"].tolist() == ["a", "b"]
@@ -264,7 +265,7 @@ def bag_row(b: str | None, number: int, hash_: int = 5, c: str | None = "c") -> 
 
 
 def take(held: Held, *rows: tuple[str | None, int]) -> Done:
-    """Delete rows (b, hash), each once."""
+    """Deletes rows (b, hash), each once."""
     written: list[pa.Table] = []
     events = feed_rows([("D", 1) for _ in rows])
     for name, values, kind in (("b", [b for b, _ in rows], pa.string()), ("c", ["c"] * len(rows), pa.string())):
@@ -274,7 +275,7 @@ def take(held: Held, *rows: tuple[str | None, int]) -> Done:
     return Done.of(merge_multiset(held.target, net_rows(events, BAG), BAG, (), written.append), written)
 
 
-def test_as_many_copies_go_as_are_taken_away(tmp_path: Path) -> None:
+def test_as_many_copies_are_removed_as_were_deleted(tmp_path: Path) -> None:
     held = Held(tmp_path, (HASH, ROW))
     held.file(bag_row("x", 3), bag_row("y", 1, 6), bag_row("x", 2), gone=[])
     held.file(bag_row("x", 1), bag_row("x", 0), gone=[1])
@@ -285,13 +286,13 @@ def test_as_many_copies_go_as_are_taken_away(tmp_path: Path) -> None:
         take(held, *[("x", 5)] * 4)
 
 
-def test_copies_are_taken_from_row_groups_that_are_matched_together(tmp_path: Path) -> None:
+def test_copies_are_removed_from_row_groups_that_are_matched_together(tmp_path: Path) -> None:
     held = Held(tmp_path, (HASH, ROW))
     held.file(bag_row("y", 0, 6), *(bag_row("x", number) for number in range(1, 6)), gone=[1])
     assert held.gone(take(held, ("x", 5), ("y", 6), ("x", 5), ("x", 5))) == [[0, 2, 3, 4]]
 
 
-def test_rows_that_share_a_hash_are_told_apart(tmp_path: Path) -> None:
+def test_rows_with_the_same_hash_are_distinguished(tmp_path: Path) -> None:
     held = Held(tmp_path, (HASH, ROW))
     held.file(bag_row("x", 0), bag_row(None, 1), bag_row("z", 2))
     assert held.gone(take(held, (None, 5))) == [[1]]

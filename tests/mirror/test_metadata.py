@@ -1,4 +1,5 @@
-"""A mirror gets another structure by its metadata alone: its files stay, and engines read them under other columns."""
+"""A mirror gets another structure by its metadata alone: its files stay, and engines read them under other column
+names."""
 
 from __future__ import annotations
 
@@ -39,12 +40,12 @@ def fields(mirror: Mirror) -> dict[str, dict[str, Any]]:
 
 
 def where(mirror: Mirror, condition: str) -> list[int]:
-    """What DataFusion finds, with its files skipped by their statistics."""
+    """What DataFusion finds when it skips files by their statistics."""
     query = QueryBuilder().register("t", DeltaTable(path_of(mirror.path)))
     return sorted(pa.table(query.execute(f"SELECT id FROM t WHERE {condition}").read_all())["id"].to_pylist())
 
 
-def test_a_renamed_column_keeps_its_place_in_the_files(tmp_path: Path) -> None:
+def test_a_renamed_column_keeps_its_physical_name(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     relabelled(mirror, table(ID, replace(A, name="b"), N))
     assert [(row["b"], row["n"]) for row in rows(mirror)] == [("one", Decimal("1.50")), ("two", Decimal("-2.25")),
@@ -57,7 +58,7 @@ def test_a_renamed_column_keeps_its_place_in_the_files(tmp_path: Path) -> None:
     assert where(mirror, "b = 'two'") == [2]
 
 
-def test_columns_that_swap_names_are_found_by_their_new_ones(tmp_path: Path) -> None:
+def test_columns_that_swap_names_are_found_by_their_new_names(tmp_path: Path) -> None:
     other = Column(3, "n", TEXT)
     before = table(ID, A, other)
     mirror = made(tmp_path, before, [["1", "2"], ["a", "b"], ["x", "y"]], [["3"], ["m"], ["n"]])
@@ -69,7 +70,7 @@ def test_columns_that_swap_names_are_found_by_their_new_ones(tmp_path: Path) -> 
     assert where(mirror, "a = 'a'") == []
 
 
-def test_a_column_made_anew_has_another_place_in_the_files(tmp_path: Path) -> None:
+def test_a_recreated_column_has_another_physical_name(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     relabelled(mirror, table(ID, N, Column(4, "a", TEXT)))
     assert [row["a"] for row in rows(mirror)] == [None] * 3
@@ -78,7 +79,7 @@ def test_a_column_made_anew_has_another_place_in_the_files(tmp_path: Path) -> No
     assert fields(mirror)["a"]["metadata"]["delta.columnMapping.physicalName"].startswith("col-")
 
 
-def test_no_id_is_given_twice(tmp_path: Path) -> None:
+def test_no_column_id_is_used_twice(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     first = relabelled(mirror, table(ID, N, Column(4, "a", TEXT)))
     then = fields(mirror)["a"]["metadata"]["delta.columnMapping.id"]
@@ -92,14 +93,14 @@ def test_no_id_is_given_twice(tmp_path: Path) -> None:
     assert int(delta.configuration["delta.columnMapping.maxColumnId"]) == max(found)
 
 
-def test_a_dropped_column_goes(tmp_path: Path) -> None:
+def test_a_dropped_column_is_removed(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     relabelled(mirror, table(ID, A))
     assert rows(mirror)[1] == {"id": 2, "a": "two", "_pgcdc_raw": {}}
 
 
 @pytest.mark.long
-def test_decimals_become_wider(spark: SparkSession, tmp_path: Path) -> None:
+def test_decimals_are_widened(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path, T, ROWS)
     after = relabelled(mirror, table(ID, A, replace(N, type=numeric(12, 2))))
     relabelled(mirror, table(ID, A, replace(N, type=numeric(25, 2))), after)
@@ -120,8 +121,8 @@ def test_decimals_become_wider(spark: SparkSession, tmp_path: Path) -> None:
     assert [row["id"] for row in by_spark.where("n = 4").collect()] == [4]
 
 
-def test_texts_that_fit_no_type_stand_under_their_columns(spark: SparkSession, tmp_path: Path) -> None:
-    """Metadata does not rename them: such a mirror is written anew."""
+def test_a_mirror_with_texts_of_a_renamed_column_is_rewritten(spark: SparkSession, tmp_path: Path) -> None:
+    """Metadata does not rename the keys of these texts, so the mirror's files are rewritten."""
     for number, after in enumerate((table(ID, A, replace(N, name="m")), table(ID, A))):
         mirror = made(tmp_path / str(number), T, ROWS)
         follows = successor(T, after, Lsn(50))
@@ -132,7 +133,7 @@ def test_texts_that_fit_no_type_stand_under_their_columns(spark: SparkSession, t
         assert rows(mirror)[1]["_pgcdc_raw"] == ({} if number else {"m": "NaN"})
 
 
-def test_texts_of_other_columns_and_of_deleted_rows_are_no_reason_to_write(tmp_path: Path) -> None:
+def test_texts_of_other_columns_or_deleted_rows_cause_no_rewrite(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, ROWS)
     after = relabelled(mirror, table(ID, replace(A, name="b"), N))
     assert rows(mirror)[1]["_pgcdc_raw"] == {"n": "NaN"}
@@ -143,7 +144,7 @@ def test_texts_of_other_columns_and_of_deleted_rows_are_no_reason_to_write(tmp_p
     assert [row["m"] for row in rows(mirror)] == [Decimal("1.50"), None, Decimal("4.00")]
 
 
-def test_a_default_of_older_rows_is_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_default_for_older_rows_is_written(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     follows = successor(T, table(ID, A, N, Column(4, "c", INT, missing="7")), Lsn(50))
     assert isinstance(follows, Table)
@@ -152,14 +153,14 @@ def test_a_default_of_older_rows_is_written(spark: SparkSession, tmp_path: Path)
     assert not mirror.again().mapped
 
 
-def test_a_name_that_delta_refuses_touches_no_file(tmp_path: Path) -> None:
+def test_a_column_with_a_name_that_delta_refuses_rewrites_no_file(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     relabelled(mirror, table(ID, A, N, Column(4, "a (b), c", INT)))
     assert [row["a (b), c"] for row in rows(mirror)] == [None] * 3
     assert mirror.again().mapped
 
 
-def test_columns_of_other_writers_stay(tmp_path: Path) -> None:
+def test_columns_of_other_writers_are_kept(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     assert mirror.delta is not None
     inner = pa.struct([pa.field("x", pa.int32()), pa.field("y", pa.list_(pa.struct([pa.field("z", pa.string())])))])
@@ -171,7 +172,7 @@ def test_columns_of_other_writers_stay(tmp_path: Path) -> None:
     assert theirs[1]["type"]["elementType"]["fields"][0]["metadata"]["delta.columnMapping.physicalName"] == "z"
 
 
-def test_a_new_column_stays_one_whatever_became_of_the_run_that_took_it_up(tmp_path: Path) -> None:
+def test_a_column_added_by_a_run_that_died_stays_the_same_column(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     first = relabelled(mirror, table(ID, replace(A, name="b"), N))
     noted = relabelled(mirror, table(ID, replace(A, name="b")), first)
@@ -187,7 +188,7 @@ def test_a_new_column_stays_one_whatever_became_of_the_run_that_took_it_up(tmp_p
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ['a.b`c"d', "ä/%😀"])
-def test_engines_skip_files_by_names_of_before(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_engines_skip_files_by_statistics_under_old_names(spark: SparkSession, tmp_path: Path, name: str) -> None:
     before = table(ID, replace(A, name=name), N)
     groups: Sequence[list[list[str | None]]] = [[[str(n)], [f"v{n}"], ["1"]] for n in range(4)]
     mirror = made(tmp_path, before, *groups)

@@ -1,4 +1,4 @@
-"""Mirrors: columns, names, properties, positions; what Spark makes and both engines read."""
+"""Mirrors: columns, names, properties, positions. Spark creates them, and both engines read them."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_names_that_delta_refuses_are_mapped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.b", "Select", "a`b", 'a"b', "größe", "🦆", "a/b", "a%20b", "a'b", "$"])
-def test_other_names_stand_as_they_are(name: str) -> None:
+def test_all_other_names_are_kept_as_they_are(name: str) -> None:
     assert not needs_column_mapping(["id", name])
 
 
-def test_own_columns_follow_the_kind_of_table() -> None:
+def test_our_own_columns_depend_on_the_kind_of_table() -> None:
     plain = MirrorSchema.of(table_of("id", key=(1,))).arrow.names
     assert plain == ["id", "_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"]
     assert MirrorSchema.of(table_of("id", key=(1,), partitioned=True)).arrow.names[-1] == "_pgcdc_leaf"
@@ -77,7 +77,7 @@ def test_tables_that_delta_cannot_hold_are_refused(names: tuple[str, ...], word:
         MirrorSchema.of(table)
 
 
-def test_absent_mirror(tmp_path: Path) -> None:
+def test_an_absent_mirror_has_no_positions(tmp_path: Path) -> None:
     mirror = Mirror(Layout.of(tmp_path), IDENTITY_1, TableName("public", "t"))
     assert not mirror.exists
     assert (mirror.version, mirror.snapshot_lsn, mirror.replay_lsn, mirror.generation_app_id) == (-1, None, None, None)
@@ -86,7 +86,7 @@ def test_absent_mirror(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("mapped", [False, True], ids=["as they are", "mapped"])
-def test_values_come_back_under_their_names(spark: SparkSession, tmp_path: Path, *, mapped: bool) -> None:
+def test_values_are_read_back_under_their_names(spark: SparkSession, tmp_path: Path, *, mapped: bool) -> None:
     names = [name for name in ODD_NAMES if needs_column_mapping([name]) is mapped]
     columns = [Column(1, "id", INT8), *(Column(number, name, TEXT) for number, name in enumerate(names, 2))]
     table = Table(16384, TableName(f"s {names[-1]}", names[-1]), tuple(columns), key=(1,))
@@ -107,7 +107,7 @@ def test_values_come_back_under_their_names(spark: SparkSession, tmp_path: Path,
     assert (again.version, again.snapshot_lsn, again.replay_lsn) == (version, 9, 9)
 
 
-def test_properties_and_positions(tmp_path: Path) -> None:
+def test_a_mirror_has_its_properties_and_positions(tmp_path: Path) -> None:
     table = table_of("id", key=(1,))
     mirror = made(tmp_path, table)
     assert mirror.delta is not None
@@ -123,13 +123,13 @@ def test_properties_and_positions(tmp_path: Path) -> None:
     commit(mirror.path, [], "append", {copied.generation_app_id: 150})
     applied = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
     assert (applied.snapshot_lsn, applied.replay_lsn) == (100, 150)
-    # A new copy is a new generation: what was applied to the old one counts no more.
+    # A new copy is a new generation: changes applied to the old copy no longer count.
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 120})
     anew = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
     assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)
 
 
-def test_a_table_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_mirror_of_another_project_is_refused(tmp_path: Path) -> None:
     table = table_of("id")
     made(tmp_path, table)
     other = Identity(IDENTITY_1.system_identifier, "other", "pgcdc")
@@ -137,8 +137,8 @@ def test_a_table_of_somebody_else_is_refused(tmp_path: Path) -> None:
         _ = Mirror(Layout.of(tmp_path), other, table.name).exists
 
 
-def test_a_mirror_that_a_dead_run_began_is_made(tmp_path: Path) -> None:
-    """Spark makes the folder of Delta's log, writes a draft of the first commit, then names it."""
+def test_a_mirror_begun_by_a_run_that_died_is_completed(tmp_path: Path) -> None:
+    """Spark creates the folder of Delta's log, writes a draft of the first commit, then renames it."""
     log = tmp_path / "t" / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")
@@ -146,8 +146,8 @@ def test_a_mirror_that_a_dead_run_began_is_made(tmp_path: Path) -> None:
     assert DeltaTable(log.parent).version() == 0
 
 
-def test_a_copy_whose_log_a_power_cut_took_begins_anew(tmp_path: Path) -> None:
-    """The names of its files were on disk, that of Delta's folder was not."""
+def test_a_copy_that_lost_its_log_in_a_power_cut_begins_again(tmp_path: Path) -> None:
+    """The names of its files were on disk, but the name of Delta's folder was not."""
     left = tmp_path / "t" / f"part-{uuid4().hex}.parquet"
     left.parent.mkdir()
     pq.write_table(pa.table({"id": [1]}), left)

@@ -19,7 +19,7 @@ def events(*rows: tuple[str, str, str]) -> pa.Table:
     return table.append_column(HASH, hashes).append_column(LEAF, pa.array([leaf for *_, leaf in rows], pa.string()))
 
 
-def test_rows_of_each_leaf_are_netted_apart_and_removed_from_it() -> None:
+def test_rows_of_each_leaf_are_netted_and_removed_separately() -> None:
     net = net_rows(events(("D", "x", "one"), ("D", "x", "one"), ("I", "x", "two"), ("D", "y", "two")), COLUMNS)
     assert net.added.select(["b", LEAF]).to_pylist() == [{"b": "x", LEAF: "two"}]
     assert sorted(net.removed.select(["b", LEAF, COUNT]).to_pylist(), key=str) == [
@@ -30,37 +30,37 @@ def test_rows_of_each_leaf_are_netted_apart_and_removed_from_it() -> None:
 
 
 def test_copies_that_come_and_go_cancel_out_and_the_latest_image_remains() -> None:
-    """Three events to a transaction."""
+    """Each transaction has three events."""
     net = net_rows(
         events(("I", "x", "a"), ("D", "x", "a"), ("I", "z", "a"), ("D", "z", "a"), ("I", "x", "a"), ("D", "y", "a")),
         COLUMNS,
     )
     assert net.added.select(["b", COMMIT_LSN]).to_pylist() == [{"b": "x", COMMIT_LSN: 101}]
     assert net.removed["b"].to_pylist() == ["y"]
-    # Both copies came; one went again.
+    # Both copies were inserted, and one was deleted again.
     net = net_rows(events(("I", "x", "a"), ("D", "x", "a"), ("I", "y", "a"), ("I", "x", "a"), ("I", "x", "a")), COLUMNS)
     assert sorted(net.added.select(["b", COMMIT_LSN]).to_pydict()[COMMIT_LSN]) == [100, 101, 101]
 
 
-def test_removed_rows_name_no_leaf_where_a_copy_does_not_know_it() -> None:
+def test_removed_rows_have_no_leaf_where_the_mirror_does_not_record_it() -> None:
     net = net_rows(events(("D", "x", "one")), COLUMNS, by_leaf=False)
     assert LEAF not in net.removed.column_names
 
 
 @pytest.mark.parametrize(("gone", "came"), [("x", "y"), ("x", None), (None, "x")])
-def test_rows_that_share_a_hash_are_told_apart(gone: str | None, came: str | None) -> None:
+def test_rows_with_the_same_hash_are_distinguished(gone: str | None, came: str | None) -> None:
     table = feed_rows([("D", 0, gone, "c"), ("I", 0, came, "c")]).append_column(HASH, pa.array([7, 7], pa.int64()))
     net = net_rows(table, COLUMNS)
     assert (net.removed["b"].to_pylist(), net.added["b"].to_pylist()) == ([gone], [came])
 
 
-def test_rows_with_nan_are_alike() -> None:
+def test_rows_with_nan_are_equal() -> None:
     table = feed_rows([("D", 0, "b", "c"), ("I", 0, "b", "c")]).append_column(HASH, pa.array([7, 7], pa.int64()))
     floats = pa.array([float("nan"), float("nan")], pa.float64())
     net = net_rows(table.set_column(table.schema.get_field_index("b"), "b", floats), COLUMNS)
     assert (net.removed.num_rows, net.added.num_rows) == (0, 0)
 
 
-def test_no_events_net_to_nothing() -> None:
+def test_no_events_have_no_net_effect() -> None:
     net = net_rows(events(("D", "x", "one")).slice(0, 0), COLUMNS)
     assert (net.added.num_rows, net.removed.num_rows, net.deleted) == (0, 0, 0)

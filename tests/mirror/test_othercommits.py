@@ -44,7 +44,7 @@ TIMES = [datetime.fromisoformat(f"{text}+00:00") for text in (
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Mirror:
-    """Copied at 100, ids 0 to 4, one of which is deleted since."""
+    """Copied at 100 with ids 0 to 4. One row is deleted."""
     mirror = Mirror(Layout.of(tmp_path), OWNER, NAME)
     make(mirror, SCHEMA, {IDENTITY: OWNER.app_id()})
     with DataFile(mirror.path, mirror.again().physical(SCHEMA)) as file:
@@ -61,7 +61,7 @@ def _rows() -> pa.Table:
 
 
 def as_spark_writes_it(mirror: Mirror) -> int:
-    """What a user's OPTIMIZE makes of the mirror: the same rows, timestamps as INT96."""
+    """Writes what a user's OPTIMIZE makes of the mirror: the same rows, timestamps as INT96."""
     path = mirror.path / f"part-{uuid.uuid4()}-c000.snappy.parquet"
     pq.write_table(_rows(), path_of(path), use_deprecated_int96_timestamps=True, store_schema=False)
     table = opened(mirror.path)
@@ -97,14 +97,14 @@ def test_only_a_change_of_rows_by_another_writer_is_reported(mirror: Mirror, nam
     commit(DeltaTable(path_of(mirror.path)))
     told = change_since(mirror.path, OWNER.app_id(), before)
     assert told == (_changed(before + 1) if changes else None)
-    # Ours on top does not hide it, and a new copy ends it.
+    # Our later commit does not hide the change, and a new copy ends the report.
     commit_files(opened(mirror.path), [], "append", {OWNER.app_id("64"): 200})
     assert change_since(mirror.path, OWNER.app_id(), before) == told
     commit_files(opened(mirror.path), [], "overwrite", {mirror.snapshot_app_id: 300})
     assert change_since(mirror.path, OWNER.app_id(), before) is None
 
 
-def test_a_commit_that_says_it_changes_no_rows_is_counted(mirror: Mirror) -> None:
+def test_a_commit_marked_as_no_data_change_is_checked_by_its_row_count(mirror: Mirror) -> None:
     version = opened(mirror.path).number
     files = [{"add": file.action | {"dataChange": False}} for file in live_files(mirror.path)]
     removed = [{"remove": {"path": one["add"]["path"], "dataChange": False}} for one in files]
@@ -114,8 +114,9 @@ def test_a_commit_that_says_it_changes_no_rows_is_counted(mirror: Mirror) -> Non
     assert told == _changed(version)
 
 
-def test_timestamps_as_spark_writes_them_are_read_right(mirror: Mirror, tmp_path: Path) -> None:
-    """By readers of points, and by our own merges. Spark may rewrite them; a rewrite by delta-rs is reported."""
+def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path: Path) -> None:
+    """Readers of points and our own merges read them. A rewrite by Spark is allowed, a rewrite by delta-rs is
+    reported."""
     version = as_spark_writes_it(mirror)
     points, settlement = ConsistentPoints(Layout.of(tmp_path)), Settlement(Layout.of(tmp_path), OWNER.app_id())
     points.publish(Lsn(100), {NAME: version}, settlement.settle({NAME: version}))
@@ -130,7 +131,7 @@ def test_timestamps_as_spark_writes_them_are_read_right(mirror: Mirror, tmp_path
     assert change_since(mirror.path, OWNER.app_id(), version) == _changed(again + 1)
 
 
-def test_a_point_says_whose_rows_another_writer_changed(mirror: Mirror, tmp_path: Path) -> None:
+def test_a_point_names_the_mirrors_whose_rows_another_writer_changed(mirror: Mirror, tmp_path: Path) -> None:
     points, settlement = ConsistentPoints(Layout.of(tmp_path)), Settlement(Layout.of(tmp_path), OWNER.app_id())
     for lsn in (100, 200):
         version = opened(mirror.path).number
@@ -143,7 +144,7 @@ def test_a_point_says_whose_rows_another_writer_changed(mirror: Mirror, tmp_path
     for refused in (lake.at(200).arrow, lake.at(200).path):
         with pytest.raises(LakeError, match="is not what the source has: another writer changed rows of this mirror"):
             refused(NAME)
-    # The next run, too, sees it from what is promised on; and a copy ends it.
+    # The next run also reports it, from the promised versions on. A new copy ends the report.
     again = Settlement(Layout.of(tmp_path), OWNER.app_id())
     again.recover([NAME], points)
     assert again.changed.keys() == set()
@@ -152,7 +153,7 @@ def test_a_point_says_whose_rows_another_writer_changed(mirror: Mirror, tmp_path
     assert settlement.changed == {}
 
 
-def test_a_step_is_tried_again_after_lost_races_and_after_nothing_else() -> None:
+def test_a_step_is_repeated_after_lost_commit_races_only() -> None:
     tries: list[Exception] = []
 
     def step(*errors: Exception) -> int:

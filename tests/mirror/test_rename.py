@@ -1,4 +1,4 @@
-"""A mirror goes on at another place: its rows, deletions and position, without what either place held before."""
+"""A mirror moves to another place: its rows, deletions and position, without the earlier content of either place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW: list[list[str | None]] = [["9"], ["nine"], ["9.00"]]
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Mirror:
-    """At 20, with a deleted row."""
+    """At position 20, with one deleted row."""
     found = made(tmp_path)
     delta = opened(found.path)
     gone = {delta.files[0].path: BitMap64([1])}
@@ -39,7 +39,7 @@ def _target(mirror: Mirror) -> DeltaTarget:
     return delta_target(mirror._layout, OWNER)
 
 
-def test_rows_deletions_and_position(mirror: Mirror) -> None:
+def test_a_rename_moves_rows_deletions_and_position(mirror: Mirror) -> None:
     target = _target(mirror)
     version = target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     held = target.standing(NEW)
@@ -52,16 +52,16 @@ def test_rows_deletions_and_position(mirror: Mirror) -> None:
     assert len(rows(there)) == len(ROWS[0]) - 1, "its files are its own"
 
 
-def test_the_version_that_was_looked_at(mirror: Mirror) -> None:
-    """The old name may have got another table's rows since."""
+def test_a_rename_copies_the_version_it_was_given(mirror: Mirror) -> None:
+    """The old name may have another table's rows since then."""
     seen, expected = mirror.version, rows(mirror)
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 40})
     _target(mirror).rename(NAME, AS_NEW, seen, Lsn(30))
     assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
 
 
-def test_another_table_s_copy_of_the_same_position(mirror: Mirror) -> None:
-    """Whoever found the place later would take the one's position for the other's."""
+def test_a_rename_replaces_another_tables_copy_of_the_same_position(mirror: Mirror) -> None:
+    """A later rename of the first table must not take the other table's position for its own."""
     target = _target(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     other = replace(AS_NEW, oid=T.oid + 1)
@@ -77,8 +77,8 @@ def test_another_table_s_copy_of_the_same_position(mirror: Mirror) -> None:
     target.rename(NAME, AS_NEW, mirror.version, Lsn(31))
 
 
-def test_there_and_back(mirror: Mirror) -> None:
-    """The old place holds some of the files already, and versions of before stay readable."""
+def test_a_mirror_can_be_renamed_and_back(mirror: Mirror) -> None:
+    """The old place already holds some of the files, and earlier versions stay readable."""
     target, expected, seen = _target(mirror), rows(mirror), mirror.version
     target.rename(NAME, AS_NEW, seen, Lsn(30))
     back = target.rename(NEW, T, target.version(NEW), Lsn(50))
@@ -88,8 +88,8 @@ def test_there_and_back(mirror: Mirror) -> None:
     assert '"remove"' not in actions
 
 
-def test_a_run_that_died_before_the_commit(mirror: Mirror) -> None:
-    """It left the folder, an empty table, and half a copy of a file."""
+def test_a_rename_that_died_before_its_commit_is_completed(mirror: Mirror) -> None:
+    """The run left the folder, an empty table, and half a copy of a file."""
     target, expected = _target(mirror), rows(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     there = Mirror(mirror._layout, OWNER, NEW).path
@@ -101,8 +101,8 @@ def test_a_run_that_died_before_the_commit(mirror: Mirror) -> None:
     assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
 
 
-def test_what_stood_there_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
-    """A table of that name was followed once."""
+def test_an_older_mirror_at_the_new_place_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
+    """A table of this name was followed earlier."""
     other = made(tmp_path / "other", T, FEW)
     storage.move_folder(other.path, mirror._layout.mirror(NEW))
     target, expected = _target(mirror), rows(mirror)
@@ -110,7 +110,7 @@ def test_what_stood_there_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
     assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
 
 
-def test_a_mirror_is_forgotten_whole(mirror: Mirror) -> None:
+def test_all_files_of_a_forgotten_mirror_are_removed(mirror: Mirror) -> None:
     target = _target(mirror)
     assert target.keeps(NAME)
     freed = target.forget(NAME)

@@ -1,4 +1,4 @@
-"""Repairs: what a range did, derived again into a mirror that has applied it."""
+"""Repairs: the changes of a range are derived again and applied to a mirror that has applied them before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spoiled(pipe: Pipeline, *statements: str) -> None:
 
 
 @pytest.mark.long
-def test_what_the_log_cannot_tell_is_refused(pipe: Pipeline) -> None:
+def test_a_repair_is_refused_if_the_log_lacks_a_value(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)", "ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
     pipe.follow("t")
     pipe.run("INSERT INTO t SELECT 1, 1, string_agg(md5(i::text), '') FROM generate_series(1, 400) i")

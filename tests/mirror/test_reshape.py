@@ -1,4 +1,5 @@
-"""A mirror gets another structure by its own rows: values, texts that do not fit, deleted rows, columns of others."""
+"""A mirror gets another structure by its own rows: values, texts that do not fit, deleted rows, columns of other
+writers."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def reshaped(mirror: Mirror, spark: SparkSession, after: Table, before: Table = 
 
 
 @pytest.mark.long
-def test_a_column_has_its_value_of_older_rows_in_all_of_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_new_column_has_its_default_in_all_older_rows(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     reshaped(mirror, spark, table(ID, A, N, Column(4, "c", TEXT, True, missing="it's")))
     assert [row["c"] for row in rows(mirror)] == ["it's"] * 4
@@ -48,14 +49,14 @@ def test_a_column_has_its_value_of_older_rows_in_all_of_them(spark: SparkSession
     assert "c" not in rows(mirror, 1)[0], "the version before has the structure of before"
 
 
-def test_a_value_that_does_not_fit_stands_as_text_in_all_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_default_that_does_not_fit_is_kept_as_text_in_all_rows(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     reshaped(mirror, spark, table(ID, A, N, Column(4, "c", numeric(5, 1), missing="NaN")))
     assert [row["c"] for row in rows(mirror)] == [None] * 4
     assert [row["_pgcdc_raw"] for row in rows(mirror)] == [{"c": "NaN"}, {"n": "NaN", "c": "NaN"}, *[{"c": "NaN"}] * 2]
 
 
-def test_columns_that_swap_names_take_their_values_and_texts_along(spark: SparkSession, tmp_path: Path) -> None:
+def test_columns_that_swap_names_keep_their_values_and_texts(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     reshaped(mirror, spark, table(ID, replace(A, name="n"), replace(N, name="a")))
     assert [row["n"] for row in rows(mirror)] == ["one", None, "three", "four"]
@@ -63,14 +64,14 @@ def test_columns_that_swap_names_take_their_values_and_texts_along(spark: SparkS
     assert rows(mirror)[1]["_pgcdc_raw"] == {"a": "NaN"}
 
 
-def test_a_column_that_was_made_anew_has_none_of_the_old_values(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_recreated_column_has_none_of_the_old_values(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     reshaped(mirror, spark, table(ID, A, Column(4, "n", numeric(10, 2))))
     assert [row["n"] for row in rows(mirror)] == [None] * 4
     assert [row["_pgcdc_raw"] for row in rows(mirror)] == [{}] * 4
 
 
-def test_a_dropped_column_goes(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_dropped_column_is_removed(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     after = reshaped(mirror, spark, table(ID, A))
     assert rows(mirror)[1] == {"id": 2, "a": None, "_pgcdc_raw": {}}
@@ -78,14 +79,14 @@ def test_a_dropped_column_goes(spark: SparkSession, tmp_path: Path) -> None:
     assert [row["n"] for row in rows(mirror)] == [7] * 4, "the name has another column now"
 
 
-def test_decimals_grow(spark: SparkSession, tmp_path: Path) -> None:
+def test_decimals_are_widened(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     reshaped(mirror, spark, table(ID, A, Column(3, "n", numeric(20, 2))))
     assert [row["n"] for row in rows(mirror)] == [Decimal("1.50"), None, None, Decimal("4.00")]
     assert rows(mirror)[1]["_pgcdc_raw"] == {"n": "NaN"}
 
 
-def test_deleted_rows_do_not_come_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_deleted_rows_stay_deleted(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path, T, ROWS, [["5"], ["five"], ["5"]])
     assert mirror.delta is not None
     first = max(mirror.delta.files, key=lambda file: file.rows or 0)
@@ -94,7 +95,7 @@ def test_deleted_rows_do_not_come_back(spark: SparkSession, tmp_path: Path) -> N
     assert [row["id"] for row in rows(mirror)] == [1, 3, 4, 5]
 
 
-def test_columns_of_other_writers_stay(spark: SparkSession, tmp_path: Path) -> None:
+def test_columns_of_other_writers_are_kept(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     assert mirror.delta is not None
     commit_columns(mirror.delta, stated(mirror.delta.metadata).with_more(pa.schema([("theirs", pa.string())])))
@@ -102,7 +103,7 @@ def test_columns_of_other_writers_stay(spark: SparkSession, tmp_path: Path) -> N
     assert set(rows(mirror)[0]) == {"id", "b", "n", "theirs", "_pgcdc_raw"}
 
 
-def test_a_name_that_delta_refuses_comes(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_column_can_get_a_name_that_delta_refuses(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     after = reshaped(mirror, spark, table(ID, replace(A, name="a (b), c"), N))
     assert [row["a (b), c"] for row in rows(mirror)] == ["one", None, "three", "four"]
@@ -110,7 +111,7 @@ def test_a_name_that_delta_refuses_comes(spark: SparkSession, tmp_path: Path) ->
     assert [row["n"] for row in rows(mirror)] == [3] * 4
 
 
-def test_a_column_without_values_touches_no_file(tmp_path: Path) -> None:
+def test_a_new_column_without_values_rewrites_no_file(tmp_path: Path) -> None:
     mirror = made(tmp_path)
     before = live_files(mirror.path)
     follows = successor(T, table(ID, A, N, Column(4, "c", INT)), Lsn(50))
@@ -120,18 +121,18 @@ def test_a_column_without_values_touches_no_file(tmp_path: Path) -> None:
     assert [row["c"] for row in rows(mirror)] == [None] * 4
 
 
-def test_the_mirror_tells_its_structure(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_mirror_stores_its_structure(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     assert mirror.followed is None
     after = reshaped(mirror, spark, table(ID, A))
     assert mirror.again().followed == after
     assert mirror.again().replay_lsn == mirror.replay_lsn == 10
-    # A copy begins anew, with the structure that its snapshot shows.
+    # A new copy has the structure of its snapshot.
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 60})
     assert mirror.again().followed is None
 
 
-def test_a_version_in_another_structure_is_not_the_one_that_was_published(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_version_in_another_structure_is_not_the_published_version(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     published = mirror.version
     assert stands_as(mirror.again(), published)
@@ -152,7 +153,7 @@ def test_both_engines_read_the_same(spark: SparkSession, tmp_path: Path) -> None
     assert [(row[name], row["n"], row["a"]) for row in mine][:2] == [("one", 7, "ü"), (None, 7, "ü")]
 
 
-def test_a_mirror_of_which_another_writer_dropped_a_column_is_not_touched(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_mirror_that_lost_a_column_to_another_writer_is_not_changed(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path, table(ID, N), [["1"], ["1.00"]])
     before = mirror.version
     with pytest.raises(LakeError, match="has no column 'a' any more"):

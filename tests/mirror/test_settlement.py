@@ -1,4 +1,4 @@
-"""What a disk keeps that forgets all that was not synced: every point that was published, and what it names."""
+"""A disk that loses everything that was not synced still has every published point and all that the point names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 
 
 class Turns:
-    """Mirrors that take a row a turn, of the table that turn is about."""
+    """Mirrors of which one takes a row in each turn."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -73,7 +73,7 @@ def test_after_a_power_cut_every_point_reads_as_published(tmp_path: Path, monkey
                 assert sorted(rows) == sorted([100, *applied, *(own if place == 0 else [])])
 
 
-def test_what_a_point_names_is_where_recovery_begins(tmp_path: Path) -> None:
+def test_recovery_begins_at_the_version_that_a_point_names(tmp_path: Path) -> None:
     turns = Turns(Layout.of(tmp_path / "lake"))
     turns.publish(100)
     log = turns.layout.mirror(NAMES[0]) / "_delta_log"
@@ -86,8 +86,8 @@ def test_what_a_point_names_is_where_recovery_begins(tmp_path: Path) -> None:
     assert again.settle(now) == dict.fromkeys(NAMES, 100)
 
 
-def test_a_folder_that_two_tables_share_is_told(tmp_path: Path) -> None:
-    """As on a file system that takes upper and lower case for one."""
+def test_a_folder_shared_by_two_tables_is_an_error(tmp_path: Path) -> None:
+    """As on a file system that ignores case."""
     layout, users = Layout.of(tmp_path), TableName("public", "users")
     DeltaTable.create(path_of(layout.mirror(users)), SCHEMA, raise_if_key_not_exists=False,
                       configuration={IDENTITY: OWNER.app_id(), SOURCE_TABLE: 'public."Users"'})  # fmt: skip

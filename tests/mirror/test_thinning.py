@@ -1,4 +1,4 @@
-"""Versions that go between those that are promised: the others stay what they were, for every reader."""
+"""Versions between the promised versions are deleted. Every reader still reads the promised versions unchanged."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def made(lake: Path) -> Rows:
 
 
 def grown(rows: Rows, versions: int) -> None:
-    """Each version has a row more, and one row less of each of the last two."""
+    """Each version adds three rows and removes one row of each of the last two versions."""
     for _ in range(versions):
         number = len(rows.history)
         rows.change([3 * number, 3 * number + 1, 3 * number + 2], {3 * number - 1, 3 * number - 5} & rows.held)
 
 
 def aged(rows: Rows, upto: int) -> None:
-    """The commits up to a version are of two hours ago."""
+    """Makes the commits up to a version two hours old."""
     past = time.time() - 7200
     for commit in (rows.path / "_delta_log").glob("*.json"):
         if int(commit.stem) <= upto:
@@ -70,7 +70,7 @@ def data_files(rows: Rows) -> int:
 
 
 def assert_reads(rows: Rows, versions: set[int]) -> None:
-    """By our own reader and by delta-rs, each from the log alone."""
+    """Reads with our own reader and with delta-rs, each from the log alone."""
     for version in versions:
         assert rows.read(version) == sorted(rows.history[version - 1])
         assert DeltaLog(Location.of(rows.path)).at(version).number == version
@@ -79,10 +79,11 @@ def assert_reads(rows: Rows, versions: set[int]) -> None:
 @pytest.mark.long
 @given(st.integers(1, 45), st.lists(st.sets(st.integers(1, 60), max_size=6), min_size=1, max_size=3), st.data())
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
-def test_promised_versions_stay_and_what_lies_between_goes(
+def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
     tmp_path: Path, first: int, rounds: list[set[int]], data: st.DataObject
 ) -> None:
-    """Again and again, while the table goes on: also a handle that stood anywhere sees the newest then."""
+    """Several rounds, while the table gets new versions. A handle opened at any earlier version then finds the newest
+    version."""
     rows = made(tmp_path)
     promised: set[int] = set()
     asleep: list[DeltaLog] = []
@@ -93,7 +94,7 @@ def test_promised_versions_stay_and_what_lies_between_goes(
                 asleep.append(DeltaLog(Location.of(rows.path)))
                 asleep[-1].newest()
         newest = rows.delta.number
-        # A promise may be taken back, and never comes again for what has gone.
+        # A promise may be withdrawn. A deleted version is never promised again.
         promised = {version for version in wanted if version in promised or version > newest - 12 or number == 0}
         promised = {version for version in promised if version <= newest}
         found = thinned(tmp_path, promised)
@@ -114,7 +115,7 @@ def test_promised_versions_stay_and_what_lies_between_goes(
 
 
 @pytest.mark.long
-def test_the_newest_promised_version_may_be_one_that_is_kept_alone(tmp_path: Path) -> None:
+def test_the_newest_promised_version_may_be_kept_without_later_ones(tmp_path: Path) -> None:
     rows = made(tmp_path)
     grown(rows, 27)
     assert thinned(tmp_path, {1, 14, 24}).alone == {1, 14}
@@ -129,12 +130,12 @@ def test_the_newest_promised_version_may_be_one_that_is_kept_alone(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_what_is_young_or_not_published_yet_stays(tmp_path: Path) -> None:
+def test_recent_and_unpublished_versions_are_kept(tmp_path: Path) -> None:
     rows = made(tmp_path)
     grown(rows, 45)
     aged(rows, 34)
     before = data_files(rows)
-    # Version 34 was the newest until a moment ago.
+    # Version 34 was the newest version until a moment ago.
     found = thinned(tmp_path, {7, 12, 45}, HOUR)
     assert (found.alone, found.whole_from, found.files) == ({7, 12}, 30, ())
     assert data_files(rows) == before, "files are as young as their table"
@@ -151,8 +152,8 @@ def test_what_is_young_or_not_published_yet_stays(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("hint", [None, '{"version": 10, "size": 12}'])
-def test_readers_begin_above_all_that_is_missing(tmp_path: Path, hint: str | None) -> None:
-    """The hint was lost, or somebody made a checkpoint of an old version."""
+def test_readers_begin_above_all_deleted_versions(tmp_path: Path, hint: str | None) -> None:
+    """The hint was lost, or another program made a checkpoint of an old version."""
     rows = made(tmp_path)
     grown(rows, 45)
     asleep, path = DeltaLog(Location.of(rows.path)), rows.path / "_delta_log" / "_last_checkpoint"
@@ -169,7 +170,7 @@ def test_readers_begin_above_all_that_is_missing(tmp_path: Path, hint: str | Non
 @pytest.mark.long
 @pytest.mark.parametrize("damage", [b"", b"PAR1", bytes(5000)], ids=["empty", "cut", "zeros"])
 def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damage: bytes) -> None:
-    """As of a power cut while it was made: nothing rests on it that cannot be read."""
+    """As after a power cut while the checkpoint was made. No version depends on a checkpoint that cannot be read."""
     rows = made(tmp_path)
     grown(rows, 45)
     torn = rows.path / "_delta_log" / f"{7:020}.checkpoint.parquet"
@@ -181,7 +182,7 @@ def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damag
 
 
 def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
-    """Unlinks may be lost one by one, the hint too; and whoever is not at the newest lets nothing go."""
+    """Single unlinks may be lost, and the hint too. A handle that is not at the newest version deletes nothing."""
     rows = made(tmp_path)
     grown(rows, 45)
     log, stale = rows.path / "_delta_log", mirror_of(tmp_path)
@@ -202,7 +203,7 @@ def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_kill_between_any_two_steps_is_found_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_between_two_steps_is_repaired_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = made(tmp_path)
     grown(rows, 45)
 
@@ -212,7 +213,7 @@ def test_a_kill_between_any_two_steps_is_found_by_the_next(tmp_path: Path, monke
     unlink, left = os.unlink, [0]
 
     def dying(path: str, **how: Any) -> None:
-        # Scratch files go with whatever made them.
+        # Scratch files are deleted by the process that made them.
         if str(path).startswith(str(tmp_path)):
             if not left[0]:
                 raise Killed
@@ -238,8 +239,8 @@ def test_a_kill_between_any_two_steps_is_found_by_the_next(tmp_path: Path, monke
     assert_reads(rows, {7, 12, 38, *range(45, 56)})
 
 
-def test_a_promise_of_what_the_log_no_longer_holds_is_nobody_s(tmp_path: Path) -> None:
-    """Delta's own clean-up took it; or the point is of a table that stood here before."""
+def test_a_promise_of_a_version_missing_from_the_log_has_no_effect(tmp_path: Path) -> None:
+    """Delta's own clean-up deleted the version, or the point belongs to an earlier table at this place."""
     rows = made(tmp_path)
     grown(rows, 25)
     thinned(tmp_path, {23})
@@ -250,8 +251,8 @@ def test_a_promise_of_what_the_log_no_longer_holds_is_nobody_s(tmp_path: Path) -
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_spark_and_delta_rs_read_and_go_on(spark: SparkSession, tmp_path: Path) -> None:
-    """Time travel, history, VACUUM, OPTIMIZE and writes of others, on a log with versions missing."""
+def test_spark_and_delta_rs_read_and_write_a_thinned_log(spark: SparkSession, tmp_path: Path) -> None:
+    """Time travel, history, VACUUM, OPTIMIZE and writes of others, on a log with missing versions."""
     mirror = mirror_of(tmp_path)
     properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "10"}
     create_mirror(mirror.path, MirrorSchema(SCHEMA), properties, mirror.path)

@@ -71,7 +71,7 @@ def cut_commit_is_taken_for_whole(original: Original) -> Any:
 @override(
     "pgcdc_assets.mirror.delta.thinning:passing",
     rule="the log of a mirror keeps what promised versions need",
-    test="tests/mirror/test_thinning.py::test_promised_versions_stay_and_what_lies_between_goes",
+    test="tests/mirror/test_thinning.py::test_promised_versions_are_kept_and_versions_between_them_are_deleted",
 )
 def promised_versions_are_forgotten(original: Original) -> Any:
     return lambda mirror, promised, grace: original(mirror, (), grace)
@@ -83,7 +83,7 @@ def promised_versions_are_forgotten(original: Original) -> Any:
 @override(
     "pgcdc_assets.mirror.delta.mirror:Mirror.generation_app_id",
     rule="each copy begins a new generation of Delta's app transactions",
-    test="tests/mirror/test_mirror.py::test_properties_and_positions",
+    test="tests/mirror/test_mirror.py::test_a_mirror_has_its_properties_and_positions",
 )
 def copy_keeps_its_generation(_original: Original) -> Any:
     return property(lambda self: None if self.snapshot_lsn is None else self.identity.app_id("applied"))
@@ -101,7 +101,7 @@ def app_transaction_is_forgotten(original: Original) -> Any:
 @override(
     "pgcdc_assets.mirror.delta.match:_Match.check",
     rule="a merge fails if the mirror lacks a row that changed",
-    test="tests/mirror/test_match.py::test_a_changed_row_that_is_not_there_is_told",
+    test="tests/mirror/test_match.py::test_a_changed_row_missing_from_the_target_is_an_error",
 )
 def merge_does_not_miss_a_row(original: Original) -> Any:
     return without(original, "raise MergeMismatch(LACKS)")
@@ -110,7 +110,7 @@ def merge_does_not_miss_a_row(original: Original) -> Any:
 @override(
     "pgcdc_assets.mirror.delta.match:_Match.check",
     rule="a merge fails if the mirror holds a row that arrives",
-    test="tests/mirror/test_match.py::test_an_arriving_row_that_is_there_is_told",
+    test="tests/mirror/test_match.py::test_an_inserted_row_that_the_target_has_is_an_error",
 )
 def merge_overwrites_what_it_finds(original: Original) -> Any:
     return without(original, "raise MergeMismatch(HOLDS)")
@@ -128,7 +128,7 @@ def point_comes_before_its_mirrors(original: Original) -> Any:
 @override(
     "pgcdc_assets.failures:_OF_THE_MACHINE",
     rule="a full disk ends the run, and sets no table aside",
-    test="tests/mirror/test_contained.py::test_failures_of_everybody",
+    test="tests/mirror/test_contained.py::test_a_failure_of_the_whole_run_is_no_failure_of_one_table",
 )
 def full_disk_sets_tables_aside(original: Original) -> Any:
     return original - {errno.ENOSPC}

@@ -69,7 +69,7 @@ TRAPS = {
         f"{_SCHEMA}[rows_rewritten_under_the_same_type]",
     ),
     "a merge that reports success and changed nothing": (
-        "tests/mirror/test_apply.py::test_a_mirror_that_differs_is_told_and_left_as_it_was",
+        "tests/mirror/test_apply.py::test_a_mirror_that_differs_is_set_aside_unchanged",
     ),
     "root and leaves with different identities": (f"{_ROWS}[root_and_leaves_with_different_identities]",),
     "a row filter that moves a TOASTed row in": (
