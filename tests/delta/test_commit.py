@@ -1,4 +1,4 @@
-"""Commits with deletion vectors, against a plain model: every version as other engines read it."""
+"""Commits with deletion vectors, compared with a plain model: every version as other engines read it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_si
 
 @given(STEPS)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-def test_every_version_holds_what_it_should(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:
-    """Through checkpoints too, and read again from its log alone each time."""
+def test_every_version_holds_the_rows_of_the_model(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:
+    """Versions are read across checkpoints, and each time again from the log alone."""
     shutil.rmtree(tmp_path / "public", ignore_errors=True)
     mirror = Mirror(Layout.of(tmp_path), OWNER, TableName("public", "t"))
     make(mirror, MirrorSchema(SCHEMA), {})
@@ -60,7 +60,7 @@ def test_every_version_holds_what_it_should(tmp_path: Path, steps: list[tuple[in
     assert len(checkpoints) == len(steps) // 10
 
 
-def test_a_version_is_taken_once(rows: Rows) -> None:
+def test_a_version_number_is_committed_only_once(rows: Rows) -> None:
     table = rows.delta
     rows.change([1], set())
     with pytest.raises(LakeError, match="another writer committed at the same time"):
@@ -69,13 +69,13 @@ def test_a_version_is_taken_once(rows: Rows) -> None:
     assert list((rows.path / "_delta_log").glob("*.tmp")) == []
 
 
-def test_a_position_is_taken_once(rows: Rows) -> None:
+def test_a_position_is_committed_only_once(rows: Rows) -> None:
     rows.change([1], set())
     with pytest.raises(LakeError, match="stands at 1 of app"):
         rows.change([2], set(), transaction=1)
 
 
-def test_rows_that_are_gone_do_not_go_again(rows: Rows) -> None:
+def test_rows_that_are_deleted_cannot_be_deleted_again(rows: Rows) -> None:
     rows.change([1, 2], set())
     rows.change([], {1})
     live = live_files(rows.path)
@@ -86,7 +86,7 @@ def test_rows_that_are_gone_do_not_go_again(rows: Rows) -> None:
     assert rows.read() == [2]
 
 
-def test_a_feature_that_asks_for_more_is_refused(rows: Rows) -> None:
+def test_a_table_with_an_unsupported_feature_is_refused(rows: Rows) -> None:
     log = rows.path / "_delta_log" / f"{0:020}.json"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     lines[0]["protocol"]["writerFeatures"].append("rowTracking")
@@ -106,12 +106,13 @@ def test_a_feature_that_asks_for_more_is_refused(rows: Rows) -> None:
         ("{}", '{"tightBounds":false}'),
     ],
 )  # fmt: skip
-def test_bounds_stay_what_they_were_to_the_last_digit(stats: str, expected: str) -> None:
+def test_statistics_keep_every_digit_of_their_bounds(stats: str, expected: str) -> None:
     assert loosened(stats) == expected
 
 
-def test_small_files_become_one(rows: Rows) -> None:
-    """With what their deletion vectors left of them; earlier versions stand as they did, and no position moves."""
+def test_small_files_are_merged_into_one(rows: Rows) -> None:
+    """The merged file lacks the rows that deletion vectors removed. Earlier versions stay as they were, and no position
+    changes."""
     compaction = Compaction(most_small=5)
     for number in range(6):
         assert compaction.small_files(live_files(rows.path)) == ()
@@ -131,7 +132,7 @@ def test_small_files_become_one(rows: Rows) -> None:
     assert live_files(rows.path) == ()
 
 
-def test_what_a_killed_writer_staged_goes_with_a_checkpoint(rows: Rows) -> None:
+def test_staged_commits_of_a_killed_writer_are_deleted_at_a_checkpoint(rows: Rows) -> None:
     log = rows.path / "_delta_log"
     old, young = log / "_commit_1.json.tmp", log / "_commit_2.json.tmp"
     for staged in (old, young):
@@ -142,8 +143,8 @@ def test_what_a_killed_writer_staged_goes_with_a_checkpoint(rows: Rows) -> None:
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_the_file_that_is_worn_most_is_written_again(rows: Rows) -> None:
-    """One at a time; a vector costs each turn that touches its file."""
+def test_the_file_with_the_most_deleted_rows_is_rewritten(rows: Rows) -> None:
+    """One file at a time. A deletion vector costs time in each turn that touches its file."""
     compaction = Compaction(fewest_worn=4)
     rows.change(list(range(100)), set())
     rows.change(list(range(100, 200)), {0, 1, 2})
@@ -159,7 +160,7 @@ def test_the_file_that_is_worn_most_is_written_again(rows: Rows) -> None:
     assert replace(compaction, worn_share=24).worth_rewriting(rows.delta.files) == ()
 
 
-def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
+def test_a_compaction_that_loses_rows_is_refused(rows: Rows) -> None:
     rows.change([1, 2], set())
     live = live_files(rows.path)
     with pytest.raises(LakeError, match="2 rows were to be written anew"):
@@ -169,8 +170,9 @@ def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_spark_reads_and_goes_on_with_it(spark: SparkSession, tmp_path: Path) -> None:
-    """Its DELETE grows our vectors, ours grow its own, OPTIMIZE ends them; its change feed tells the rows."""
+def test_spark_reads_our_commits_and_adds_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    """Its DELETE extends our vectors, our commits extend its vectors, and OPTIMIZE removes them. Its change feed
+    reports the rows."""
     path = tmp_path / "t"
     create_mirror(Location.of(path), MirrorSchema(SCHEMA), {"delta.enableChangeDataFeed": "true"}, Location.of(path))
     rows, name = Rows(path), f"delta.`{path}`"

@@ -1,4 +1,4 @@
-"""A log that lost or changed something: the transform finds it, names the file, and applies none of it."""
+"""A log that lost or changed data: the transform detects it, names the file, and applies none of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DAMAGES: tuple[Damage, ...] = (_missing, _half_written, _emptied, *map(_flipped,
 
 
 def test_damage_is_found_named_and_never_applied(database: Database, spark: SparkSession, tmp_path: Path) -> None:
-    """Small tables share a file with what the batch says of itself; large ones have one that only workers read."""
+    """Small tables share a file with the description of the batch. Large tables have a file that only workers read."""
     with database.connect() as conn:
         pipe = Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
         pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")

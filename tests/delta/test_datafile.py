@@ -1,4 +1,4 @@
-"""Data files: what the statistics may say, and what a commit refuses."""
+"""Data files: which statistics they may contain, and what a commit refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sound(table: Path) -> FileReport:
     return file_of(table, {"id": pa.array([1, 2]), "name": pa.array(["a", None])})
 
 
-def test_no_rows_make_no_file(tmp_path: Path) -> None:
+def test_a_file_without_rows_is_not_written(tmp_path: Path) -> None:
     with DataFile(Location.of(tmp_path), SCHEMA) as file:
         file.write([pa.array([], pa.int64()), pa.array([], pa.string())])
         assert file.finish() is None
@@ -105,7 +105,7 @@ def test_bounds_span_all_row_groups(tmp_path: Path) -> None:
     assert told["numRecords"] == 6
 
 
-def test_wide_tables_have_bounded_statistics_and_always_ours(tmp_path: Path) -> None:
+def test_statistics_of_wide_tables_are_limited_and_include_our_columns(tmp_path: Path) -> None:
     columns = {f"c{at}": pa.array([at]) for at in range(40)} | {"_pgcdc_commit_lsn": pa.array([77])}
     told = stats_of(tmp_path, columns)
     assert set(told["maxValues"]) == {*(f"c{at}" for at in range(32)), "_pgcdc_commit_lsn"}
@@ -137,7 +137,7 @@ def test_statistics_hide_no_rows_from_spark(spark: SparkSession, tmp_path: Path)
     assert [condition for condition, count in zip(conditions, found, strict=True) if count != 1] == []
 
 
-def test_commit_moves_data_and_position_together(table: Path) -> None:
+def test_a_commit_changes_data_and_position_together(table: Path) -> None:
     version = commit(table, [sound(table)], "append", {"app": 10})
     now = DeltaTable(table)
     assert (now.version(), now.transaction_version("app"), now.count()) == (version, 10, 2)
@@ -147,7 +147,7 @@ def test_commit_moves_data_and_position_together(table: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [10, 9])
-def test_a_position_that_was_passed_is_refused(table: Path, version: int) -> None:
+def test_a_position_at_or_below_the_current_one_is_refused(table: Path, version: int) -> None:
     commit(table, [sound(table)], "append", {"app": 10})
     with pytest.raises(LakeError, match="stands at 10"):
         commit(table, [sound(table)], "append", {"app": version})
@@ -184,13 +184,13 @@ def _other_rows(table: Path) -> FileReport:
 
 
 @pytest.mark.parametrize("make", [_missing, _narrower, _lacking, _renamed, _torn, _other_rows])
-def test_files_that_are_not_what_they_should_be_are_refused(table: Path, make: Any) -> None:
+def test_files_that_do_not_match_the_table_or_their_report_are_refused(table: Path, make: Any) -> None:
     with pytest.raises(LakeError):
         commit(table, [make(table)], "append", {"app": 1})
     assert DeltaTable(table).version() == 0
 
 
-def test_own_columns_more_than_the_table_has_are_fine(table: Path) -> None:
+def test_additional_columns_of_ours_are_accepted(table: Path) -> None:
     columns = {"id": pa.array([1]), "name": pa.array(["a"]), "_pgcdc_op": pa.array(["insert"])}
     commit(table, [file_of(table, columns)], "append", {"app": 1})
     assert DeltaTable(table).count() == 1

@@ -1,4 +1,4 @@
-"""Tables that are made here, and given other columns: other engines open them, and what they held is still there."""
+"""Tables that are created here and given other columns: other engines can open them, and their rows are still there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _rows(folder: Path) -> list[dict[str, object]]:
     return list(pa.table(query.read_all()).to_pylist())
 
 
-def test_a_table_is_made_once(tmp_path: Path) -> None:
+def test_a_table_is_created_only_once(tmp_path: Path) -> None:
     table = _made(tmp_path, NUMBER)
     assert (table.number, table.files, table.positions) == (0, (), {"app": 5})
     with pytest.raises(CommitLost):
@@ -58,8 +58,8 @@ def test_a_table_is_made_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [NUMBER, MOMENT], ids=["a column comes", "all are there"])
-def test_columns_without_a_time_zone_are_declared(tmp_path: Path, first: pa.Schema) -> None:
-    """Readers refuse a table that has them and does not say so."""
+def test_columns_without_a_time_zone_are_declared_as_a_feature(tmp_path: Path, first: pa.Schema) -> None:
+    """Readers refuse a table that has such columns and does not declare the feature."""
     table = _made(tmp_path, first)
     _filled(table, *[pa.array([1], field.type) for field in first], schema=first)
     commit_columns(_now(tmp_path), Schema.from_arrow(MOMENT))
@@ -67,12 +67,12 @@ def test_columns_without_a_time_zone_are_declared(tmp_path: Path, first: pa.Sche
     assert DeltaTable(tmp_path / "t").protocol().reader_features == ["timestampNtz"]
     assert [row["a"] for row in _rows(tmp_path)] == [1, 2]
     assert (_rows(tmp_path)[0]["at"] is None) == (first is NUMBER)
-    # A checkpoint was made on the way, and says the same.
+    # A checkpoint was made in between, and declares the same features.
     assert DeltaTable(tmp_path / "t").version() == 3
     assert _now(tmp_path).features >= {"timestampNtz", "appendOnly"}
 
 
-def test_files_of_other_columns_go_in_the_same_commit(tmp_path: Path) -> None:
+def test_files_of_the_old_columns_are_removed_in_the_same_commit(tmp_path: Path) -> None:
     table = _made(tmp_path, NUMBER)
     _filled(table, pa.array([1]), schema=NUMBER)
     table = _now(tmp_path)
@@ -82,7 +82,7 @@ def test_files_of_other_columns_go_in_the_same_commit(tmp_path: Path) -> None:
     assert _rows(tmp_path) == []
 
 
-def test_properties_leave_the_columns_alone(tmp_path: Path) -> None:
+def test_a_change_of_properties_does_not_change_the_columns(tmp_path: Path) -> None:
     table = _made(tmp_path, MOMENT)
     commit_properties(table, {"x": "1"})
     now = _now(tmp_path)

@@ -1,4 +1,5 @@
-"""A table's log read by number, against delta-rs, which lists the folder: the same table at every version."""
+"""A table's log read by commit number, compared with delta-rs, which lists the folder: the same table at every
+version."""
 
 from __future__ import annotations
 
@@ -55,13 +56,13 @@ class Grown:
         return sorted(int(path.name[:20]) for path in self.log.glob("*.checkpoint.parquet"))
 
     def forget(self) -> None:
-        """What any clean-up may delete: all before the newest checkpoint."""
+        """Deletes what any clean-up may delete: everything before the newest checkpoint."""
         for path in sorted(self.log.glob("0*")):
             if int(path.name[:20]) < max(self.checkpoints(), default=0):
                 path.unlink()
 
     def hint_old(self) -> None:
-        """A writer died after its checkpoint, before the hint."""
+        """A writer died after its checkpoint and before the hint."""
         older = self.checkpoints()[:-1]
         if older:
             (self.log / "_last_checkpoint").write_text(json.dumps({"version": older[-1], "size": 1}))
@@ -81,8 +82,8 @@ def same(mine: DeltaVersion | None, theirs: DeltaTable) -> None:
 @given(STEPS)
 @example(["checkpoint", "hint lost", "checkpoint"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_it_is_the_table_that_others_read(tmp_path: Path, steps: list[str]) -> None:
-    """Read afresh, and read on from any earlier look, whatever was cleaned up in between."""
+def test_our_reader_and_delta_rs_read_the_same_table(tmp_path: Path, steps: list[str]) -> None:
+    """The table is read afresh, and read on from each earlier handle, whether or not a clean-up ran in between."""
     shutil.rmtree(tmp_path / "t", ignore_errors=True)
     table = Grown(tmp_path / "t")
     awake, asleep = DeltaLog(Location.of(table.folder)), [DeltaLog(Location.of(table.folder))]
@@ -99,7 +100,7 @@ def test_it_is_the_table_that_others_read(tmp_path: Path, steps: list[str]) -> N
 
 
 @pytest.mark.parametrize("hint", ["whole", "lost"])
-def test_a_handle_that_slept_through_a_clean_up_sees_what_came(tmp_path: Path, hint: str) -> None:
+def test_a_handle_older_than_a_clean_up_reads_the_newest_version(tmp_path: Path, hint: str) -> None:
     table = Grown(tmp_path / "t")
     table.step("append")
     early = DeltaLog(Location.of(table.folder))
@@ -122,7 +123,7 @@ def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log of a day has 60,000 files: neither a first look nor the next ones may look at all of them."""
+    """The log of one day has 60,000 files. No look, first or later, may list all of them."""
     table = Grown(tmp_path / "t")
     for kind in ("append", "checkpoint", "append"):
         table.step(kind)
@@ -134,13 +135,13 @@ def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert found.number == 2
 
 
-def test_where_no_table_is(tmp_path: Path) -> None:
+def test_a_folder_without_a_table_has_no_version(tmp_path: Path) -> None:
     assert open_delta(Location.of(tmp_path / "nowhere")) is None
     (tmp_path / "t" / "_delta_log").mkdir(parents=True)
     assert open_delta(Location.of(tmp_path / "t")) is None
 
 
-def test_a_version_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_deleted_version_is_reported_as_missing(tmp_path: Path) -> None:
     table = Grown(tmp_path / "t")
     for kind in ("append", "append", "checkpoint", "forget"):
         table.step(kind)
@@ -151,8 +152,8 @@ def test_a_version_that_is_gone_is_named(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("part_size", [pytest.param(None, marks=pytest.mark.long), 3], ids=["whole", "parts"])
-def test_what_spark_wrote(spark: SparkSession, tmp_path: Path, part_size: int | None) -> None:
-    """Its checkpoints have statistics by column, and may come in parts."""
+def test_a_table_written_by_spark_is_read(spark: SparkSession, tmp_path: Path, part_size: int | None) -> None:
+    """Spark's checkpoints have statistics by column and may consist of parts."""
     folder, own = tmp_path / "t", spark.newSession()
     if part_size is not None:
         own.conf.set("spark.databricks.delta.checkpoint.partSize", str(part_size))

@@ -1,4 +1,4 @@
-"""The Delta engine asks nothing of a lake's place but what a store promises: here it works in memory."""
+"""The Delta engine needs from a lake's place only what a store promises. In these tests it works in memory."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def ids(table: Location, version: int | None = None) -> list[int]:
     return sorted(found)
 
 
-def test_versions_checkpoints_and_clean_up(table: Location) -> None:
+def test_old_log_files_are_deleted_once_a_checkpoint_covers_them(table: Location) -> None:
     log = DeltaLog(table)
     for number in range(9):
         assert commit_files(now(table), [written(table, number)], "append", {"app": number + 2}) == number + 1
     assert ids(table) == list(range(9))
     assert now(table).positions == {"app": 10}
     assert storage.exists(table / DELTA_LOG / checkpoint_name(8))
-    # Made within no time of each other, all but the newest checkpoint and what follows it has gone.
+    # The commits follow each other at once, so all files before the newest checkpoint are deleted.
     assert not storage.exists(table / DELTA_LOG / commit_name(3))
     assert ids(table, 9) == list(range(9))
     newest = log.newest()
@@ -75,7 +75,7 @@ def test_versions_checkpoints_and_clean_up(table: Location) -> None:
     assert newest.number == 9
 
 
-def test_columns_come_and_files_go(table: Location) -> None:
+def test_columns_are_added_and_files_are_removed(table: Location) -> None:
     commit_files(now(table), [written(table, 1)], "append", {})
     commit_columns(now(table), Schema.from_arrow(pa.schema([*ROWS, ("more", pa.string())])))
     wide = pa.schema([*ROWS, ("more", pa.string())])
@@ -91,7 +91,7 @@ def test_columns_come_and_files_go(table: Location) -> None:
 
 
 class Clock:
-    """The time, as the test has it go on."""
+    """The current time as the test sets it."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 1_000_000.0
@@ -101,8 +101,8 @@ class Clock:
         self.now += hours * 3600
 
 
-def test_what_was_removed_of_late_is_not_swept(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However old the file is: somebody may be reading the version that had it."""
+def test_a_file_removed_recently_is_not_swept(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The age of the file does not matter: another process may be reading the version that contains it."""
     clock = Clock(monkeypatch)
     commit_files(now(table), [written(table, 1)], "append", {})
     clock.hours_pass(5)
@@ -117,7 +117,7 @@ def test_what_was_removed_of_late_is_not_swept(table: Location, monkeypatch: pyt
     assert ids(table) == [2, 3]
 
 
-def test_every_version_since_the_log_s_retention_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_version_within_the_retention_of_the_log_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     root = Location.of(f"memory://{uuid.uuid4().hex}/lake")
     properties = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "interval 2 hours"}
@@ -127,6 +127,6 @@ def test_every_version_since_the_log_s_retention_stays_readable(monkeypatch: pyt
         commit_files(now(root / "t"), [written(root / "t", number)], "append", {})
         for version in range(max(0, number - 4), number + 1):
             assert ids(root / "t", version) == list(range(1, version + 1))
-    # Nothing needs what came before the newest checkpoint that is two hours old.
+    # Files before the newest checkpoint that is at least two hours old are not needed.
     assert next(entry.name for entry in storage.list_after(root / "t" / DELTA_LOG)) == checkpoint_name(6)
     storage.delete_folder(root)

@@ -1,4 +1,5 @@
-"""What versions refer to, against a model that keeps every version's files; and what is worth an OPTIMIZE."""
+"""Which files versions refer to, compared with a model that keeps every version's files; and when OPTIMIZE is
+worthwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta import upkeep
 
 VECTORS = {
-    # The example of Delta's protocol, and one without a folder.
+    # The example of Delta's protocol, and a vector without a folder.
     "ab^-aqEH.-t@S}K{vb[*k^": "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",
     "^-aqEH.-t@S}K{vb[*k^": "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",
 }
@@ -31,7 +32,7 @@ _ADD = pa.struct([("path", pa.string()), ("size", pa.int64()), ("stats", pa.stri
 
 File = tuple[str, str | None]
 files = st.tuples(st.sampled_from(["a.parquet", "b%20c.parquet", "x/d.parquet"]), st.sampled_from([None, *VECTORS]))
-# A commit adds a path at most once: the protocol forbids more.
+# A commit adds a path at most once. The protocol forbids more.
 commits = st.lists(st.lists(files, max_size=3, unique_by=lambda file: file[0]), min_size=1, max_size=8)
 
 
@@ -46,7 +47,7 @@ def _names(held: set[File]) -> set[str]:
 
 
 def _write(log: Path, versions: list[list[File]], checkpoints: set[int]) -> list[set[File]]:
-    """Each commit's files replace those of the same path and add the others; the state after each."""
+    """Each commit's files replace files of the same path and add all others. Returns the state after each commit."""
     held: set[File] = set()
     states = []
     for number, added in enumerate(versions):
@@ -65,7 +66,7 @@ def _write(log: Path, versions: list[list[File]], checkpoints: set[int]) -> list
 
 @given(commits, st.sets(st.integers(0, 7)), st.data())
 @settings(max_examples=60, deadline=None)
-def test_needed_is_what_any_version_asked_for_has(
+def test_exactly_the_files_of_the_wanted_versions_are_needed(
     versions: list[list[File]], checkpoints: set[int], data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -74,7 +75,7 @@ def test_needed_is_what_any_version_asked_for_has(
         states = _write(folder / "_delta_log", versions, checkpoints)
         newest = len(states) - 1
         wanted = data.draw(st.sets(st.integers(0, newest))) | {newest}
-        # Between two wanted versions the log may be gone, where the second has a checkpoint.
+        # Commits between two wanted versions may be missing if the second version has a checkpoint.
         for version in sorted(checkpoints & wanted):
             for gone in range(max({-1, *(one for one in wanted if one < version)}) + 1, version):
                 if not data.draw(st.booleans()):
@@ -88,7 +89,7 @@ def test_needed_is_what_any_version_asked_for_has(
         assert all(file.deleted == (2 if file.vector else 0) for file in found.live)
 
 
-def test_a_log_with_a_hole_is_not_guessed_at(tmp_path: Path) -> None:
+def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
     (tmp_path / "_delta_log").mkdir()
     _write(tmp_path / "_delta_log", [[("a.parquet", None)], [], []], set())
     (tmp_path / "_delta_log" / f"{1:020}.json").unlink()
@@ -100,7 +101,7 @@ def test_a_log_with_a_hole_is_not_guessed_at(tmp_path: Path) -> None:
     {"path": "file:///elsewhere/a.parquet"},
     {"path": "a.parquet", "deletionVector": {"storageType": "p", "pathOrInlineDv": "s3://b/x.bin", "cardinality": 1}},
 ])  # fmt: skip
-def test_files_outside_of_the_folder_are_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+def test_files_outside_the_folder_are_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
     (tmp_path / "_delta_log").mkdir()
     line = json.dumps({"add": {"size": 1, **odd}}, separators=(",", ":"))
     (tmp_path / "_delta_log" / f"{0:020}.json").write_text(line)
@@ -108,7 +109,7 @@ def test_files_outside_of_the_folder_are_refused(tmp_path: Path, odd: dict[str, 
         references(LogListing.of(Location.of(tmp_path)), {0}, 0)
 
 
-def test_what_is_worth_an_optimize() -> None:
+def test_optimize_is_worthwhile_for_many_small_or_emptied_files() -> None:
     small, large = Added("a", 1000, 10, None, 0), Added("b", upkeep.FILE_BYTES, 1_000_000, None, 0)
     emptied = Added("c", upkeep.FILE_BYTES, 1_000_000, "v", 500_000)
     assert not upkeep.worth_optimizing([])

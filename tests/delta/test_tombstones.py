@@ -1,4 +1,4 @@
-"""Somebody else's VACUUM, as it comes: what readers are promised stays, though checkpoints name few removed files."""
+"""A VACUUM by another program: promised versions stay readable, although checkpoints name few removed files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DAY = timedelta(days=1)
 
 
 def older(path: Path, by: timedelta) -> None:
-    """Have all files of a table, and all that its commits say of time, be of earlier."""
+    """Moves all files of a table, and all times in its commits, into the past."""
     for file in path.rglob("*"):
         if file.suffix == ".json":
             file.write_text("".join(f"{_older(line, by)}\n" for line in file.read_text().splitlines()))
@@ -56,13 +56,14 @@ def _older(line: str, by: timedelta) -> str:
 
 
 def named_as_gone(path: Path) -> set[str]:
-    """By the newest checkpoint."""
+    """The files that the newest checkpoint names as removed."""
     newest = max((path / "_delta_log").glob("*.checkpoint.parquet"))
     return {one["path"] for one in pq.ParquetFile(newest).read()["remove"].to_pylist() if one is not None}
 
 
 def lived_long_and_short(rows: Rows) -> tuple[str, str]:
-    """A file that is replaced after ten days, and one right after it came, three hours ago; then a checkpoint."""
+    """Replaces one file after ten days and one file right after it was written, three hours ago. Then makes a
+    checkpoint."""
     rows.change([1, 2, 3], set())
     (long,) = live_files(rows.path)
     older(rows.path, timedelta(days=10))
@@ -83,7 +84,7 @@ def _compacted(rows: Rows) -> None:
     rows.history.append(frozenset(rows.held))
 
 
-def test_properties_are_made_longer_never_shorter() -> None:
+def test_retention_properties_are_only_ever_lengthened() -> None:
     wanted = keeping(timedelta(days=7))
     assert wanted == {LOG: "interval 720 hours", DELETED_FILES: "interval 192 hours"}
     assert keeping(timedelta(days=99))[DELETED_FILES] == "interval 384 hours"
@@ -93,13 +94,13 @@ def test_properties_are_made_longer_never_shorter() -> None:
     assert lacking({LOG: "a while", DELETED_FILES: "interval 2 weeks"}, 7 * DAY) == {LOG: wanted[LOG]}
 
 
-def test_checkpoints_name_the_gone_that_lived_for_long(tmp_path: Path) -> None:
+def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> None:
     mirror = Mirror(Layout.of(tmp_path), OWNER, NAME)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
     rows = Rows(path_of(mirror.path))
     long, short = lived_long_and_short(rows)
     assert (rows.delta.number % 5, named_as_gone(rows.path)) == (0, {long})
-    # The next one is made of the one before.
+    # The next checkpoint is made from the one before.
     for number in range(5):
         rows.change([1000 + number], set())
     assert named_as_gone(rows.path) == {long}
@@ -108,7 +109,7 @@ def test_checkpoints_name_the_gone_that_lived_for_long(tmp_path: Path) -> None:
         assert rows.read(version) == sorted(held)
 
 
-def test_a_vacuum_by_delta_rs_spares_what_is_promised(tmp_path: Path) -> None:
+def test_a_vacuum_by_delta_rs_keeps_promised_versions(tmp_path: Path) -> None:
     mirror = Mirror(Layout.of(tmp_path), OWNER, NAME)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
     rows = Rows(path_of(mirror.path))
@@ -119,13 +120,13 @@ def test_a_vacuum_by_delta_rs_spares_what_is_promised(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_vacuum_by_spark_spares_what_is_promised(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_vacuum_by_spark_keeps_promised_versions(spark: SparkSession, tmp_path: Path) -> None:
     path = Layout.of(tmp_path).mirror(NAME)
     create_mirror(path, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5"}, path)
     rows = Rows(path_of(path))
     lived_long_and_short(rows)
     for version in range(int(max(path_of(path / "_delta_log").glob("*.checkpoint.parquet")).name[:20])):
-        # So that what is gone stands in the checkpoint alone.
+        # With these commits hidden, only the checkpoint names the removed files.
         log = path / "_delta_log" / f"{version:020}.json"
         path_of(log).rename(path_of(log).with_suffix(".kept"))
     spark.newSession().sql(f"VACUUM delta.`{path}`").collect()
@@ -139,8 +140,8 @@ def _as_promised(rows: Rows) -> None:
         assert rows.read(version) == sorted(held)
 
 
-def test_a_mirror_without_a_file_that_it_needs_is_not_read(tmp_path: Path) -> None:
-    """delta-rs takes deletion vectors for garbage when it looks for any that nobody names."""
+def test_a_mirror_that_lacks_a_file_is_not_read(tmp_path: Path) -> None:
+    """A full VACUUM by delta-rs deletes all files that no commit names. It takes deletion vectors for such files."""
     layout = Layout.of(tmp_path)
     mirror, points = Mirror(layout, OWNER, NAME), ConsistentPoints(layout)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), **keeping(7 * DAY)})

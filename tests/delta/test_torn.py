@@ -1,4 +1,4 @@
-"""Logs as a power cut leaves them: never passed over, put aside where nothing published rests on them."""
+"""Logs as a power cut leaves them: damage is always noticed, and put aside where no published point depends on it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 class Grown:
-    """A table of one row a version, made by our commits on what delta-rs created."""
+    """A table with one row per version, written by our commits after delta-rs created it."""
 
     def __init__(self, folder: Path, properties: dict[str, str | None] | None = None) -> None:
         self.folder, self.log = folder, folder / "_delta_log"
@@ -74,7 +74,7 @@ def table(tmp_path: Path) -> Grown:
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_torn_commit_is_refused_then_recovered(table: Grown, damage: Damage) -> None:
+def test_a_torn_commit_is_refused_until_it_is_recovered(table: Grown, damage: Damage) -> None:
     table.damage(3, damage)
     with pytest.raises(TornLog, match=commit_name(3)):
         open_delta(Location.of(table.folder))
@@ -86,29 +86,29 @@ def test_a_torn_commit_is_refused_then_recovered(table: Grown, damage: Damage) -
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damage_that_a_point_rests_on_stays(table: Grown, damage: Damage) -> None:
+def test_damage_that_a_point_depends_on_is_not_put_aside(table: Grown, damage: Damage) -> None:
     table.damage(3, damage)
     assert recover(Location.of(table.folder), promised=3).aside == ()
     with pytest.raises(TornLog, match=r"put.*aside where nothing published rests on it"):
         open_delta(Location.of(table.folder))
 
 
-def test_what_follows_a_hole_goes_with_it(table: Grown) -> None:
-    """Left where it is, it would be taken for what follows the commit that gets the lost one's number."""
+def test_commits_after_a_missing_commit_are_put_aside(table: Grown) -> None:
+    """If they were kept, they would appear to follow the commit that gets the missing number."""
     (table.log / commit_name(2)).unlink()
     assert recover(Location.of(table.folder), promised=1).aside == (commit_name(3),)
     table.append()
     assert opened(table.folder).number == 2
 
 
-def test_a_commit_whose_file_is_lost_goes(table: Grown) -> None:
+def test_a_commit_whose_data_file_is_lost_is_put_aside(table: Grown) -> None:
     lost = next(action["add"]["path"] for action in commit_actions(Location.of(table.log), 2) if "add" in action)
     (table.folder / lost).unlink()
     assert recover(Location.of(table.folder)).aside == (commit_name(2), commit_name(3))
     assert opened(table.folder).number == 1
 
 
-def test_files_that_a_later_commit_removed_need_not_be_there(table: Grown) -> None:
+def test_data_files_that_a_later_commit_removed_may_be_missing(table: Grown) -> None:
     gone = [file.path for file in opened(table.folder).files]
     commit_files(opened(table.folder), [table.written(9)], "overwrite", {"app": 9})
     for name in gone:
@@ -118,7 +118,7 @@ def test_files_that_a_later_commit_removed_need_not_be_there(table: Grown) -> No
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES.values())[:4], ids=list(DAMAGES)[:4])
-def test_a_torn_checkpoint_is_not_needed(table: Grown, damage: Damage) -> None:
+def test_a_torn_checkpoint_is_not_needed_if_the_commits_are_there(table: Grown, damage: Damage) -> None:
     make_checkpoint(Location.of(table.folder), 2)
     make_checkpoint(Location.of(table.folder), 3)
     table.append()
@@ -132,7 +132,7 @@ def test_a_torn_checkpoint_is_not_needed(table: Grown, damage: Damage) -> None:
     assert len(opened(table.folder).files) == len(DeltaTable(table.folder).file_uris()) == 5
 
 
-def test_a_torn_checkpoint_in_front_of_nothing_is_told(table: Grown) -> None:
+def test_a_torn_checkpoint_without_its_commits_is_an_error(table: Grown) -> None:
     make_checkpoint(Location.of(table.folder), 3)
     torn = table.log / f"{3:020}.checkpoint.parquet"
     torn.write_bytes(b"")
@@ -143,7 +143,9 @@ def test_a_torn_checkpoint_in_front_of_nothing_is_told(table: Grown) -> None:
         open_delta(Location.of(table.folder))
 
 
-def test_commits_go_only_behind_a_durable_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_are_deleted_only_after_their_checkpoint_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(tmp_path, os.fsync)
     monkeypatch.setattr(os, "fsync", disk.fsync)
     table = Grown(tmp_path / "t", {"delta.logRetentionDuration": "interval 0 seconds"})
@@ -159,7 +161,7 @@ def test_commits_go_only_behind_a_durable_checkpoint(tmp_path: Path, monkeypatch
     assert len(opened(left / "t").files) == 4
 
 
-def test_a_log_without_its_first_commit_is_begun_anew(tmp_path: Path) -> None:
+def test_a_log_without_a_valid_first_commit_is_begun_again(tmp_path: Path) -> None:
     table = Grown(tmp_path / "t")
     table.damage(0, lambda content: content.splitlines(keepends=True)[0].rstrip())
     assert recover(Location.of(table.folder)).aside == (commit_name(0),)
@@ -167,8 +169,8 @@ def test_a_log_without_its_first_commit_is_begun_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", ["metaData", "protocol"])
-def test_a_first_commit_that_was_cut_at_a_line_is_begun_anew(tmp_path: Path, last: str) -> None:
-    """Spark writes the protocol last and delta-rs the columns; neither says how many lines there are."""
+def test_a_first_commit_cut_at_the_end_of_a_line_is_begun_again(tmp_path: Path, last: str) -> None:
+    """Spark writes the protocol last, and delta-rs the columns. Neither records the number of lines."""
     table = Grown(tmp_path / "t")
     lines = (table.log / commit_name(0)).read_bytes().splitlines()
     left = b"".join(line + b"\n" for line in lines if not line.startswith(f'{{"{last}"'.encode()))
@@ -177,8 +179,9 @@ def test_a_first_commit_that_was_cut_at_a_line_is_begun_anew(tmp_path: Path, las
     assert open_delta(Location.of(table.folder)) is None
 
 
-def test_torn_checksums_of_others_go(table: Grown) -> None:
-    """Hadoop believes them before the file: Spark could not read what is whole. What a point rests on was synced."""
+def test_torn_checksum_files_of_other_writers_are_deleted(table: Grown) -> None:
+    """Hadoop trusts the checksum and not the file, so Spark could not read an intact file. Files that a point depends
+    on were synced."""
     rival = DeltaTable(table.folder)
     for _ in range(2):
         rival.alter.set_table_properties({"delta.checkpointInterval": "10"})
@@ -196,7 +199,7 @@ def test_torn_checksums_of_others_go(table: Grown) -> None:
     ]
 
 
-def test_blanks_and_known_actions_are_fine_unknown_ones_are_named(table: Grown) -> None:
+def test_blank_lines_and_known_actions_are_accepted_and_unknown_actions_named(table: Grown) -> None:
     path = table.log / commit_name(4)
     path.write_text('{ "commitInfo" : {} }\n{ "domainMetadata" : {"domain": "d"} }\n{ "cdc": {"path": "c"} }\n')
     assert opened(table.folder).number == 4
@@ -206,8 +209,8 @@ def test_blanks_and_known_actions_are_fine_unknown_ones_are_named(table: Grown) 
     assert recover(Location.of(table.folder)).aside == ()
 
 
-def test_a_commit_without_hard_links(table: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system that has none: whole, and a number is still taken once."""
+def test_a_commit_needs_no_hard_links(table: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system without hard links: commits are whole, and a number is still committed only once."""
 
     def refused(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
@@ -222,7 +225,7 @@ def test_a_commit_without_hard_links(table: Grown, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES.values())[:5], ids=list(DAMAGES)[:5])
-def test_a_ledger_goes_on_from_its_last_whole_row(tmp_path: Path, damage: Damage) -> None:
+def test_a_ledger_continues_from_its_last_whole_row(tmp_path: Path, damage: Damage) -> None:
     schema = pa.schema([("n", pa.int64()), AT])
     ledger = Ledger(Location.of(tmp_path / "l"), schema)
     for number in range(3):

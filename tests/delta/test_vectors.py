@@ -1,4 +1,4 @@
-"""Deletion vectors: what the protocol says of their bytes, and what other readers make of ours."""
+"""Deletion vectors: the bytes as the protocol specifies them, and how other readers read ours."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pgcdc_assets.delta.vectors import (
 from pgcdc_assets.errors import LakeError
 
 
-def test_what_is_stored_is_what_the_protocol_says(tmp_path: Path) -> None:
-    """A version, then size (big endian), magic number, Roaring's portable form for 64 bits, and checksum."""
+def test_stored_bytes_follow_the_protocol(tmp_path: Path) -> None:
+    """A version, then the size (big endian), the magic number, Roaring's portable form for 64 bits, and a checksum."""
     rows = BitMap64([3, 4, 7, 11, 18, 29, 1 << 33])
     (descriptor,) = write_vectors(Location.of(tmp_path), [rows])
     stored = (tmp_path / (vector_file(descriptor) or "")).read_bytes()
@@ -36,7 +36,7 @@ def test_what_is_stored_is_what_the_protocol_says(tmp_path: Path) -> None:
     assert (descriptor["offset"], descriptor["sizeInBytes"], descriptor["cardinality"]) == (1, size, 7)
 
 
-def test_one_that_stands_in_the_log_itself(tmp_path: Path) -> None:
+def test_a_vector_stored_in_the_log_is_read(tmp_path: Path) -> None:
     rows = BitMap64([3, 4, 7])
     (descriptor,) = write_vectors(Location.of(tmp_path), [rows])
     data = (tmp_path / (vector_file(descriptor) or "")).read_bytes()[5:-4]
@@ -48,7 +48,9 @@ def test_one_that_stands_in_the_log_itself(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @given(st.lists(st.sets(st.integers(0, 1 << 33)), min_size=1, max_size=4))
-def test_several_in_one_file_come_back(tmp_path_factory: pytest.TempPathFactory, sets: list[set[int]]) -> None:
+def test_several_vectors_in_one_file_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory, sets: list[set[int]]
+) -> None:
     folder = tmp_path_factory.mktemp("vectors")
     descriptors = write_vectors(Location.of(folder), [BitMap64(rows) for rows in sets])
     assert len({vector_file(descriptor) for descriptor in descriptors}) == 1
@@ -56,12 +58,12 @@ def test_several_in_one_file_come_back(tmp_path_factory: pytest.TempPathFactory,
 
 
 @given(st.binary(max_size=40).map(lambda data: data[: len(data) // 4 * 4]))
-def test_z85(data: bytes) -> None:
+def test_z85_text_is_decoded_to_the_encoded_bytes(data: bytes) -> None:
     assert z85_decoded(z85_encoded(data)) == data
 
 
 @pytest.mark.parametrize("place", [1, 5, 9, 20, -1])
-def test_a_damaged_vector_is_told(tmp_path: Path, place: int) -> None:
+def test_a_damaged_vector_is_an_error(tmp_path: Path, place: int) -> None:
     (descriptor,) = write_vectors(Location.of(tmp_path), [BitMap64(range(0, 1000, 3))])
     file = tmp_path / (vector_file(descriptor) or "")
     data = bytearray(file.read_bytes())
@@ -71,6 +73,6 @@ def test_a_damaged_vector_is_told(tmp_path: Path, place: int) -> None:
         read_vector(Location.of(tmp_path), descriptor)
 
 
-def test_what_is_kept() -> None:
+def test_rows_in_the_vector_are_not_kept() -> None:
     assert kept(4, None).tolist() == [True] * 4
     assert kept(4, BitMap64([0, 2])).tolist() == [False, True, False, True]

@@ -17,7 +17,7 @@ from tests.overrides.override import Original, override, with_instead, without
 @override(
     "pgcdc_assets.store.local:LocalStore.create",
     rule="no commit takes another one's number",
-    test="tests/delta/test_commit.py::test_a_version_is_taken_once",
+    test="tests/delta/test_commit.py::test_a_version_number_is_committed_only_once",
 )
 def commit_number_is_taken_twice(_original: Original) -> Any:
     def replaced(self: Any, to: Any, content: bytes) -> None:
@@ -32,7 +32,7 @@ def commit_number_is_taken_twice(_original: Original) -> Any:
 @override(
     "pgcdc_assets.delta.commit:_larger",
     rule="rows that a deletion vector took away stay away",
-    test="tests/delta/test_commit.py::test_every_version_holds_what_it_should",
+    test="tests/delta/test_commit.py::test_every_version_holds_the_rows_of_the_model",
 )
 def deletion_vector_forgets(original: Original) -> Any:
     return with_instead(original, "before | gone", "gone")
@@ -53,7 +53,7 @@ def statistics_hide_nan(original: Original) -> Any:
 @override(
     "pgcdc_assets.store.local:LocalStore.put",
     rule="commits are cleaned up only after the checkpoint above them is on disk",
-    test="tests/delta/test_torn.py::test_commits_go_only_behind_a_durable_checkpoint",
+    test="tests/delta/test_torn.py::test_commits_are_deleted_only_after_their_checkpoint_is_durable",
 )
 def commits_go_before_their_checkpoint(original: Original) -> Any:
     return without(original, "sync_file(")
@@ -62,7 +62,7 @@ def commits_go_before_their_checkpoint(original: Original) -> Any:
 @override(
     "pgcdc_assets.delta.logfiles:commit_if_there",
     rule="a commit that was cut between two actions is refused",
-    test="tests/delta/test_torn.py::test_a_torn_commit_is_refused_then_recovered",
+    test="tests/delta/test_torn.py::test_a_torn_commit_is_refused_until_it_is_recovered",
 )
 def cut_commit_is_taken_for_whole(original: Original) -> Any:
     return with_instead(original, "ACTIONS in info", "False")
