@@ -46,7 +46,7 @@ class Lake:
         return self.root / TableName.parse(table).folder
 
     def verify(self, *tables: str) -> VerifyReport:
-        """All mirrors stand at their newest version, and that is what the point says."""
+        """Verifies against a point that lists every mirror at its newest version."""
         settings = Settings(source=self.conninfo, lake=self.root)
         names = [TableName.parse(table) for table in tables] or None
         written = [table.name for table in self.catalog().tables if (self.root / table.name.folder).exists()]

@@ -1,4 +1,4 @@
-"""A table of every type and its mirror, each written by hand: nothing here knows of the project's codec."""
+"""A table of every type and its mirror, each written by hand. Nothing here uses the project's codec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = [
 
 @dataclass(frozen=True)
 class Value:
-    """An SQL literal; what stands in the mirror; and the text for ``_pgcdc_raw`` where nothing can."""
+    """An SQL literal, its value in the mirror, and its text in ``_pgcdc_raw`` if the mirror's type cannot hold it."""
 
     sql: str
     mirror: Any = None
@@ -30,7 +30,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Kind:
-    """One column: its SQL type, the mirror's type, its values, and another value of the mirror's type."""
+    """One column: its SQL type, the mirror's type, its values, and a different value of the mirror's type."""
 
     declared: str
     type: pa.DataType
@@ -213,14 +213,14 @@ CREATE TYPE pair AS (x int, y text)
 
 
 def rows_of_kinds() -> list[tuple[int, dict[str, Value]]]:
-    """Row n holds every column's n-th value, then one row of NULLs; keys count from 1."""
+    """Row n holds the n-th value of every column. The last row holds NULLs. Keys count from 1."""
     count = max(len(kind.values) for kind in KINDS.values())
     rows = [{name: kind.values[n] for name, kind in KINDS.items() if n < len(kind.values)} for n in range(count)]
     return list(enumerate([*rows, {}], start=1))
 
 
 def source_script(table: str) -> str:
-    """SQL that makes the table of every type and fills it."""
+    """SQL that creates the table of every type and fills it."""
     columns = ", ".join(f"{name} {kind.declared}" for name, kind in KINDS.items())
     script = [f"CREATE TABLE {table} (id int PRIMARY KEY, {columns})"]
     for key, row in rows_of_kinds():
@@ -231,7 +231,7 @@ def source_script(table: str) -> str:
 
 
 def mirror_rows() -> list[dict[str, Any]]:
-    """The same rows as the mirror of every type has them."""
+    """The same rows as in the mirror of every type."""
     rows = []
     for key, row in rows_of_kinds():
         raw = [(name, value.raw) for name, value in row.items() if value.raw is not None]
@@ -245,7 +245,7 @@ def mirror_schema(**kinds: pa.DataType) -> pa.Schema:
 
 
 def write_mirror(path: Path, schema: pa.Schema, rows: list[dict[str, Any]]) -> int:
-    """Overwrite the mirror; its version."""
+    """Overwrites the mirror. Returns its version."""
     write_deltalake(
         str(path),
         pa.Table.from_pylist(rows, schema),

@@ -1,4 +1,4 @@
-"""Digests keep different texts apart, and the comparison counts rows as multisets."""
+"""Digests distinguish different texts, and the comparison counts rows as multisets."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ texts = st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=40),
 
 @settings(deadline=None)
 @given(st.lists(texts, max_size=30), st.integers(0, 2**64 - 1))
-def test_equal_texts_and_no_others_have_equal_digests(values: list[str | None], seed: int) -> None:
+def test_exactly_the_equal_texts_have_equal_digests(values: list[str | None], seed: int) -> None:
     digests = Seed(seed).of_texts(pa.array(values, pa.string())).tolist()
     assert [a == b for a in values for b in values] == [a == b for a in digests for b in digests]
 
 
 @settings(deadline=None)
 @given(st.lists(texts, max_size=20), st.integers(0, 20))
-def test_a_digest_depends_on_the_text_alone(values: list[str | None], skip: int) -> None:
+def test_a_digest_depends_only_on_the_text(values: list[str | None], skip: int) -> None:
     seed = Seed(7)
     whole = seed.of_texts(pa.array(values, pa.large_string()))
     assert (seed.of_texts(pa.array(values, pa.string()).slice(skip)) == whole[skip:]).all()
     assert (seed.of_texts(pa.array(values, pa.string_view())) == whole).all()
 
 
-def test_a_row_depends_on_the_place_of_its_values() -> None:
+def test_the_digest_of_a_row_depends_on_the_order_of_its_values() -> None:
     seed = Seed()
     a, b = (seed.of_texts(pa.array([text])) for text in ("a", "b"))
     assert seed.of_rows([a, b], 1) != seed.of_rows([b, a], 1)
     assert seed.of_rows([a, a], 1) != seed.of_rows([b, b], 1)
 
 
-def test_seeds_differ() -> None:
+def test_two_seeds_give_different_digests() -> None:
     text = pa.array(["a"])
     assert Seed().of_texts(text) != Seed().of_texts(text)
 
@@ -71,7 +71,7 @@ def test_each_kind_of_difference_is_counted_and_named(tmp_path: Path, rows_expec
     assert sorted(found.keys["extra"]) == [4, 6]
 
 
-def test_examples_are_bounded(tmp_path: Path) -> None:
+def test_the_number_of_examples_is_limited(tmp_path: Path) -> None:
     found = _compared(tmp_path, [(key, key) for key in range(100)], [])
     assert (found.missing, len(found.keys["missing"])) == (100, 3)
 
@@ -81,7 +81,9 @@ pairs = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=12)
 
 @settings(deadline=None)
 @given(pairs, pairs)
-def test_counts_are_those_of_multisets(tmp_path_factory: pytest.TempPathFactory, source: Pairs, mirror: Pairs) -> None:
+def test_differences_are_counted_as_multisets(
+    tmp_path_factory: pytest.TempPathFactory, source: Pairs, mirror: Pairs
+) -> None:
     found = _compared(tmp_path_factory.mktemp("compare"), source, mirror)
     surplus, lack = Counter(source) - Counter(mirror), Counter(mirror) - Counter(source)
     by_key = [

@@ -1,4 +1,4 @@
-"""One situation each: the facts that make it, and the words that come of it."""
+"""One situation per case: the facts that cause it, and the problem that is reported."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _published(*names: TableName, **operations: bool) -> dict[str, Any]:
 
 OLD = Blocker(733, 4711, None, "shop", "psql", timedelta(hours=3))
 SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
-    # changes of the facts: severity, thing, words of what, words of what to do
+    # Changes of the facts; severity, thing, part of the problem's text, part of the advice.
     "before setup": (
         {"catalog": None, "slot": None, "log": None, "tables": ()}, "error", "project", "not set up", "pgcdc setup",
     ),
@@ -243,7 +243,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_each_situation_is_told_in_words(name: str) -> None:
+def test_each_situation_is_reported_with_its_advice(name: str) -> None:
     changes, severity, thing, what, do = SITUATIONS[name]
     found = problems(replace(WELL, **{"slot": _slot(), **changes}))
     hits = [p for p in found if (p.severity, p.thing) == (severity, thing) and what in p.what and do in p.do]
@@ -251,8 +251,8 @@ def test_each_situation_is_told_in_words(name: str) -> None:
     assert len({(p.thing, p.what) for p in found}) == len(found)
 
 
-def test_a_table_that_was_renamed_is_no_alarm() -> None:
-    """Before the next run has seen it: nothing is lost."""
+def test_a_renamed_table_is_only_a_warning() -> None:
+    """The next run has not seen the rename yet, and nothing is lost."""
     other = TableName("public", "orders2")
     publication = PublicationFacts("pgcdc", frozenset({other, LEAF_A, LEAF_B}))
     renamed = _source(publications={"pgcdc": publication}, called={1: other, 2: EVENTS})
@@ -261,8 +261,8 @@ def test_a_table_that_was_renamed_is_no_alarm() -> None:
     assert found.what == "is called public.orders2 now: its mirror goes on under that name"
 
 
-def test_a_name_that_is_no_text_is_to_be_changed_and_nothing_else() -> None:
-    """No run can go on with the mirror. Before the next look, and after it."""
+def test_a_table_whose_name_is_not_text_must_be_renamed() -> None:
+    """No run can continue with this mirror, neither before nor after the next look at the catalog."""
     garbage = TableName("public", Encoding.of("EUC_JP").shown(b"\xa9\xa1"))
     publication = PublicationFacts("pgcdc", frozenset({garbage, LEAF_A, LEAF_B}))
     renamed = _source(publications={"pgcdc": publication}, called={1: garbage, 2: EVENTS})
@@ -278,7 +278,7 @@ def test_a_name_that_is_no_text_is_to_be_changed_and_nothing_else() -> None:
     assert (found.thing, found.do.partition(",")[0]) == (f"table {garbage}", "change that on the source")
 
 
-def test_a_well_lake_has_no_problems() -> None:
+def test_a_healthy_lake_has_no_problems() -> None:
     assert problems(replace(WELL, slot=_slot())) == []
 
 
@@ -309,18 +309,18 @@ WELL_TOO: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WELL_TOO)
-def test_what_is_usual_is_no_problem(name: str) -> None:
+def test_a_usual_situation_is_no_problem(name: str) -> None:
     assert problems(replace(WELL, **{"slot": _slot(), **WELL_TOO[name]})) == []
 
 
 @pytest.mark.parametrize("slot", [_slot(wal_status="unreserved"), _slot(safe_wal_size=100 * MIB)])
-def test_no_run_is_to_be_started_beside_the_one_at_work(slot: SlotStatus) -> None:
+def test_a_run_is_not_advised_while_another_run_is_at_work(slot: SlotStatus) -> None:
     for at_work, do in ((None, "run `pgcdc sync` now, or raise"), ("`pgcdc sync` (pid 5)", "raise")):
         (found,) = problems(replace(WELL, slot=slot, at_work=at_work))
         assert found.do == f"{do} max_slot_wal_keep_size on the source"
 
 
-def test_errors_come_first() -> None:
+def test_errors_are_listed_first() -> None:
     changes = {**_source(wal_level="minimal"), "slot": _slot(safe_wal_size=1), **_table(TableState.SET_ASIDE)}
     severities = [p.severity for p in problems(replace(WELL, **changes))]
     assert severities == ["error", "error", "warning"]
@@ -335,10 +335,10 @@ def test_errors_come_first() -> None:
     ],
     ids=["of nobody", "copied since", "copied before"],
 )
-def test_rows_that_no_mirror_took(
+def test_rows_that_no_mirror_took_are_reported(
     table: TableName | None, copied: Lsn | None, told: tuple[str, str, str] | None
 ) -> None:
-    """What is told once a run is over, too."""
+    """They are also reported after the run has ended."""
     rows = UntakenRows(9, TableName("public", "detached"), 12, Lsn(AT - 100), Lsn(AT - 100), Lsn(AT - 50))
     found = [p for p in problems(replace(WELL, untaken=(UntakenFacts(rows, table, copied),))) if "12 rows" in p.what]
     assert [(p.severity, p.thing) for p in found] == ([told[:2]] if told else [])

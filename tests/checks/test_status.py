@@ -1,4 +1,4 @@
-"""Status from the first moment on: no setup, no lake, no source, and then with each."""
+"""Status from the first moment: without setup, lake or source, and then with each of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.fix_postgres import Database
 
 @dataclass(frozen=True)
 class Project:
-    """A project directory over a source with two tables."""
+    """A project directory for a source with two tables."""
 
     settings: Settings
     source: Database
@@ -55,7 +55,7 @@ class Project:
         return catalog
 
     def log(self, catalog: Catalog, start: Lsn | None = None) -> Lsn:
-        """A log from the slot's own position on."""
+        """Creates a log that begins at the slot's position."""
         begin = start or self.confirmed()
         ChangeLog(self.settings.layout).create(catalog.identity, begin, 1)
         return begin
@@ -70,7 +70,7 @@ class Project:
         return status(self.settings)
 
     def problem(self, thing: str) -> str:
-        """What is wrong with it; fails where nothing is, or something else too."""
+        """The text of the problem with this thing. Fails if the thing has no problem or several."""
         (found,) = [problem for problem in self.status().problems if problem.thing == thing]
         return found.what
 
@@ -88,7 +88,7 @@ def project(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 A, B = TableName("public", "a"), TableName("public", "b")
 
 
-def test_before_setup(project: Project) -> None:
+def test_before_setup_status_advises_setup(project: Project) -> None:
     found = project.status()
     assert json.loads(json.dumps(found.to_json())) == {
         "ok": False, "slot": {}, "at_work": None, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None,
@@ -98,7 +98,7 @@ def test_before_setup(project: Project) -> None:
     assert not path_of(project.settings.layout.root).exists()
 
 
-def test_after_setup_without_a_lake(project: Project) -> None:
+def test_status_works_after_setup_without_a_lake(project: Project) -> None:
     project.setup()
     found = project.status()
     assert (found.problems, found.uncopied) == ((), 2)
@@ -124,8 +124,8 @@ def test_the_process_that_writes_to_the_lake_is_named(project: Project) -> None:
         assert project.status().at_work is None
 
 
-def test_prepared_transactions_that_are_kept(project: Project) -> None:
-    """Oldest first. One that changed nothing that is published is kept, too, and nobody's concern."""
+def test_kept_prepared_transactions_are_listed(project: Project) -> None:
+    """The oldest comes first. A transaction that changed no published table is kept too, but is not listed."""
     project.log(project.setup())
     folder = PreparedFolder(project.settings.layout.change_log)
     for xid, changes in ((9, 3), (8, 0), (7, 2)):
@@ -145,7 +145,7 @@ def test_prepared_transactions_that_are_kept(project: Project) -> None:
     assert damaged.slot is not None
 
 
-def test_without_the_source(project: Project) -> None:
+def test_status_works_without_the_source(project: Project) -> None:
     catalog = project.setup()
     start = project.log(catalog)
     elsewhere = replace(project, settings=project.settings.model_copy(update={"source": "host=/nowhere user=u"}))
@@ -158,12 +158,12 @@ def test_without_the_source(project: Project) -> None:
     assert [problem.thing for problem in found.problems] == ["u@/nowhere"]
 
 
-def test_the_secret_of_a_source_is_not_told(project: Project) -> None:
+def test_status_does_not_show_the_password_of_the_source(project: Project) -> None:
     settings = project.settings.model_copy(update={"source": "host=/nowhere user=u password=hunter2"})
     assert "hunter2" not in json.dumps(status(settings).to_json())
 
 
-def test_positions_and_states_of_tables(project: Project) -> None:
+def test_status_shows_positions_and_states_of_tables(project: Project) -> None:
     catalog = project.setup()
     start = project.log(catalog)
     layout = project.settings.layout
@@ -181,8 +181,9 @@ def test_positions_and_states_of_tables(project: Project) -> None:
 
 
 @pytest.mark.long
-def test_status_and_lake_at_import_no_pandas(project: Project) -> None:
-    """pyarrow imports it in many of its calls, which takes a new process 0.2 s: half of what they need otherwise."""
+def test_status_and_lake_at_do_not_import_pandas(project: Project) -> None:
+    """pyarrow imports pandas in many of its calls. The import takes a new process 0.2 s, half of the time that it needs
+    otherwise."""
     settings, catalog = project.settings, project.setup()
     begin, folder = project.log(catalog), path_of(settings.layout.root)
     TableStates(settings.layout).set_all(catalog.tables, TableState.SET_ASIDE, begin, "for some reason")
@@ -207,14 +208,14 @@ assert "pandas" not in sys.modules
     assert "for some reason" in done.stdout
 
 
-def test_another_source_under_the_same_name(project: Project) -> None:
+def test_another_source_under_the_same_name_is_refused(project: Project) -> None:
     catalog = project.setup()
     project.log(replace(catalog, identity=replace(catalog.identity, system_identifier="1")))
     with pytest.raises(WrongSource, match=r"the lake .* was set up for database .* of system 1;"):
         project.status()
 
 
-def test_an_emptied_publication(project: Project) -> None:
+def test_an_emptied_publication_is_an_error(project: Project) -> None:
     project.setup()
     name = sql.Identifier(project.settings.publication)
     with project.source.connect() as conn:
@@ -225,8 +226,8 @@ def test_an_emptied_publication(project: Project) -> None:
     assert project.problem(both) == "lists no table: changes are lost meanwhile"
 
 
-def test_a_locked_table_keeps_nobody_waiting(project: Project) -> None:
-    """PostgreSQL's own view of what is published waits for whoever has a table, however long that is."""
+def test_status_does_not_wait_for_a_locked_table(project: Project) -> None:
+    """PostgreSQL's own view of published tables waits for every lock on them, for as long as the lock is held."""
     project.setup()
     with project.source.connect() as conn, conn.transaction():
         conn.execute("ALTER TABLE a ADD COLUMN more int")
@@ -235,14 +236,14 @@ def test_a_locked_table_keeps_nobody_waiting(project: Project) -> None:
         assert time.monotonic() - began < 30
 
 
-def test_a_key_dropped_from_a_published_table(project: Project) -> None:
+def test_a_key_dropped_from_a_published_table_is_reported(project: Project) -> None:
     project.setup()
     with project.source.connect() as conn:
         conn.execute("ALTER TABLE a DROP CONSTRAINT a_pkey")
     assert "UPDATE and DELETE fail on the source" in project.problem("table public.a")
 
 
-def test_a_table_without_identity_is_told_of(project: Project) -> None:
+def test_a_table_without_identity_is_reported(project: Project) -> None:
     with project.source.connect() as conn:
         conn.execute("CREATE TABLE c (x int)")
     project.setup()
@@ -251,15 +252,15 @@ def test_a_table_without_identity_is_told_of(project: Project) -> None:
 
 
 @pytest.mark.long
-def test_a_live_table_whose_mirror_nothing_follows(project: Project) -> None:
-    """Also once a run has saved a catalog without it; until it is followed again."""
+def test_a_live_table_whose_mirror_is_not_followed_is_reported(project: Project) -> None:
+    """It is still reported after a run has saved a catalog without the table, and until the table is followed again."""
     catalog = project.setup()
     start = project.log(catalog)
     for table in catalog.tables:
         _mirrored(project, table, start)
     assert project.status().ok
     with project.source.connect() as conn:
-        # As a deployment swaps tables, and as one that makes them anew does.
+        # As a deployment does that swaps tables, and as a deployment does that recreates them.
         conn.execute("CREATE TABLE a_new (id int PRIMARY KEY); ALTER TABLE a RENAME TO a_old; "
                      "ALTER TABLE a_new RENAME TO a; DROP TABLE b; CREATE TABLE b (id int PRIMARY KEY)")  # fmt: skip
         with connect(project.source.conninfo) as own:
@@ -287,7 +288,7 @@ def _mirrored(project: Project, table: Table, at: Lsn) -> None:
     identity = ChangeLog(layout).identity
     write_deltalake(str(path), pa.table({"id": pa.array([], pa.int32())}))
     (first,) = path_of(path / "_delta_log").glob("*0.json")
-    # Spark's own property: delta-rs writes none that it does not know.
+    # This is Spark's own property. delta-rs writes no properties that it does not know.
     ours = f'"configuration":{{"{IDENTITY}":"{identity.app_id()}"'
     first.write_text(first.read_text().replace('"configuration":{', ours))
     mirror = Mirror(layout, identity, table.name)
@@ -295,7 +296,7 @@ def _mirrored(project: Project, table: Table, at: Lsn) -> None:
     TableStates(layout).set(table, TableState.CATCHING_UP, at)
 
 
-def test_a_publication_of_somebody_else_need_not_list_all(project: Project) -> None:
+def test_a_publication_of_another_owner_need_not_list_all_tables(project: Project) -> None:
     with project.source.connect() as conn:
         conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     theirs = replace(project, settings=project.settings.model_copy(update={"publication": "theirs"}))
@@ -305,8 +306,9 @@ def test_a_publication_of_somebody_else_need_not_list_all(project: Project) -> N
     assert not [problem for problem in theirs.status().problems if "public.b" in problem.thing]
 
 
-def test_a_publication_that_was_always_so_is_no_alarm_for_ever(project: Project) -> None:
-    """Somebody's own, of updates of a table without identity: told once, as a warning; a key that goes is an error."""
+def test_a_publication_that_never_fit_is_only_a_warning(project: Project) -> None:
+    """Another owner's publication publishes updates of a table without identity. Setup reports it once as a warning. A
+    key that is dropped later is an error."""
     with project.source.connect() as conn:
         conn.execute("CREATE TABLE c (x int); CREATE PUBLICATION theirs FOR TABLE a, c")
         theirs = replace(project, settings=project.settings.model_copy(update={"publication": "theirs"}))
@@ -318,7 +320,7 @@ def test_a_publication_that_was_always_so_is_no_alarm_for_ever(project: Project)
     assert not theirs.status().ok
 
 
-def test_a_key_that_came_asks_for_setup(project: Project) -> None:
+def test_a_table_that_gained_a_key_needs_setup(project: Project) -> None:
     with project.source.connect() as conn:
         conn.execute("CREATE TABLE c (x int NOT NULL)")
         project.setup()
@@ -330,7 +332,7 @@ def test_a_key_that_came_asks_for_setup(project: Project) -> None:
     assert not [problem for problem in project.status().problems if problem.thing == "table public.c"]
 
 
-def test_a_slot_held_by_somebody_else(project: Project) -> None:
+def test_a_slot_in_use_by_another_process_is_reported(project: Project) -> None:
     from pgcdc_assets.source.connect.walsender import ReplicationConnection
 
     project.setup()
@@ -339,7 +341,7 @@ def test_a_slot_held_by_somebody_else(project: Project) -> None:
         assert "held by another process" in project.problem(f"slot {project.settings.slot}")
 
 
-def test_a_catalog_that_cannot_be_read(project: Project) -> None:
+def test_an_unreadable_saved_catalog_is_reported(project: Project) -> None:
     project.setup()
     for text in ("{", "{}"):
         CATALOG_FILE.write_text(text)
@@ -348,7 +350,7 @@ def test_a_catalog_that_cannot_be_read(project: Project) -> None:
         assert told.do == "delete it, then run `pgcdc setup`"
 
 
-def test_a_log_that_cannot_be_read(project: Project) -> None:
+def test_an_unreadable_log_is_reported(project: Project) -> None:
     project.log(project.setup())
     for file in path_of(project.settings.layout.change_log / "_delta_log").iterdir():
         file.write_text("{")
@@ -357,7 +359,7 @@ def test_a_log_that_cannot_be_read(project: Project) -> None:
     assert any("change_log" in problem.thing for problem in found.problems)
 
 
-def test_a_right_that_is_lacking(project: Project) -> None:
+def test_a_missing_right_is_reported(project: Project) -> None:
     project.setup()
     with project.source.connect() as conn:
         conn.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")

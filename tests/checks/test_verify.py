@@ -1,4 +1,4 @@
-"""Mirrors written by hand against a real server: equal ones pass, and every single difference is named."""
+"""Mirrors written by hand compared with a real server: equal mirrors pass, and every single difference is named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KIND_SCHEMA = mirrors.mirror_schema(id=pa.int32(), **{name: kind.type for name, 
 
 @dataclass(frozen=True)
 class Kinds:
-    """The table of every type under one snapshot, and a place for its mirror."""
+    """The table of every type under one snapshot, and a folder for its mirror."""
 
     source: SourceSide
     path: Path
@@ -67,14 +67,14 @@ def kinds(lake: Lake, tmp_path: Path, request: pytest.FixtureRequest) -> Iterato
         yield Kinds(SourceSide(lake.conninfo, snapshot.name, comparison), tmp_path / "kinds", request.param == "files")
 
 
-def test_equal_values_of_every_type_pass(kinds: Kinds) -> None:
+def test_equal_values_of_every_type_are_equal(kinds: Kinds) -> None:
     rows = mirrors.mirror_rows()
     report = kinds.compared(rows)
     assert report.examples == ()
     assert (report.source_rows, report.mirror_rows, report.equal) == (len(rows), len(rows), True)
 
 
-def test_one_other_value_of_any_type_is_found(kinds: Kinds) -> None:
+def test_one_different_value_of_any_type_is_found(kinds: Kinds) -> None:
     for name, kind in mirrors.KINDS.items():
         for other in [kind.other, None]:
             rows = mirrors.mirror_rows()
@@ -93,8 +93,9 @@ def test_a_value_in_place_of_null_is_found(kinds: Kinds) -> None:
 
 
 @pytest.mark.long
-def test_every_value_tells_from_every_other_of_its_column(kinds: Kinds) -> None:
-    """-0.0 from 0.0, NaN from infinity, '' from NULL, {} from {NULL} ...: all rows turned round by one."""
+def test_every_value_differs_from_every_other_value_of_its_column(kinds: Kinds) -> None:
+    """-0.0 differs from 0.0, NaN from infinity, '' from NULL, {} from {NULL} ... Each row gets the value of the next
+    row."""
     for name, kind in mirrors.KINDS.items():
         count = len(kind.values)
         rows = mirrors.mirror_rows()
@@ -108,7 +109,7 @@ def test_every_value_tells_from_every_other_of_its_column(kinds: Kinds) -> None:
 
 
 @pytest.mark.long
-def test_the_text_of_an_unfit_value_counts(kinds: Kinds) -> None:
+def test_the_text_of_a_value_that_does_not_fit_is_compared(kinds: Kinds) -> None:
     for name, kind in mirrors.KINDS.items():
         for n, value in enumerate(kind.values):
             if value.raw is not None:
@@ -136,7 +137,7 @@ def test_a_column_of_a_wrong_type_differs_in_every_row(kinds: Kinds) -> None:
     assert {example.columns for example in report.examples} == {("ts",)}
 
 
-def test_a_column_that_the_mirror_lacks_differs(kinds: Kinds) -> None:
+def test_a_column_that_the_mirror_lacks_is_a_difference(kinds: Kinds) -> None:
     rows = mirrors.mirror_rows()
     report = kinds.compared(rows, KIND_SCHEMA.remove(KIND_SCHEMA.get_field_index("c")))
     assert report.different == len(mirrors.KINDS["c"].values)
@@ -176,7 +177,7 @@ def test_missing_and_extra_rows_are_counted_and_named(lake: Lake) -> None:
     assert not report.ok
 
 
-def test_examples_are_ten_at_most_and_of_every_kind(lake: Lake) -> None:
+def test_there_are_at_most_ten_examples_and_some_of_every_kind(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t SELECT i, 'n' FROM generate_series(1, 60) i",
     )
@@ -187,7 +188,7 @@ def test_examples_are_ten_at_most_and_of_every_kind(lake: Lake) -> None:
     assert {example.kind for example in table.examples} == {"missing", "extra", "different"}
 
 
-def test_an_empty_table_equals_an_empty_mirror_alone(lake: Lake) -> None:
+def test_an_empty_table_equals_only_an_empty_mirror(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
     lake.write("t", NOTE_SCHEMA, [])
     assert lake.verify().ok
@@ -212,7 +213,7 @@ def test_rows_without_a_key_are_compared_as_a_multiset(lake: Lake) -> None:
     )
 
 
-def test_a_single_column_of_nulls(lake: Lake) -> None:
+def test_nulls_and_empty_texts_differ_in_a_single_column(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (note text); ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t VALUES (NULL), (''), (NULL)",
     )
@@ -223,7 +224,7 @@ def test_a_single_column_of_nulls(lake: Lake) -> None:
     assert not lake.verify().ok
 
 
-def test_a_table_without_columns_has_rows(lake: Lake) -> None:
+def test_rows_of_a_table_without_columns_are_counted(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (); ALTER TABLE t REPLICA IDENTITY FULL;"
         "INSERT INTO t DEFAULT VALUES; INSERT INTO t DEFAULT VALUES",
@@ -233,7 +234,7 @@ def test_a_table_without_columns_has_rows(lake: Lake) -> None:
     assert (table.source_rows, table.mirror_rows, table.missing) == (2, 1, 1)
 
 
-def test_keys_of_two_columns_and_of_moments(lake: Lake) -> None:
+def test_keys_of_several_columns_may_have_values_that_do_not_fit(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (day date, at timestamptz, y bytea, v int, PRIMARY KEY (y, at, day));"
         "INSERT INTO t VALUES ('infinity', '2024-02-29 12:00+00', '\\xff', 1), ('2024-02-29', '-infinity', '', 2)",
@@ -256,7 +257,7 @@ def test_keys_of_two_columns_and_of_moments(lake: Lake) -> None:
     }
 
 
-def test_odd_names(lake: Lake) -> None:
+def test_tables_and_columns_with_odd_names_are_compared(lake: Lake) -> None:
     lake.script(
         'CREATE SCHEMA "Odd.Schema";'
         'CREATE TABLE "Odd.Schema"."sel""ect 😀 [a]/b\\c|^%2F~"'
@@ -288,7 +289,7 @@ def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
     assert lake.only().examples == (Example("different", {"id": "11"}, ("_pgcdc_leaf",)),)
 
 
-def test_a_leaf_whose_rows_are_in_no_stream_is_left_out_by_name(lake: Lake) -> None:
+def test_an_undecoded_leaf_is_left_out_and_named(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
@@ -302,7 +303,7 @@ def test_a_leaf_whose_rows_are_in_no_stream_is_left_out_by_name(lake: Lake) -> N
     assert table.reason == "partition public.t2 is UNLOGGED: its rows are in no stream, and not in the mirror"
 
 
-def test_a_leaf_that_was_renamed_is_compared_under_its_name_at_the_copy(lake: Lake) -> None:
+def test_a_renamed_leaf_is_compared_under_its_name_at_the_copy(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a')",
@@ -315,7 +316,7 @@ def test_a_leaf_that_was_renamed_is_compared_under_its_name_at_the_copy(lake: La
     assert lake.verify().ok
 
 
-def test_via_the_root_a_leaf_is_not_known_and_not_compared(lake: Lake) -> None:
+def test_with_publish_via_root_the_leaf_of_a_row_is_not_compared(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a'), (2, 'b');"
@@ -332,7 +333,7 @@ LEAVES = ("public.t1", "public.t2")
 T, U = TableName("public", "t"), TableName("public", "u")
 
 
-def test_only_what_is_published_is_compared(lake: Lake, pg_version: int) -> None:
+def test_only_published_rows_and_columns_are_compared(lake: Lake, pg_version: int) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text, secret text);"
         "INSERT INTO t VALUES (1, 'a', 'x'), (2, 'b', 'y'), (-3, 'c', 'z');"
@@ -343,7 +344,7 @@ def test_only_what_is_published_is_compared(lake: Lake, pg_version: int) -> None
     assert (table.equal, table.source_rows) == (True, 2)
 
 
-def test_what_happens_after_the_snapshot_is_not_seen(lake: Lake) -> None:
+def test_changes_after_the_snapshot_are_not_compared(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
 
@@ -365,10 +366,11 @@ def test_what_happens_after_the_snapshot_is_not_seen(lake: Lake) -> None:
         ([(1, "before its update")], False, "no delete explains"),
     ],
 )
-def test_what_an_inserts_only_table_cannot_know(
+def test_a_mirror_of_an_inserts_only_table_may_only_have_too_many_rows(
     lake: Lake, rows: list[tuple[int, str]], ok: bool, said: str
 ) -> None:  # fmt: skip
-    """Its deletes and updates leave rows too many, each at most one too few: a mirror with fewer rows has lost some."""
+    """Each delete or update on the source leaves an extra row in the mirror, and an update also a missing row. A mirror
+    with fewer rows than the source has lost rows."""
     lake.script(
         "CREATE TABLE t (id int, note text); INSERT INTO t VALUES (1, 'a'), (2, 'b');"
         "ALTER PUBLICATION p SET (publish = 'insert')",
@@ -379,8 +381,8 @@ def test_what_an_inserts_only_table_cannot_know(
     assert said in (report.tables[0].reason or "")
 
 
-def test_deleted_rows_of_a_deletion_vector_are_not_there(lake: Lake) -> None:
-    """A mirror of an older version is read at that version."""
+def test_a_mirror_is_compared_at_the_version_of_the_point(lake: Lake) -> None:
+    """A point may name an older version of the mirror."""
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
     lake.write("t", NOTE_SCHEMA, _notes((2, "b")))
@@ -393,14 +395,14 @@ def test_deleted_rows_of_a_deletion_vector_are_not_there(lake: Lake) -> None:
 # Reports ---------------------------------------------------------------------------------------
 
 
-def test_a_table_that_stands_at_no_point_is_not_equal(lake: Lake) -> None:
+def test_a_table_that_is_at_no_point_is_not_equal(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
     report = lake.verify()
     assert not report.ok
     assert report.tables[0].reason is not None
 
 
-def test_a_mirror_that_cannot_be_read_is_told_and_the_others_compared(lake: Lake) -> None:
+def test_an_unreadable_mirror_is_reported_and_the_others_are_compared(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
     lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
     for name in ("t", "u"):
@@ -425,7 +427,7 @@ def test_a_table_that_left_the_publication_is_not_equal(lake: Lake) -> None:
     assert "is not published any more" in report.tables[0].reason
 
 
-def test_columns_are_those_of_the_snapshot(lake: Lake) -> None:
+def test_columns_are_read_from_the_snapshot(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     catalog = lake.catalog()
     lake.script("ALTER TABLE t ADD COLUMN more int; UPDATE t SET more = 5")
@@ -440,13 +442,13 @@ def test_an_unknown_table_is_refused(lake: Lake) -> None:
         lake.verify("nowhere")
 
 
-def test_a_point_elsewhere_is_refused(lake: Lake) -> None:
+def test_a_point_at_another_lsn_is_refused(lake: Lake) -> None:
     settings = Settings(source=lake.conninfo, lake=lake.root)
     with pytest.raises(LakeError, match="stand at 0/1"):
         verify(settings, lake.catalog(), None, lambda lsn: Point(Lsn(1), {}))
 
 
-def test_the_json_form(lake: Lake) -> None:
+def test_the_report_as_json(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "b")))
     report = lake.verify()
@@ -467,8 +469,8 @@ def test_the_json_form(lake: Lake) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("columns", "key"), [(1599, "PRIMARY KEY"), (1599, "")])
-def test_a_table_as_wide_as_can_be_is_compared_and_its_differences_named(lake: Lake, columns: int, key: str) -> None:
-    """Each column twice is more than a SELECT of PostgreSQL takes."""
+def test_the_widest_possible_table_is_compared(lake: Lake, columns: int, key: str) -> None:
+    """Each column twice is more than PostgreSQL allows in a SELECT."""
     lake.script(f"CREATE TABLE t (id int {key}, {', '.join(f'c{n} int' for n in range(columns))})")
     lake.script("INSERT INTO t (id, c7) VALUES (1, 70), (2, 71)")
     names = [f"c{n}" for n in range(columns)]
@@ -516,7 +518,7 @@ def test_a_table_whose_row_filter_is_locked_is_named_and_the_others_are_compared
 
 
 @pytest.mark.parametrize(("ddl", "times"), [("TRUNCATE t; INSERT INTO t VALUES (1, 'a')", 2), ("VACUUM FULL t", 1)])
-def test_a_table_that_was_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
+def test_a_table_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
     lake: Lake, ddl: str, times: int
 ) -> None:
     report = _beside(lake, after_snapshot=ddl, times=times)
@@ -527,20 +529,21 @@ def test_a_table_that_was_truncated_after_the_snapshot_is_compared_under_a_new_s
     assert altered.lsn > other.lsn, "the table is not compared under a snapshot of its own"
 
 
-def test_a_table_that_is_truncated_while_the_mirrors_come_is_compared(lake: Lake) -> None:
-    """However often: under a second snapshot the table is read before the mirrors have reached its LSN."""
+def test_a_table_truncated_during_the_wait_for_the_mirrors_is_compared(lake: Lake) -> None:
+    """This holds however often it is truncated: under a second snapshot the table is read before the mirrors have
+    reached its LSN."""
     report = _beside(lake, "TRUNCATE t; INSERT INTO t VALUES (1, 'a')")
     assert [table.verdict for table in report.tables] == ["equal", "equal"]
 
 
-def test_a_difference_is_reported_though_its_rows_cannot_be_read_again(lake: Lake) -> None:
+def test_a_difference_is_reported_even_if_its_rows_cannot_be_read_again(lake: Lake) -> None:
     report = _beside(lake, "TRUNCATE t")
     altered, _ = report.tables
     assert (altered.verdict, altered.extra, altered.examples, report.exit_code) == ("differs", 1, (), 1)
 
 
-def test_a_mirror_that_changed_its_columns_since_is_not_compared_with_rows_read_before(lake: Lake) -> None:
-    """The source was read for a column of text, and the mirror has numbers now."""
+def test_a_mirror_that_changed_its_columns_is_not_compared_with_rows_read_earlier(lake: Lake) -> None:
+    """The source was read for a text column, and the mirror now has numbers."""
     schema = mirrors.mirror_schema(id=pa.int32(), note=pa.int32())
     points = 0
 
@@ -556,7 +559,7 @@ def test_a_mirror_that_changed_its_columns_since_is_not_compared_with_rows_read_
     assert report.tables[0].verdict is Verdict.DIFFERS
 
 
-def test_a_table_that_is_truncated_after_every_snapshot_could_not_be_compared(lake: Lake) -> None:
+def test_a_table_truncated_after_every_snapshot_is_not_compared(lake: Lake) -> None:
     report = _beside(lake, after_snapshot="TRUNCATE t")
     altered, other = report.tables
     assert (altered.verdict, other.verdict, report.ok, report.exit_code) == ("not_compared", "equal", False, 3)
@@ -567,13 +570,13 @@ def test_a_table_that_is_truncated_after_every_snapshot_could_not_be_compared(la
     assert in_a_sentence(report) == "no table differs; tables could not be compared: public.t"
 
 
-def test_no_further_snapshot_is_taken_after_the_time_limit(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_new_snapshot_is_taken_after_the_time_limit(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_module, "AGAIN_SECONDS", 0.0)
     altered, _ = _beside(lake, after_snapshot="TRUNCATE t").tables
     assert "under one snapshot" in (altered.reason or "")
 
 
-def test_a_table_that_differs_decides_the_exit_code(lake: Lake) -> None:
+def test_a_difference_decides_the_exit_code(lake: Lake) -> None:
     report = _beside(lake, after_snapshot="TRUNCATE t", other="wrong")
     altered, other = report.tables
     assert (altered.verdict, other.verdict, report.exit_code) == ("not_compared", "differs", 1)
@@ -584,8 +587,8 @@ def _beside(
     lake: Lake, ddl: str = "", *, after_snapshot: str = "", times: int = 99, other: str = "a",
     on_reach: Callable[[], None] = lambda: None,
 ) -> VerifyReport:  # fmt: skip
-    """Verify two tables of one row. ``after_snapshot`` runs right after each of the first ``times`` snapshots, and
-    ``ddl`` while the mirrors are to reach its LSN."""
+    """Verifies two tables of one row. ``after_snapshot`` runs right after each of the first ``times`` snapshots, and
+    ``ddl`` while the mirrors are brought to the snapshot's LSN."""
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
     lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "a")))

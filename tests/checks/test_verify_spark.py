@@ -1,4 +1,4 @@
-"""Mirrors as Spark makes them: deletion vectors, and mapped column names."""
+"""Mirrors as Spark writes them: deletion vectors, and mapped column names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.long
-def test_deletion_vectors_and_mapped_columns(lake: Lake, spark: SparkSession) -> None:
+def test_mirrors_with_deletion_vectors_and_mapped_columns_are_compared(lake: Lake, spark: SparkSession) -> None:
     lake.script(
         'CREATE TABLE t (id int PRIMARY KEY, "a b" text, "c=(d)" int[]);'
         "INSERT INTO t SELECT i, 'text ' || i, ARRAY[i, NULL] FROM generate_series(1, 100) i WHERE i <> 7;"
