@@ -1,4 +1,4 @@
-"""A project directory over a source of two tables, whose commands run in this process."""
+"""A project directory for a source with two tables. Its commands run in this process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Shell:
     streams: pytest.CaptureFixture[str]
 
     def set(self, **variables: str | None) -> None:
-        """``SOURCE="..."`` is ``export PGCDC_SOURCE=...``; None takes it away."""
+        """``SOURCE="..."`` means ``export PGCDC_SOURCE=...``. None unsets the variable."""
         for name, value in variables.items():
             self.patch.delenv(f"PGCDC_{name}", raising=False)
             if value is not None:
                 self.patch.setenv(f"PGCDC_{name}", value)
 
     def pgcdc(self, *arguments: str, expect: int | None = 0) -> str:
-        """All that the command says; fails where it ends with another code."""
+        """Returns all output of the command. Fails if the command exits with another code."""
         self.streams.readouterr()
         code = run(arguments)
         out, err = self.streams.readouterr()
@@ -37,13 +37,13 @@ class Shell:
         return out + err
 
     def files(self) -> dict[str, bytes]:
-        """Everything in the project directory."""
+        """Every file in the project directory."""
         return {str(path.relative_to(self.folder)): path.read_bytes() if path.is_file() else b""
                 for path in sorted(self.folder.rglob("*"))}  # fmt: skip
 
 
 def traces(database: Database) -> list[tuple[object, ...]]:
-    """What we would leave on a source."""
+    """The publications and slots on a source."""
     with database.connect() as conn:
         return conn.execute(
             "SELECT pubname::text FROM pg_publication UNION ALL SELECT slot_name::text FROM pg_replication_slots"

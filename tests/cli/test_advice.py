@@ -1,4 +1,4 @@
-"""What a command advises is done, and the command comes through."""
+"""The advice of a command is followed, and then the command succeeds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _held(shell: Shell) -> None:
 def _terminate_as_told(shell: Shell, said: str) -> None:
     statement = re.search(r"SELECT pg_terminate_backend\((\d+)\)", said)
     assert statement is not None
-    # With a time to wait: the slot is free when it returns.
+    # With a time to wait, so that the slot is free when the call returns.
     run_sql(shell, f"SELECT pg_terminate_backend({statement[1]}, 10000)")
     OTHERS.pop().close()
 
@@ -86,7 +86,7 @@ def _physical(shell: Shell) -> None:
 
 
 def _publication_by_hand(shell: Shell) -> None:
-    """As one of somebody else's: a physical slot stands under our name."""
+    """Creates a publication as another owner would have, and a physical slot with the name of our slot."""
     run_sql(shell, sql.SQL("CREATE PUBLICATION {} FOR TABLE a").format(sql.Identifier(slot_of(shell))).as_string(None))
     _physical(shell)
 
@@ -94,7 +94,7 @@ def _publication_by_hand(shell: Shell) -> None:
 @dataclass(frozen=True)
 class Case:
     advice: str
-    """As :mod:`tests.advice` has it."""
+    """The advice as :mod:`tests.advice` has it."""
     prepare: Callable[[Shell], object]
     command: str
     code: int
@@ -134,8 +134,8 @@ CASES = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice[:40])
-def test_following_it_leads_out(case: Case, shell: Shell) -> None:
-    assert FOLLOWED[case.advice].endswith("::test_following_it_leads_out")
+def test_a_command_succeeds_after_its_advice_was_followed(case: Case, shell: Shell) -> None:
+    assert FOLLOWED[case.advice].endswith("::test_a_command_succeeds_after_its_advice_was_followed")
     case.prepare(shell)
     said = shell.pgcdc(*case.command.split(), expect=case.code)
     assert case.said in said
@@ -145,14 +145,14 @@ def test_following_it_leads_out(case: Case, shell: Shell) -> None:
 
 
 def _drop_any_physical(shell: Shell) -> None:
-    """It belongs to no database, and would stay on the server."""
+    """A physical slot belongs to no database, so it would stay on the server."""
     with shell.database.connect() as conn:
         conn.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND "
                      "slot_type = 'physical'", [slot_of(shell)])  # fmt: skip
 
 
 @pytest.mark.long
-def test_a_table_without_a_key_is_followed_in_full_once_it_has_one(shell: Shell) -> None:
+def test_a_table_that_got_an_identity_is_followed_in_full(shell: Shell) -> None:
     run_sql(shell, "CREATE TABLE keyless (v int)")
     said = shell.pgcdc("setup")
     assert "give it a primary key, or ALTER TABLE public.keyless REPLICA IDENTITY FULL; then run `pgcdc setup`" in said
@@ -160,6 +160,10 @@ def test_a_table_without_a_key_is_followed_in_full_once_it_has_one(shell: Shell)
     assert "are not seen" not in shell.pgcdc("setup")
 
 
-def test_each_case_is_one_of_the_table() -> None:
-    here = {text for text, node in FOLLOWED.items() if node.endswith("test_advice.py::test_following_it_leads_out")}
+def test_each_case_is_named_in_the_table_of_advice() -> None:
+    here = {
+        text
+        for text, node in FOLLOWED.items()
+        if node.endswith("test_advice.py::test_a_command_succeeds_after_its_advice_was_followed")
+    }
     assert {case.advice for case in CASES} == here

@@ -1,4 +1,4 @@
-"""``pgcdc demo``: nothing to prepare, all equal."""
+"""``pgcdc demo`` needs no preparation and finds all tables equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two projects with one DAGSTER_HOME: the second is refused before it starts a run or changes its source."""
+"""Two projects with one DAGSTER_HOME: the second project is refused before it starts a run or changes its source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST = catalog_of(("public", "orders"), slot="first")
 
 @pytest.fixture
 def shared(shell: Shell, tmp_path: Path) -> Shell:
-    """A shell whose instance another project has used."""
+    """A shell whose Dagster instance another project has used."""
     home = tmp_path / "dagster"
     home.mkdir()
     shell.patch.setenv("DAGSTER_HOME", str(home))
@@ -54,7 +54,7 @@ def test_up_of_a_second_project_is_refused_before_it_sets_anything_up(shared: Sh
 
 
 @pytest.mark.long
-def test_teardown_lets_another_project_have_the_instance(shell: Shell) -> None:
+def test_after_teardown_another_project_can_use_the_instance(shell: Shell) -> None:
     shell.pgcdc("setup")
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None

@@ -1,4 +1,4 @@
-"""How a command's own run ends, without its source."""
+"""How a command's own run ends. Without a source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cli.conftest import Shell
 
 @dg.op(config_schema={})
 def deaf() -> None:
-    """Listens to no signal itself."""
+    """A job that handles no signal."""
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(30)
 
@@ -27,7 +27,7 @@ def deaf_job() -> None:
 
 
 @pytest.mark.long
-def test_an_interrupted_run_is_an_interruption_and_no_error_of_dagster(shell: Shell) -> None:
+def test_an_interrupted_run_is_not_reported_as_a_dagster_error(shell: Shell) -> None:
     jobs.project_settings()
     with pytest.raises(KeyboardInterrupt):
         jobs._run(deaf_job, "deaf", {}, ConsoleProgress())

@@ -1,4 +1,4 @@
-"""`status` names who holds the lake's locks, and says so where a holder does not say who it is."""
+"""`status` names the holders of the lake's locks, and reports a holder that does not name itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgcdc_assets.flow import hold
 from tests.cli.conftest import Shell
 
 
-def test_status_shows_the_request_of_a_verify(shell: Shell) -> None:
+def test_status_shows_the_request_of_a_running_verify(shell: Shell) -> None:
     shell.pgcdc("setup")
     with hold.placed(Layout.of(shell.folder / "lake")) as request:
         assert f"held                 by `pgcdc verify` (pid {os.getpid()}): no turn begins" in shell.pgcdc("status")
@@ -23,7 +23,7 @@ def test_status_shows_the_request_of_a_verify(shell: Shell) -> None:
     assert "held  " not in shell.pgcdc("status")
 
 
-def test_status_names_a_lock_whose_holder_does_not_say_who_it_is(shell: Shell) -> None:
+def test_status_names_a_lock_whose_holder_does_not_name_itself(shell: Shell) -> None:
     shell.pgcdc("setup")
     own = Path("lake/_pgcdc")
     own.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""The commonest mistakes, one row each: what is said names what is wrong, with which object, and what to do.
+"""The most common mistakes, one row each: the message names what is wrong, with which object, and what to do.
 
-A row is a folder as the mistake leaves it, the command, its exit code, and the phrases that must stand in what it says.
-What may never stand there: a traceback, a secret, words of the libraries beneath.
+A row has a folder as the mistake leaves it, the command, its exit code, and the phrases that the message must contain.
+It never contains a traceback, a secret, or words of the libraries below.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ NEVER = (
 )  # fmt: skip
 _PENDING = "SELECT pending_restart FROM pg_settings WHERE name = 'wal_level'"
 LINES = 12
-"""One line or a short list."""
+"""The message is one line or a short list."""
 
 
 @dataclass
 class Rig:
-    """A shell, and what the mistakes need beside it."""
+    """A shell, and what the mistakes need in addition."""
 
     shell: Shell
     role: str
-    """Of no rights at all; asks for a password over the socket."""
+    """A role without rights, which needs a password over the socket."""
     undone: ExitStack
     ports: list[int] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ Prepare = Callable[[Rig], object]
 
 
 def set_up_then(more: Prepare) -> Prepare:
-    """A project that was well, and the mistake after it."""
+    """A healthy project, and then the mistake."""
 
     def prepare(rig: Rig) -> None:
         rig.set_up()
@@ -129,7 +129,7 @@ def _odd_name(rig: Rig) -> None:
 
 
 def _received(rig: Rig) -> None:
-    """There is a log, and no copy."""
+    """The project has a log and no copy."""
     rig.set_up()
     for command in ("pause apply", "sync", "resume apply"):
         rig.shell.pgcdc(*command.split())
@@ -138,7 +138,7 @@ def _received(rig: Rig) -> None:
 def _another_kind_of_slot(rig: Rig) -> None:
     _received(rig)
     rig.shell.set(TWO_PHASE="true")
-    # Whoever starts Spark says something else.
+    # A command that starts Spark prints other messages.
     rig.shell.patch.setenv("JAVA_HOME", "/nowhere/java")
 
 
@@ -151,7 +151,7 @@ HEAD = 'master: "spark://head:7077"'
 TWO_PHASE = ("slot {slot}: was made without two_phase, and the setting `two_phase` is true", "set `two_phase` to false")
 PATTERNS = '["public.*", "-public.audit_*"]'
 MISTAKES = (
-    # Where the source is.
+    # Mistakes about the source's address.
     Mistake("host", lambda r: r.shell.set(SOURCE="host=nowhere.invalid dbname=x"), "setup", 1,
             ("nowhere.invalid", "setting `source`", "PGCDC_SOURCE")),
     Mistake("port", lambda r: r.shell.set(SOURCE="host=127.0.0.1 port=1 dbname=x"), "setup", 1,
@@ -170,7 +170,7 @@ MISTAKES = (
     Mistake("no source", lambda r: r.shell.set(SOURCE=None), "status", 2, ("PGCDC_SOURCE is not set", "embedded")),
     Mistake("mistyped variable", lambda r: r.shell.set(SOURCE=None, SORCE=f"host=x password={SECRET}"), "status", 2,
             ("PGCDC_SORCE is no setting; did you mean PGCDC_SOURCE?", "PGCDC_SOURCE is not set")),
-    # What the source lacks.
+    # Mistakes about what the source lacks.
     Mistake("wal_level", _no_logical, "setup", 1,
             ("source: has wal_level = replica", "ALTER SYSTEM SET wal_level = logical;", "restart the server")),
     Mistake("wal_level before the restart", _no_restart, "setup", 1,
@@ -186,7 +186,7 @@ MISTAKES = (
             ("publication {slot} does not exist: changes are lost meanwhile", "run `pgcdc teardown`")),
     Mistake("slot held", _held, "status", 1,
             ("slot {slot} is held by another process: pid", "'somebody'", "pg_terminate_backend(")),
-    # Settings.
+    # Mistakes in settings.
     Mistake("password in the file", lambda r: r.file(f"source: host=x password={SECRET}\n"), "status", 2,
             ("setting `source`", "holds a password in pgcdc.yaml", "PGPASSWORD")),
     Mistake("password in the file's URL", lambda r: r.file(f"source: postgresql://u:{SECRET}@h/d\n"), "status", 2,
@@ -229,13 +229,13 @@ MISTAKES = (
             ("setting `source`: is the embedded server, which listens on this machine alone", "spark://head:7077")),
     Mistake("two_phase of a run", _another_kind_of_slot, "sync", 1, TWO_PHASE, ("Java", "copying")),
     Mistake("two_phase of a verify", _another_kind_of_slot, "verify", 1, TWO_PHASE, ("Java",)),
-    # The machine.
+    # Mistakes of the machine.
     Mistake("JAVA_HOME", lambda r: r.shell.patch.setenv("JAVA_HOME", "/nowhere/java"), "setup", 1,
             ("Java: no `java` in /nowhere/java/bin (JAVA_HOME is /nowhere/java)", "install Java 17")),
     Mistake("DAGSTER_HOME", set_up_then(lambda r: r.shell.patch.setenv("DAGSTER_HOME", "/nowhere/x")), "sync", 2,
             ("DAGSTER_HOME: /nowhere/x is no folder", "make it, or unset the variable")),
     Mistake("port of the UI", _in_use, "up --port {port}", 1, ("port: {port} is in use", "--port")),
-    # Arguments.
+    # Mistakes in arguments.
     Mistake("not set up", lambda r: None, "verify", 1, ("there is no saved catalog", "run `pgcdc setup`")),
     Mistake("unknown table", lambda r: r.set_up(), "repair public.aa --range 0/1..0/2", 1,
             ("public.aa: is not among the published tables; did you mean public.a?",), ("range",)),
@@ -269,7 +269,7 @@ def rig(shell: Shell, server: EmbeddedServer) -> Iterator[Rig]:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_a_mistake_is_told(mistake: Mistake, rig: Rig) -> None:
+def test_a_mistake_is_explained(mistake: Mistake, rig: Rig) -> None:
     mistake.prepare(rig)
     words = {"role": rig.role, "slot": rig.slot, "port": rig.ports[0] if rig.ports else 0}
     said = rig.shell.pgcdc(*mistake.arguments.format(**words).split(), expect=mistake.code)
@@ -283,5 +283,5 @@ def test_a_mistake_is_told(mistake: Mistake, rig: Rig) -> None:
     assert len(said.splitlines()) <= LINES, said
 
 
-def test_there_is_a_row_for_each_common_one() -> None:
+def test_there_is_a_row_for_each_common_mistake() -> None:
     assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES) >= 20

@@ -1,4 +1,4 @@
-"""A project works on the source that it was set up with, and on no other, whatever a shell has or lacks."""
+"""A project works with the source that it was set up with and with no other, whatever variables a shell has."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def other(database: Database) -> Iterator[Database]:
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_a_shell_without_the_variable_touches_nothing(shell: Shell, arguments: list[str]) -> None:
+def test_without_the_source_variable_nothing_is_changed(shell: Shell, arguments: list[str]) -> None:
     shell.pgcdc("setup")
     Path("pgcdc.yaml").unlink()
     shell.set(SOURCE=None)
@@ -64,7 +64,7 @@ def test_another_source_is_refused_before_anything_is_written(
     assert traces(other) == []
 
 
-def test_another_system_under_the_same_name(shell: Shell) -> None:
+def test_another_system_with_the_same_database_name_is_refused(shell: Shell) -> None:
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -73,8 +73,8 @@ def test_another_system_under_the_same_name(shell: Shell) -> None:
     assert "of system 1;" in shell.pgcdc("setup", expect=2)
 
 
-def test_a_lake_of_another_source(shell: Shell, other: Database) -> None:
-    """Also where the project itself was never set up."""
+def test_a_lake_of_another_source_is_refused(shell: Shell, other: Database) -> None:
+    """The lake is refused even if the project itself was never set up."""
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -85,7 +85,7 @@ def test_a_lake_of_another_source(shell: Shell, other: Database) -> None:
     assert traces(other) == []
 
 
-def test_the_embedded_server_is_no_way_out(shell: Shell) -> None:
+def test_the_embedded_server_is_refused_for_a_project_of_another_source(shell: Shell) -> None:
     shell.pgcdc("setup")
     before = shell.files()
     shell.set(SOURCE="embedded")
@@ -94,7 +94,7 @@ def test_the_embedded_server_is_no_way_out(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_nothing_is_named_and_nothing_set_up(shell: Shell, arguments: list[str]) -> None:
+def test_without_a_source_and_without_setup_the_message_shows_both_choices(shell: Shell, arguments: list[str]) -> None:
     shell.set(SOURCE=None)
     said = shell.pgcdc(*arguments, expect=2)
     assert "PGCDC_SOURCE='host=" in said
@@ -102,8 +102,8 @@ def test_nothing_is_named_and_nothing_set_up(shell: Shell, arguments: list[str])
     assert shell.files() == {}
 
 
-def test_setup_names_the_source_in_the_file(shell: Shell) -> None:
-    """The rest of the file is the user's, comments too; the next shell needs no variable."""
+def test_setup_writes_the_source_into_the_settings_file(shell: Shell) -> None:
+    """The rest of the file, with its comments, belongs to the user and stays. The next shell needs no variable."""
     Path("pgcdc.yaml").write_text("# ours\nbatch_seconds: 2  # small\n")
     shell.set(SOURCE=f"{shell.database.conninfo} password=geheim sslpassword=secret2")
     said = shell.pgcdc("setup")
@@ -117,7 +117,7 @@ def test_setup_names_the_source_in_the_file(shell: Shell) -> None:
     assert Path("pgcdc.yaml").read_text() == text
 
 
-def test_a_url_with_a_password_is_written_without(shell: Shell) -> None:
+def test_a_url_with_a_password_is_written_without_the_password(shell: Shell) -> None:
     given = conninfo_to_dict(shell.database.conninfo)
     host = str(given["host"]).replace("/", "%2F")
     shell.set(SOURCE=f"postgresql://postgres:geheim@{host}:{given['port']}/{given['dbname']}")
@@ -126,15 +126,15 @@ def test_a_url_with_a_password_is_written_without(shell: Shell) -> None:
     assert conninfo_to_dict(yaml.safe_load(Path("pgcdc.yaml").read_text())["source"]) == given
 
 
-def test_a_file_that_no_line_fits_into_is_left_alone(shell: Shell) -> None:
+def test_a_file_in_flow_style_is_not_changed(shell: Shell) -> None:
     Path("pgcdc.yaml").write_text("{batch_seconds: 2}\n")
     said = shell.pgcdc("setup")
     assert "write this line into it: source: " in said
     assert Path("pgcdc.yaml").read_text() == "{batch_seconds: 2}\n"
 
 
-def test_the_same_system_under_a_new_name(shell: Shell, tmp_path: Path) -> None:
-    """A server that moved, a standby that was promoted: what counts is who it is."""
+def test_the_same_system_under_another_host_name_is_accepted(shell: Shell, tmp_path: Path) -> None:
+    """The server moved, or a standby was promoted: the system's identity decides."""
     shell.pgcdc("setup")
     moved = tmp_path / "moved"
     moved.symlink_to(shell.database.server.socket_folder)
@@ -144,8 +144,8 @@ def test_the_same_system_under_a_new_name(shell: Shell, tmp_path: Path) -> None:
     assert f"host={moved}" in Path("pgcdc.yaml").read_text()
 
 
-def test_a_deliberate_new_beginning(shell: Shell, other: Database) -> None:
-    """The old source is gone for good: it is not asked."""
+def test_after_teardown_forget_a_project_can_use_another_source(shell: Shell, other: Database) -> None:
+    """The old source no longer exists, so teardown does not connect to it."""
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -162,7 +162,7 @@ def test_a_deliberate_new_beginning(shell: Shell, other: Database) -> None:
 
 
 @pytest.mark.long
-def test_the_embedded_server_where_the_project_was_set_up_with_it(shell: Shell) -> None:
+def test_the_embedded_server_is_used_where_the_project_was_set_up_with_it(shell: Shell) -> None:
     shell.set(SOURCE="embedded", SLOT=None, PUBLICATION=None)
     server = shop.server()
     try:
@@ -182,7 +182,7 @@ def test_the_embedded_server_where_the_project_was_set_up_with_it(shell: Shell) 
 
 
 def conninfo_of(psql: str) -> str:
-    """What a shell would hand over."""
+    """The conninfo as a shell would pass it on."""
     program, conninfo = psql.split(" ", 1)
     assert os.access(program, os.X_OK)
     return conninfo.strip("'")

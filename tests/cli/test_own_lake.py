@@ -1,4 +1,4 @@
-"""A project follows its source in its own lake, and in no other, whatever a shell has or lacks."""
+"""A project uses its own lake and no other, whatever variables a shell has."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ COMMANDS = (
     ["teardown", "--yes"], ["teardown", "--lake", "--forget", "--yes"],
 )  # fmt: skip
 WITHOUT_A_LAKE = {"pack", "demo"}
-"""``demo`` makes a project of its own in a new folder."""
+"""``demo`` creates a project of its own in a new folder."""
 
 
 @pytest.fixture
 def noted(shell: Shell) -> Shell:
-    """The project has a change log in ./lake, as right after the first sync made it."""
+    """The project has a change log in ./lake, as right after the first sync created it."""
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -50,7 +50,7 @@ def noted(shell: Shell) -> Shell:
 
 @pytest.fixture
 def synced(shell: Shell) -> Shell:
-    """The project has a change log in ./lake, and the slot has moved."""
+    """The project has a change log in ./lake, and the slot has advanced."""
     shell.pgcdc("setup")
     shell.pgcdc("pause", "apply")
     _write(shell, 1)
@@ -75,7 +75,7 @@ def log() -> ChangeLog:
     return ChangeLog(Settings.load().layout).open()
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_that_uses_a_lake_is_tested() -> None:
     names = {command.name for command in (*ALL, *SENTINEL)}
     assert {arguments[0] for arguments in COMMANDS} == names - WITHOUT_A_LAKE
 
@@ -95,7 +95,7 @@ def test_another_lake_is_refused_before_anything_is_written(noted: Shell) -> Non
 
 @pytest.mark.parametrize("arguments", [["status"], ["sync"], ["teardown", "--lake", "--yes"]], ids=" ".join)
 def test_a_lake_of_another_project_is_refused(noted: Shell, arguments: list[str]) -> None:
-    """It has another log of the same source and slot, as after a sync in the wrong lake."""
+    """The lake has another log of the same source and slot, as after a sync into the wrong lake."""
     identity, start = log().identity, log().began
     noted.set(LAKE="elsewhere")
     ChangeLog(Settings.load().layout).create(identity, start, 1)
@@ -111,7 +111,7 @@ def test_a_lake_of_another_project_is_refused(noted: Shell, arguments: list[str]
 
 
 @pytest.mark.long
-def test_a_lake_that_was_moved_is_the_same(synced: Shell) -> None:
+def test_a_moved_lake_is_recognised(synced: Shell) -> None:
     Path("lake").rename("moved")
     said = synced.pgcdc("sync", expect=2)
     assert "has lost the change log" in said
@@ -124,7 +124,7 @@ def test_a_lake_that_was_moved_is_the_same(synced: Shell) -> None:
     assert log().position() > log().began
 
 
-def test_a_project_that_was_moved_with_its_lake(noted: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_moved_with_its_lake_is_recognised(noted: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = noted.folder.with_name("moved")
     noted.folder.rename(moved)
     monkeypatch.chdir(moved)
@@ -132,7 +132,7 @@ def test_a_project_that_was_moved_with_its_lake(noted: Shell, monkeypatch: pytes
     assert load_note().lake == str(moved / "lake")
 
 
-def test_a_copy_of_the_lake_is_refused_while_the_lake_is_there(noted: Shell) -> None:
+def test_a_copy_of_the_lake_is_refused_while_the_original_exists(noted: Shell) -> None:
     shutil.copytree("lake", "copied")
     noted.set(LAKE="copied")
     said = noted.pgcdc("sync", expect=2)
@@ -143,7 +143,7 @@ def test_a_copy_of_the_lake_is_refused_while_the_lake_is_there(noted: Shell) -> 
     assert load_note().lake == str(noted.folder / "copied")
 
 
-def test_a_copied_project_is_refused_beside_its_original(noted: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_project_is_refused_while_the_original_exists(noted: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = noted.folder.with_name("copied")
     shutil.copytree(noted.folder, copied)
     monkeypatch.chdir(copied)
@@ -151,7 +151,7 @@ def test_a_copied_project_is_refused_beside_its_original(noted: Shell, monkeypat
 
 
 @pytest.mark.parametrize("mine", [True, False])
-def test_the_lake_goes_without_files_of_others(noted: Shell, mine: bool) -> None:
+def test_teardown_removes_the_lake_without_files_of_others(noted: Shell, mine: bool) -> None:
     if mine:
         Path("lake/mine.csv").write_text("1")
     said = noted.pgcdc("teardown", "--lake", "--yes")
@@ -165,7 +165,7 @@ def _read_only(*arguments: object, **options: object) -> NoReturn:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS), "lake")
 
 
-def test_a_lake_that_cannot_be_written_does_not_keep_the_slot(noted: Shell) -> None:
+def test_teardown_drops_the_slot_even_if_the_lake_cannot_be_written(noted: Shell) -> None:
     with lake_lock(Settings.load().layout, "sync"):
         pass
     with noted.patch.context() as patch:
@@ -181,14 +181,14 @@ def test_a_lake_that_cannot_be_written_does_not_keep_the_slot(noted: Shell) -> N
     noted.pgcdc("setup")
 
 
-def test_a_held_lake_that_cannot_be_written_is_left_alone(noted: Shell) -> None:
+def test_teardown_changes_nothing_if_an_unwritable_lake_is_locked(noted: Shell) -> None:
     with lake_lock(Settings.load().layout, "sync"), noted.patch.context() as patch:
         patch.setattr("pgcdc_assets.store.filelease._opened", _read_only)
         noted.pgcdc("teardown", "--yes", expect=1)
     assert traces(noted.database)
 
 
-def test_a_store_that_does_not_answer_does_not_keep_the_slot(noted: Shell) -> None:
+def test_teardown_drops_the_slot_even_if_the_store_does_not_answer(noted: Shell) -> None:
     def no_answer(*arguments: object) -> NoReturn:
         raise StoreFailed("there is no such bucket", thing="s3://bucket")
 
@@ -203,7 +203,7 @@ def test_a_store_that_does_not_answer_does_not_keep_the_slot(noted: Shell) -> No
     ["sync"], ["follow"], ["snapshot", "a"], ["heal", "a"], ["repair", "a", "--range", "0/1..0/2"], ["maintain"],
     ["forget", "a", "--yes"],
 ], ids=" ".join)  # fmt: skip
-def test_a_project_that_is_not_set_up_is_told_before_anything_starts(shell: Shell, arguments: list[str]) -> None:
+def test_a_project_without_setup_is_refused_before_anything_starts(shell: Shell, arguments: list[str]) -> None:
     with shell.patch.context() as patch:
         patch.setattr("pgcdc_assets.cli.jobs.instance", _read_only)
         patch.setattr("pgcdc_assets.flow.engine.Engine.__init__", _read_only)
@@ -211,15 +211,16 @@ def test_a_project_that_is_not_set_up_is_told_before_anything_starts(shell: Shel
     assert "there is no saved catalog; run `pgcdc setup`" in said
 
 
-def test_a_link_to_the_lake_is_the_lake(noted: Shell) -> None:
+def test_a_link_to_the_lake_is_the_same_lake(noted: Shell) -> None:
     Path("link").symlink_to("lake")
     noted.set(LAKE="link")
     noted.pgcdc("status")
 
 
 @pytest.mark.long
-def test_a_lake_that_is_gone_for_good(synced: Shell) -> None:
-    """An empty folder at its place may be a disk that is not mounted; what the message says leads out."""
+def test_a_project_whose_lake_was_deleted_can_start_again(synced: Shell) -> None:
+    """An empty folder in its place may be a disk that is not mounted. The advice in the message leads to a working
+    project."""
     shutil.rmtree("lake")
     Path("lake").mkdir()
     said = synced.pgcdc("sync", expect=2)
@@ -234,8 +235,8 @@ def test_a_lake_that_is_gone_for_good(synced: Shell) -> None:
 
 
 @pytest.mark.long
-def test_another_project_does_not_take_the_slot(synced: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A colleague's checkout of the same project, which has the settings alone."""
+def test_another_project_cannot_take_over_the_slot(synced: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A colleague's checkout of the same project, which has only the settings."""
     other = synced.folder.with_name("other")
     other.mkdir()
     monkeypatch.chdir(other)
@@ -251,8 +252,10 @@ def test_another_project_does_not_take_the_slot(synced: Shell, monkeypatch: pyte
 
 
 @pytest.mark.long
-def test_two_projects_set_up_alike_do_not_take_turns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither had a lake at its setup: the first one that follows has the slot."""
+def test_of_two_projects_with_the_same_settings_only_one_gets_the_slot(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither had a lake at its setup. The project that syncs first gets the slot."""
     shell.pgcdc("setup")
     other = shell.folder.with_name("other")
     other.mkdir()
@@ -268,7 +271,7 @@ def test_two_projects_set_up_alike_do_not_take_turns(shell: Shell, monkeypatch: 
 
 
 @pytest.mark.long
-def test_until_the_first_sync_the_lake_may_be_anywhere(shell: Shell) -> None:
+def test_before_the_first_sync_the_lake_may_be_moved(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(LAKE="elsewhere")
     shell.pgcdc("pause", "apply")
@@ -277,7 +280,7 @@ def test_until_the_first_sync_the_lake_may_be_anywhere(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("content", ['{"lake": 1', "[" * 100_000], ids=["torn", "deep"])
-def test_a_note_that_cannot_be_read(noted: Shell, content: str) -> None:
+def test_an_unreadable_note_is_reported(noted: Shell, content: str) -> None:
     NOTE_FILE.write_text(content)
     said = noted.pgcdc("status", expect=2)
     assert f"{NOTE_FILE}: cannot be read; delete it" in said
@@ -287,8 +290,8 @@ def test_a_note_that_cannot_be_read(noted: Shell, content: str) -> None:
 
 
 @pytest.mark.long
-def test_a_lost_slot_is_told_by_setup(synced: Shell) -> None:
-    """A new one would begin behind what the lake has."""
+def test_a_lost_slot_is_reported_by_every_command(synced: Shell) -> None:
+    """A new slot would begin after the end of the lake's log, with a gap between."""
     with synced.database.connect() as conn:
         conn.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
@@ -297,8 +300,8 @@ def test_a_lost_slot_is_told_by_setup(synced: Shell) -> None:
         assert "run `pgcdc teardown`, then `pgcdc setup`" in synced.pgcdc(command, expect=1)
 
 
-def test_a_run_of_dagster_is_refused_too(noted: Shell) -> None:
-    """It reads the settings of its own process, and takes no lock in another lake."""
+def test_a_dagster_run_with_another_lake_is_refused(noted: Shell) -> None:
+    """The run reads the settings of its own process, and takes no lock in the other lake."""
     noted.set(LAKE="elsewhere")
 
     def no_spark() -> NoReturn:

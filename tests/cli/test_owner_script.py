@@ -1,4 +1,4 @@
-"""``pgcdc setup --sql``: one script of an owner, and a role with REPLICATION and SELECT alone does the rest."""
+"""``pgcdc setup --sql``: the owner runs one script, and a role with only REPLICATION and SELECT does the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cli.conftest import Shell
 
 @pytest.fixture
 def role(shell: Shell) -> Iterator[str]:
-    """A name that needs quotes; the role itself is not there yet."""
+    """A role name that needs quotes. The role itself does not exist yet."""
     name = f'Plain "{secrets.token_hex(4)}'
     yield name
     with shell.database.connect() as conn:
@@ -42,7 +42,7 @@ def as_role(shell: Shell, role: str) -> str:
     return psycopg.conninfo.make_conninfo(shell.database.conninfo, user=role)
 
 
-def test_the_script_is_all_that_a_role_with_few_rights_needs(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+def test_a_role_with_few_rights_needs_only_the_script(shell: Shell, conn: psycopg.Connection, role: str) -> None:
     before = shell.files()
     script = shell.pgcdc("setup", "--sql", "--role", role)
     assert (traces(conn), shell.files()) == ([], before), "printing changes nothing"
@@ -57,8 +57,8 @@ def test_the_script_is_all_that_a_role_with_few_rights_needs(shell: Shell, conn:
     conn.execute("INSERT INTO hr.keyless VALUES (1); UPDATE hr.keyless SET v = 2; UPDATE hr.p SET id = 3")
 
 
-def test_a_table_that_came_later(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """Setup says who can publish it; the script of then holds that alone."""
+def test_a_table_created_later_needs_the_script_again(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """Setup reports who can publish the table. The new script contains only this table."""
     conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
     shell.set(SOURCE=as_role(shell, role))
     shell.pgcdc("setup")
@@ -77,7 +77,7 @@ def test_a_table_that_came_later(shell: Shell, conn: psycopg.Connection, role: s
 
 
 def test_an_unlogged_partition_needs_the_right_to_read_it(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """The copy reads it as soon as it is LOGGED."""
+    """A copy reads the partition as soon as it is LOGGED."""
     conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
     conn.execute("CREATE UNLOGGED TABLE hr.p2 PARTITION OF hr.p FOR VALUES FROM (10) TO (20)")
     shell.set(SOURCE=as_role(shell, role))
@@ -89,8 +89,8 @@ def test_an_unlogged_partition_needs_the_right_to_read_it(shell: Shell, conn: ps
     assert "GRANT" not in shell.pgcdc("setup")
 
 
-def test_a_publication_of_the_owners_is_enough(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """Somebody's own, of any kind, beside a role with REPLICATION and SELECT."""
+def test_a_publication_of_the_owner_is_enough(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """An owner's publication of any kind, and a role with REPLICATION and SELECT."""
     quoted = sql.Identifier(role)
     conn.execute(sql.SQL("CREATE ROLE {0} LOGIN REPLICATION; GRANT USAGE ON SCHEMA hr TO {0};"
                          'GRANT SELECT ON hr."Staff list" TO {0}; CREATE PUBLICATION theirs FOR TABLE hr."Staff list"')
@@ -100,7 +100,7 @@ def test_a_publication_of_the_owners_is_enough(shell: Shell, conn: psycopg.Conne
     shell.pgcdc("status")
 
 
-def test_teardown_leaves_what_an_owner_made(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+def test_teardown_keeps_publications_of_the_owner(shell: Shell, conn: psycopg.Connection, role: str) -> None:
     conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
     shell.set(SOURCE=as_role(shell, role))
     shell.pgcdc("setup")

@@ -1,4 +1,4 @@
-"""Copies of all rows are for their owner alone, unless somebody opens the folder on purpose."""
+"""Copies of all rows are readable for their owner only, unless somebody opens the folder on purpose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mode(path: Path) -> int:
     return S_IMODE(path.stat().st_mode)
 
 
-def test_what_commands_make(shell: Shell) -> None:
+def test_everything_that_commands_create_is_private(shell: Shell) -> None:
     before = os.umask(0o022)
     try:
         shell.pgcdc("setup")
@@ -35,13 +35,13 @@ def test_what_commands_make(shell: Shell) -> None:
     assert made == {".pgcdc": 0o700, ".dagster": 0o700, "lake": 0o700}
 
 
-def test_verify_may_be_the_first(tmp_path: Path) -> None:
+def test_a_lake_folder_created_by_verify_is_private(tmp_path: Path) -> None:
     with hold.placed(Layout.of(tmp_path / "lake")):
         assert mode(tmp_path / "lake") == 0o700
 
 
-def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
-    """A lake of before, or one that is shared on purpose; a folder above it is nobody's secret."""
+def test_an_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
+    """The lake is older, or shared on purpose. A folder above the lake is not private."""
     lake = tmp_path / "above" / "lake"
     with lake_lock(Layout.of(lake), "test"):
         lake.chmod(0o2750)
@@ -50,7 +50,7 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     assert mode(lake.parent) & 0o055
 
 
-def test_spark_spills_where_nobody_looks(spark: SparkSession) -> None:
+def test_the_scratch_folder_of_spark_is_private(spark: SparkSession) -> None:
     assert mode(Path(spark.conf.get("spark.local.dir") or "/")) == 0o700
 
 
@@ -64,7 +64,7 @@ def test_an_empty_dagster_home_gets_our_settings(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "dagster.yaml").exists()
 
 
-def test_a_log_is_moved_aside_once_it_is_large(tmp_path: Path) -> None:
+def test_a_large_log_file_is_moved_aside(tmp_path: Path) -> None:
     log = tmp_path / "made" / "run.log"
     for text in (b"first\n", b"second\n"):
         with private_log(log) as file:

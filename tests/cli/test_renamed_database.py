@@ -1,4 +1,4 @@
-"""A database goes by its OID: one that was renamed is the same, a clone of the same name is not."""
+"""A database is identified by its OID: a renamed database is the same, and a clone with the same name is not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rename(shell: Shell, old: str, new: str) -> None:
 
 @pytest.fixture
 def renamed(shell: Shell) -> Iterator[Shell]:
-    """Synced without Spark, then renamed to ``<name>_new``."""
+    """A project that was synced without Spark, and whose database was then renamed to ``<name>_new``."""
     name = shell.database.name
     for command in ("setup", "pause apply", "sync"):
         shell.pgcdc(*command.split())
@@ -41,7 +41,7 @@ def renamed(shell: Shell) -> Iterator[Shell]:
 
 
 @pytest.mark.long
-def test_a_renamed_database_goes_on(renamed: Shell) -> None:
+def test_a_project_continues_after_its_database_was_renamed(renamed: Shell) -> None:
     name = renamed.database.name
     log = ChangeLog(Settings.load().layout).open()
     before = log.position()
@@ -60,7 +60,7 @@ def test_a_renamed_database_goes_on(renamed: Shell) -> None:
 
 
 @pytest.mark.long
-def test_a_project_that_is_set_up_anew_after_the_rename(renamed: Shell) -> None:
+def test_a_project_can_be_set_up_again_after_the_rename(renamed: Shell) -> None:
     """The lake knows the database by its old name."""
     name = renamed.database.name
     CATALOG_FILE.unlink()
@@ -69,7 +69,7 @@ def test_a_project_that_is_set_up_anew_after_the_rename(renamed: Shell) -> None:
     renamed.pgcdc("sync")
 
 
-def test_a_clone_under_the_old_name_is_refused(renamed: Shell) -> None:
+def test_a_clone_with_the_old_name_is_refused(renamed: Shell) -> None:
     name = renamed.database.name
     with as_admin(renamed) as conn:
         old, new = sql.Identifier(name), sql.Identifier(f"{name}_new")

@@ -45,17 +45,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", ANSWERED)
-def test_a_request_that_is_answered(case: str) -> None:
+def test_a_request_of_the_user_or_of_our_own_page_is_answered(case: str) -> None:
     assert refusal(*ANSWERED[case], "127.0.0.1") is None
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_request_that_is_refused(case: str) -> None:
+def test_a_request_that_another_site_could_forge_is_refused(case: str) -> None:
     assert refusal(*REFUSED[case], "127.0.0.1")
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3:3000", f"{socket.gethostname()}:3000", "localhost:3000"])
-def test_a_server_for_other_machines_answers_to_its_names(host: str) -> None:
+def test_a_server_for_other_machines_answers_to_its_own_names(host: str) -> None:
     assert refusal("GET", "/", {"host": host}, "0.0.0.0") is None
     assert refusal("GET", "/", {"host": "evil.example"}, "0.0.0.0")
 
@@ -76,7 +76,7 @@ def _sent(scope: dict[str, Any]) -> list[MutableMapping[str, Any]]:
     return sent
 
 
-def test_the_application_sees_only_what_is_answered() -> None:
+def test_refused_requests_do_not_reach_the_application() -> None:
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost:3000")]}
     assert _sent(scope) == [{"type": "answered"}]
     assert _sent({"type": "lifespan"}) == [{"type": "answered"}]
@@ -87,7 +87,7 @@ def test_the_application_sees_only_what_is_answered() -> None:
     assert [message["type"] for message in _sent(socket)] == ["websocket.close"]
 
 
-def test_only_the_webserver_is_replaced() -> None:
+def test_only_the_command_of_the_webserver_is_replaced() -> None:
     daemon = ["python", "-m", "dagster._daemon", "run"]
     assert guarded(daemon) == daemon
     webserver = guarded(["python", "-m", "dagster_webserver", "--host", "127.0.0.1"])

@@ -1,4 +1,4 @@
-"""The commands that speak to runs, in a project where nobody runs."""
+"""The commands that direct runs, in a project where no run is active."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgcdc_assets.store import lease
 from tests.cli.conftest import Shell
 
 
-def test_words_are_given_shown_and_taken_back(shell: Shell) -> None:
+def test_requests_can_be_made_shown_and_withdrawn(shell: Shell) -> None:
     shell.pgcdc("setup")
     before = json.loads(shell.pgcdc("positions", "--json"))
     assert before["apply"] == "running"
@@ -35,8 +35,9 @@ def test_words_are_given_shown_and_taken_back(shell: Shell) -> None:
     assert (after["endpos"], after["apply"]) == (None, "running")
 
 
-def test_the_lowest_position_is_read_first(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A position that is read later may have passed one that is read before, and would show above it."""
+def test_positions_are_read_from_the_lowest_to_the_highest(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position that is read later may have risen. If the higher position were read first, the lower position could
+    appear above it."""
     asked: list[str] = []
 
     def noted(name: str, original: Callable[..., object]) -> Callable[..., object]:
@@ -64,19 +65,19 @@ def test_the_lowest_position_is_read_first(shell: Shell, monkeypatch: pytest.Mon
         (["pause", "copies"], "'copies' is not 'apply'"),
     ],
 )
-def test_a_mistake_is_told(shell: Shell, arguments: list[str], told: str) -> None:
+def test_a_wrong_argument_is_explained(shell: Shell, arguments: list[str], told: str) -> None:
     shell.pgcdc("setup")
     assert told in shell.pgcdc(*arguments, expect=2)
 
 
-def test_without_a_project_there_is_nobody_to_speak_to(shell: Shell) -> None:
+def test_without_a_project_the_commands_advise_setup(shell: Shell) -> None:
     for arguments in (["until", "1/0"], ["pause", "apply"], ["positions"]):
         assert "run `pgcdc setup`" in shell.pgcdc(*arguments, expect=1)
     assert not any(name.startswith("lake") for name in shell.files())
 
 
 @pytest.mark.long
-def test_status_tells_what_the_server_decoded(shell: Shell) -> None:
+def test_status_shows_what_the_server_decoded(shell: Shell) -> None:
     shell.pgcdc("setup")
     found = json.loads(shell.pgcdc("status", "--json", expect=None))
     assert found["slot"]["decoded"].keys() >= {"total_txns", "spill_bytes", "stream_bytes"}
@@ -84,7 +85,7 @@ def test_status_tells_what_the_server_decoded(shell: Shell) -> None:
 
 
 @pytest.mark.long
-def test_status_tells_what_is_received_before_its_commit(shell: Shell) -> None:
+def test_status_shows_what_was_received_before_its_commit(shell: Shell) -> None:
     shell.pgcdc("setup")
     assert json.loads(shell.pgcdc("status", "--json"))["in_progress"] is None
     assert "in progress" not in shell.pgcdc("status")

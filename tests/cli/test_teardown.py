@@ -1,4 +1,4 @@
-"""What setup made goes, what somebody else made or reads stays, and every word of it is said."""
+"""Teardown removes what setup made, keeps what other owners made or read, and reports all of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def conn(shell: Shell) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def role(shell: Shell, conn: psycopg.Connection) -> Iterator[str]:
-    """May replicate and read, and make no publication."""
+    """A role that may replicate and read, but may not create publications."""
     name = f"plain_{secrets.token_hex(4)}"
     conn.execute(
         f"CREATE ROLE {name} LOGIN REPLICATION; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}".encode()
@@ -45,8 +45,10 @@ def as_role(shell: Shell, role: str) -> None:
     shell.set(SOURCE=make_conninfo(shell.database.conninfo, user=role))
 
 
-def test_a_slot_beside_a_publication_of_the_owners_goes(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """Nothing on the source tells that the slot is ours: the project has noted it."""
+def test_teardown_removes_our_slot_beside_a_publication_of_the_owner(
+    shell: Shell, conn: psycopg.Connection, role: str
+) -> None:
+    """Nothing on the source shows that the slot is ours. The project's note does."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -62,8 +64,8 @@ def test_a_slot_beside_a_publication_of_the_owners_goes(shell: Shell, conn: psyc
     assert left(conn) == {"publication theirs"}
 
 
-def test_a_slot_of_which_nothing_is_known_stays_and_is_told(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """The advice leads out."""
+def test_a_slot_without_a_note_is_kept_and_reported(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """The advice in the message works."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -77,8 +79,8 @@ def test_a_slot_of_which_nothing_is_known_stays_and_is_told(shell: Shell, conn: 
     assert left(conn) == {"publication theirs"}
 
 
-def test_a_slot_is_noted_before_it_is_made(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """A setup that ends while it waits for its slot leaves no slot that nobody knows."""
+def test_a_slot_is_noted_before_it_is_created(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """A setup that is ended while it waits for its slot leaves no slot without a note."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -94,7 +96,9 @@ def test_a_slot_is_noted_before_it_is_made(shell: Shell, conn: psycopg.Connectio
     assert noted == [(f"slot s_{shell.database.name}",)]
 
 
-def test_what_setup_made_and_stays_ends_with_1(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+def test_teardown_exits_with_1_if_something_that_setup_made_is_kept(
+    shell: Shell, conn: psycopg.Connection, role: str
+) -> None:
     shell.pgcdc("setup")
     as_role(shell, role)
     name = f"s_{shell.database.name}"
@@ -109,7 +113,7 @@ def test_what_setup_made_and_stays_ends_with_1(shell: Shell, conn: psycopg.Conne
 
 @pytest.fixture
 def sharing(shell: Shell, conn: psycopg.Connection) -> tuple[Path, Path]:
-    """Two projects of one database: the second one reads the publication that the first one made."""
+    """Two projects of one database. The second project reads the publication that the first project made."""
     first, second = shell.folder, shell.folder.with_name("second")
     shell.pgcdc("setup")
     second.mkdir()
@@ -144,7 +148,7 @@ def test_a_publication_that_another_project_reads_is_not_dropped(
 
 @pytest.fixture
 def alike(shell: Shell) -> tuple[Path, Path]:
-    """Two projects with one slot's name; the second one is not set up yet."""
+    """Two projects with the same slot name. The second project is not set up yet."""
     shell.pgcdc("setup")
     second = shell.folder.with_name("second")
     second.mkdir()
@@ -164,7 +168,7 @@ def test_a_project_that_made_nothing_removes_nothing(
         for thing in (f"slot {name}", f"publication {name}", f"publication {name}_inserts"):
             assert f"{thing} stays: this project did not make it; where no other one needs it: " in said
         assert left(conn) == before
-        # The second time after its own setup.
+        # The first time before the project's own setup, the second time after it.
         said = shell.pgcdc("setup")
         assert f"warning: slot {name}: exists, and this project did not make it" in said
     shell.patch.chdir(first)
@@ -173,7 +177,7 @@ def test_a_project_that_made_nothing_removes_nothing(
     assert left(conn) == set()
 
 
-def test_what_another_project_made_goes_on_an_explicit_word(
+def test_teardown_shared_removes_what_another_project_made(
     shell: Shell, conn: psycopg.Connection, alike: tuple[Path, Path]
 ) -> None:
     shell.patch.chdir(alike[1])
@@ -181,7 +185,7 @@ def test_what_another_project_made_goes_on_an_explicit_word(
     assert left(conn) == set()
 
 
-def test_a_comment_of_somebody_else_hides_nothing_that_setup_made(shell: Shell, conn: psycopg.Connection) -> None:
+def test_a_comment_of_another_owner_does_not_hide_what_setup_made(shell: Shell, conn: psycopg.Connection) -> None:
     shell.pgcdc("setup")
     for name in ("", "_inserts"):
         publication = sql.Identifier(f"s_{shell.database.name}{name}")
@@ -190,8 +194,8 @@ def test_a_comment_of_somebody_else_hides_nothing_that_setup_made(shell: Shell, 
     assert left(conn) == set()
 
 
-def test_publications_are_noted_before_the_slot_is_there(shell: Shell, conn: psycopg.Connection) -> None:
-    """A setup that ends while it waits leaves nothing that nobody made."""
+def test_publications_are_noted_before_the_slot_exists(shell: Shell, conn: psycopg.Connection) -> None:
+    """A setup that is ended while it waits leaves nothing without a note."""
 
     def dies(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
@@ -204,7 +208,7 @@ def test_publications_are_noted_before_the_slot_is_there(shell: Shell, conn: psy
     assert left(conn) == set()
 
 
-def test_one_of_two_publications_that_is_gone_has_one_answer(shell: Shell, conn: psycopg.Connection) -> None:
+def test_one_missing_publication_of_two_gets_one_advice(shell: Shell, conn: psycopg.Connection) -> None:
     conn.execute("CREATE TABLE keyless (v int)")
     shell.pgcdc("setup")
     conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(f"s_{shell.database.name}_inserts")))
@@ -214,10 +218,10 @@ def test_one_of_two_publications_that_is_gone_has_one_answer(shell: Shell, conn:
 
 
 @pytest.mark.long
-def test_a_publication_that_is_gone_has_one_answer(
+def test_a_missing_publication_gets_the_same_advice_from_every_command(
     shell: Shell, conn: psycopg.Connection, sharing: tuple[Path, Path]
 ) -> None:
-    """Every command gives the same advice, and it leads out, also for a project whose publication was another's."""
+    """Following the advice works, even for a project that read another project's publication."""
     first, second = sharing
     in_project(shell, second, "second")
     shell.pgcdc("pause", "apply")
@@ -241,8 +245,8 @@ def test_a_publication_that_is_gone_has_one_answer(
 
 
 @pytest.mark.long
-def test_a_publication_of_ours_that_is_gone_has_one_answer(shell: Shell, conn: psycopg.Connection) -> None:
-    """The slot bears no mark any more: it was noted."""
+def test_a_missing_publication_of_ours_gets_the_same_advice(shell: Shell, conn: psycopg.Connection) -> None:
+    """The slot has no mark any more. The project's note names it."""
     shell.pgcdc("setup")
     name = f"s_{shell.database.name}"
     conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(f"{name}_inserts")))

@@ -1,4 +1,4 @@
-"""Wrong usage and settings: exit 2, one line that names the thing, nothing touched."""
+"""Wrong usage and wrong settings: exit code 2, one line that names the problem, and no change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_wrong_settings_exit_with_2_and_name_the_field(
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["sync", "-h"], ["--version"]])
-def test_help_is_no_failure(arguments: list[str]) -> None:
+def test_help_is_not_a_failure(arguments: list[str]) -> None:
     assert run(arguments) in (0, 2) if not arguments else run(arguments) == 0
 
 
@@ -67,7 +67,7 @@ def test_help_is_no_failure(arguments: list[str]) -> None:
         (3, "`pgcdc follow` (pid 5)", "info: 3 tables wait for a copy; `pgcdc follow` (pid 5) copies them"),
     ],
 )
-def test_status_tells_how_many_tables_have_no_copy_yet(
+def test_status_shows_how_many_tables_have_no_copy_yet(
     tables: int, at_work: str | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_status(Status(None, None, None, None, (), (), uncopied=tables, at_work=at_work))

@@ -150,7 +150,7 @@ def keyless_table_is_published_for_updates(_original: Original) -> Any:
 @override(
     "pgcdc_assets.projectfile:without_secrets",
     rule="no secret of a source is written to a file",
-    test="tests/cli/test_origin.py::test_a_url_with_a_password_is_written_without",
+    test="tests/cli/test_origin.py::test_a_url_with_a_password_is_written_without_the_password",
 )
 def password_goes_into_the_file(_original: Original) -> Any:
     return lambda source: source

@@ -137,7 +137,7 @@ def full_disk_sets_tables_aside(original: Original) -> Any:
 @override(
     "pgcdc_assets.store.private:private_folder",
     rule="lake and project state are open to their owner alone",
-    test="tests/cli/test_private.py::test_what_commands_make",
+    test="tests/cli/test_private.py::test_everything_that_commands_create_is_private",
 )
 def folders_are_open_to_all(original: Original) -> Any:
     return with_instead(original, "OWNER_ONLY", "0o755")
