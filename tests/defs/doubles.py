@@ -1,4 +1,4 @@
-"""An engine that does nothing but say what it was asked, for the wiring alone."""
+"""An engine that only records what it was asked to do. It tests the wiring alone."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.processname import ProcessName
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
-"""Dagster's loggers of a run."""
+"""Configuration of Dagster's loggers for a run."""
 
 
 @dataclass
 class Script:
-    """What the engine tells its observer, and what it was asked."""
+    """What the engine reports to its observer, and what it was asked to do."""
 
     copies: list[CopyReport] = field(default_factory=list)
     ranges: list[RangeReport] = field(default_factory=list)
@@ -89,7 +89,7 @@ class RecordingEngine:
 
 @dataclass
 class RecordingEngines:
-    """Stands where the resource ``engines`` stands."""
+    """Replaces the resource ``engines``."""
 
     script: Script
 
@@ -123,7 +123,7 @@ def span(start: int, end: int) -> LsnRange:
 
 
 def dead_mark() -> str:
-    """The mark of a process that was there and is gone."""
+    """The mark of a process that has ended."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     created = int(psutil.Process(child.pid).create_time())
     child.communicate()

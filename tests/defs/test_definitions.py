@@ -1,4 +1,4 @@
-"""The code location: what is drawn from a saved catalog, and that it loads whatever the catalog holds."""
+"""The code location: the graph that is drawn from a saved catalog, and that it loads with any catalog."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parents(defs: dg.Definitions) -> dict[str, set[str]]:
     }
 
 
-def test_the_graph_reads_from_slot_to_mirrors() -> None:
+def test_the_graph_leads_from_the_slot_to_the_mirrors() -> None:
     assert parents(load(catalog_of(("public", "orders"), ("other", "orders")))) == {
         "slot": set(),
         "change_log": {"slot"},
@@ -50,7 +50,7 @@ def test_the_graph_reads_from_slot_to_mirrors() -> None:
     }
 
 
-def test_messages_are_drawn_where_they_are_asked_for() -> None:
+def test_messages_are_an_asset_if_they_are_asked_for() -> None:
     defs = pipeline(Settings(messages=("app",)), catalog_of(("public", "orders")))
     dg.Definitions.validate_loadable(defs)
     assert parents(defs)["messages"] == {"change_log"}
@@ -61,7 +61,7 @@ def test_odd_names_load_and_never_collide() -> None:
     assert len(graph) == 3 + 3 * len(ODD)
 
 
-def test_without_a_catalog_the_graph_is_empty_not_broken() -> None:
+def test_without_a_catalog_the_graph_is_empty_and_loads() -> None:
     defs = load(None)
     assert parents(defs) == {}
     assert defs.resolve_job_def("sync").name == "sync"
@@ -76,7 +76,7 @@ def test_mirrors_show_group_kinds_and_columns() -> None:
     assert [(column.name, column.type) for column in schema.schema.columns] == [("id", "int4"), ('v "x"', "text[]")]
 
 
-def test_ranges_partition_the_stream_and_copies_are_partitioned_apart() -> None:
+def test_change_log_and_snapshots_have_separate_partitions() -> None:
     graph = load(catalog_of(("public", "orders"))).resolve_asset_graph()
     names = {
         key.to_user_string(): partitions.name
@@ -92,7 +92,7 @@ def test_ranges_partition_the_stream_and_copies_are_partitioned_apart() -> None:
     }
 
 
-def test_a_selection_is_one_run_and_nothing_is_retried() -> None:
+def test_a_selection_is_one_run_without_retries() -> None:
     defs = load(catalog_of(("public", "orders")))
     graph = defs.resolve_asset_graph()
     single = [key for key in graph.materializable_asset_keys if graph.get(key).backfill_policy]
@@ -111,8 +111,9 @@ def test_every_mirror_and_the_slot_have_a_check() -> None:
 
 
 @pytest.mark.parametrize("catalog", [pytest.param(None, marks=pytest.mark.long), catalog_of(*ODD)])
-def test_loading_in_a_project_directory_touches_nothing_else(tmp_path: Path, catalog: Catalog | None) -> None:
-    """Nor the working directory of the process. Dagster puts a location's own first on the path."""
+def test_loading_in_a_project_directory_changes_nothing_else(tmp_path: Path, catalog: Catalog | None) -> None:
+    """The working directory of the process is not changed either. Dagster puts a location's own directory first on the
+    path."""
     own, other = tmp_path / "own", tmp_path / "other"
     own.mkdir()
     other.mkdir()
@@ -133,7 +134,7 @@ def test_loading_in_a_project_directory_touches_nothing_else(tmp_path: Path, cat
 
 @pytest.mark.long
 def test_a_location_finds_its_project_in_its_working_directory(tmp_path: Path) -> None:
-    """Also where the process started in the folder of another project."""
+    """The location also finds it if the process started in the folder of another project."""
     own, other = tmp_path / "own", tmp_path / "other"
     save_catalog(catalog_of(("public", "orders")), own / CATALOG_FILE)
     save_catalog(catalog_of(("public", "others")), other / CATALOG_FILE)
@@ -145,7 +146,7 @@ def test_a_location_finds_its_project_in_its_working_directory(tmp_path: Path) -
     assert "public/others" not in found.stdout
 
 
-def test_a_location_without_a_project_says_so(
+def test_a_location_without_a_project_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -162,6 +163,6 @@ def test_a_location_without_a_project_says_so(
     assert Path.cwd() == tmp_path / "nowhere"
 
 
-def test_the_files_of_the_checkout_are_those_that_commands_write() -> None:
+def test_the_files_of_the_checkout_equal_the_files_that_commands_write() -> None:
     assert (ROOT / "dagster.yaml").read_text() == INSTANCE_YAML
     assert (ROOT / "workspace.yaml").read_text() == WORKSPACE_YAML

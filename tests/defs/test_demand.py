@@ -1,4 +1,4 @@
-"""The sensor's decision, one situation each."""
+"""The sensor's decision, one situation per case."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
         pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "and so do we", id="source behind us"),
     ],
 )  # fmt: skip
-def test_decision(look: SourceLook, cursor: Cursor, wanted: bool, why: str) -> None:
+def test_a_run_is_requested_only_if_there_is_work(look: SourceLook, cursor: Cursor, wanted: bool, why: str) -> None:
     decision = decide(look, cursor, range_seconds=60)
     assert decision.wanted is wanted
     assert why in decision.why
@@ -73,12 +73,12 @@ def test_decision(look: SourceLook, cursor: Cursor, wanted: bool, why: str) -> N
         (Runs(failures=30, last_ended=NOW - 601), None),
     ],
 )
-def test_when_no_run_may_be_requested(runs: Runs, why: str | None) -> None:
+def test_no_run_is_requested_while_another_run_is_active_or_pauses(runs: Runs, why: str | None) -> None:
     reason = busy(runs, NOW)
     assert reason is None if why is None else why in str(reason)
 
 
-def test_cursor_remembers_since_when_the_position_stands() -> None:
+def test_the_cursor_keeps_the_time_since_which_the_position_is_the_same() -> None:
     first = Cursor().seen(LEVEL)
     assert first.since == NOW
     later = first.seen(replace(AHEAD, now=NOW + 30))
@@ -87,17 +87,17 @@ def test_cursor_remembers_since_when_the_position_stands() -> None:
     assert (moved.since, moved.position) == (NOW + 40, Lsn(0x1800))
 
 
-def test_cursor_remembers_what_was_seen_to_be_empty() -> None:
+def test_the_cursor_keeps_the_end_of_wal_without_published_changes() -> None:
     cursor = Cursor().seen(replace(AHEAD, published=False))
     assert cursor.empty_to == AHEAD.flush_lsn
     assert cursor.seen(replace(AHEAD, flush_lsn=Lsn(0x3000))).empty_to == AHEAD.flush_lsn
 
 
-def test_cursor_survives_its_text_form() -> None:
+def test_the_cursor_survives_its_text_form() -> None:
     cursor = Cursor(Lsn(0x16_B374_D848), 12.5, Lsn(7), 3.25, "ab")
     assert Cursor.parse(str(cursor)) == cursor
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", "x", '{"position": -1, "since": 0}'])
-def test_an_unreadable_cursor_is_a_fresh_one(text: str | None) -> None:
+def test_an_unreadable_cursor_is_replaced_by_a_new_one(text: str | None) -> None:
     assert Cursor.parse(text) == Cursor()

@@ -1,4 +1,4 @@
-"""Names of tables as Dagster's names: valid, readable, one to one."""
+"""Names of tables as Dagster names: valid, readable and one to one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = st.builds(TableName, PART, PART)
         (TableName("..", "a~b"), ["~2e~~2e~", "a~7e~b"]),
     ],
 )
-def test_asset_keys_stay_readable(table: TableName, key: list[str]) -> None:
+def test_asset_keys_are_readable(table: TableName, key: list[str]) -> None:
     assert keys.mirror_key(table).path == key
     assert keys.changes_key(table).path == ["changes", *key]
     assert keys.snapshot_key(table).path == ["snapshot", *key]
@@ -39,7 +39,7 @@ def test_keys_of_different_tables_differ_as_paths_and_as_text(left: TableName, r
 
 
 @given(NAMES, NAMES)
-def test_kinds_never_meet(left: TableName, right: TableName) -> None:
+def test_keys_of_different_kinds_of_assets_never_collide(left: TableName, right: TableName) -> None:
     texts = {make(left).to_user_string() for make in (keys.changes_key, keys.snapshot_key)}
     assert keys.mirror_key(right).to_user_string() not in texts
 
@@ -51,7 +51,7 @@ def test_op_names_are_valid_and_one_to_one(left: TableName, right: TableName) ->
     assert (names[0] == names[1]) == (left == right)
 
 
-def test_op_names_that_naive_joining_would_confuse() -> None:
+def test_op_names_differ_where_simple_joining_would_collide() -> None:
     tables = [
         TableName("a__b", "c"), TableName("a", "b__c"), TableName("a_b", "c"), TableName("a", "b_c"),
         TableName("a-b", "c"), TableName("a.b", "c"), TableName("A_b", "c"), TableName("a_", "b"), TableName("a", "_b"),

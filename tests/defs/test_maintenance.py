@@ -1,4 +1,4 @@
-"""The maintenance job and its schedule: it gives way to who writes, and says what it could not do."""
+"""The maintenance job and its schedule: the job gives way to a writer, and reports what it could not do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scheduled() -> dict[str, Any]:
     return config
 
 
-def test_a_scheduled_run_is_bounded_and_says_what_it_did(instance: dg.DagsterInstance) -> None:
+def test_a_scheduled_run_has_a_time_limit_and_reports_its_work(instance: dg.DagsterInstance) -> None:
     script = Script(maintenance=MaintenanceReport(Lsn(16), Lsn(32), log_files=7, deleted_bytes=9))
     result = run(instance, script, scheduled())
     assert result.success
@@ -52,14 +52,14 @@ def test_a_scheduled_run_is_bounded_and_says_what_it_did(instance: dg.DagsterIns
     assert (told["log_start_lsn"], told["log_files"], told["deleted_bytes"]) == ("0/10", 7, 9)
 
 
-def test_a_scheduled_run_leaves_a_lake_that_is_written_to(instance: dg.DagsterInstance) -> None:
+def test_a_scheduled_run_skips_a_lake_that_is_being_written(instance: dg.DagsterInstance) -> None:
     held = Script(error=LockHeld("`pgcdc follow` (pid 7) is writing to this lake"))
     assert run(instance, held, scheduled()).success
     assert held.asked
     assert not run(instance, held, {"command": "maintain"}).success
 
 
-def test_a_mirror_that_could_not_be_kept_fails_the_run(instance: dg.DagsterInstance) -> None:
+def test_a_failed_mirror_fails_the_maintenance_run(instance: dg.DagsterInstance) -> None:
     script = Script(maintenance=MaintenanceReport(Lsn(16), failed=[(TableName("public", "t"), "t: cannot be read")]))
     result = run(instance, script, {})
     assert not result.success
@@ -68,6 +68,6 @@ def test_a_mirror_that_could_not_be_kept_fails_the_run(instance: dg.DagsterInsta
 
 
 @pytest.mark.parametrize(("value", "status"), [("on", "RUNNING"), ("", "STOPPED")])
-def test_the_schedule_runs_where_the_sensor_does(value: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedule_is_on_where_the_sensor_is_on(value: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SENSOR_ON, value)
     assert maintenance_schedule().default_status.name == status

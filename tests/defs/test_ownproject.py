@@ -1,4 +1,4 @@
-"""One Dagster instance belongs to one project: a second one is refused before it changes anything."""
+"""One Dagster instance belongs to one project. A second project is refused before it changes anything."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """As the first project leaves it after its first sync."""
+    """The instance as the first project leaves it after its first sync."""
     with dg.DagsterInstance.ephemeral() as instance:
         claim(instance, FIRST.identity)
         RangeRegister(instance).add(span(0x10, 0x20))
         yield instance
 
 
-def test_a_project_that_restarts_or_begins_a_new_log_keeps_its_instance(instance: dg.DagsterInstance) -> None:
+def test_a_project_keeps_its_instance_after_a_rename_of_its_database(instance: dg.DagsterInstance) -> None:
     claim(instance, FIRST.identity)
     renamed = Identity(FIRST.identity.system_identifier, "another_name", FIRST.identity.slot)
     claim(instance, renamed)
@@ -55,7 +55,7 @@ def test_another_slot_or_system_is_another_project(instance: dg.DagsterInstance,
     claim(instance, FIRST.identity)
 
 
-def test_an_instance_goes_to_another_project_after_a_teardown(instance: dg.DagsterInstance) -> None:
+def test_an_instance_can_be_used_by_another_project_after_a_teardown(instance: dg.DagsterInstance) -> None:
     release(instance, SECOND.identity)
     with pytest.raises(WrongInstance):
         claim(instance, SECOND.identity)
@@ -65,8 +65,8 @@ def test_an_instance_goes_to_another_project_after_a_teardown(instance: dg.Dagst
         claim(instance, FIRST.identity)
 
 
-def test_an_instance_goes_to_another_project_once_all_partitions_are_deleted(instance: dg.DagsterInstance) -> None:
-    """This is what the error advises where the other project is gone."""
+def test_an_instance_without_partitions_can_be_used_by_another_project(instance: dg.DagsterInstance) -> None:
+    """The error advises this if the other project no longer exists."""
     copied = register_snapshot(instance, Lsn(0x10))
     instance.delete_dynamic_partition("lsn_ranges", span(0x10, 0x20).key)
     with pytest.raises(WrongInstance, match="delete all partitions of the assets `change_log`"):
@@ -100,7 +100,7 @@ def test_a_run_of_a_second_project_changes_nothing(
     assert RangeRegister(instance).known() == [span(0x10, 0x20)]
 
 
-def test_the_sensor_of_a_second_project_only_says_why(
+def test_the_sensor_of_a_second_project_only_reports_the_reason(
     instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The register of LSN ranges: in order, without gaps, pruned with the log."""
+"""The register of LSN ranges: ordered, without gaps, pruned with the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def register(instance: dg.DagsterInstance) -> RangeRegister:
     return RangeRegister(instance)
 
 
-def test_ranges_are_kept_in_the_order_of_their_closing(register: RangeRegister, instance: dg.DagsterInstance) -> None:
+def test_ranges_are_kept_in_the_order_in_which_they_were_closed(
+    register: RangeRegister, instance: dg.DagsterInstance
+) -> None:
     for start, end in ((0x10, 0x20), (0x20, 0x1000), (0x1000, 0x1_0000_0000)):
         assert register.add(span(start, end)) == span(start, end)
     assert instance.get_dynamic_partitions(str(LSN_RANGES.name)) == [
@@ -24,13 +26,13 @@ def test_ranges_are_kept_in_the_order_of_their_closing(register: RangeRegister, 
     ]  # fmt: skip
 
 
-def test_a_hole_becomes_a_range_of_its_own(register: RangeRegister) -> None:
+def test_a_gap_becomes_a_range_of_its_own(register: RangeRegister) -> None:
     register.add(span(0x10, 0x20))
     assert register.add(span(0x40, 0x50)) == span(0x40, 0x50)
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x40), span(0x40, 0x50)]
 
 
-def test_what_is_known_is_not_registered_again(register: RangeRegister) -> None:
+def test_known_ranges_are_not_registered_again(register: RangeRegister) -> None:
     register.add(span(0x10, 0x20))
     register.add(span(0x20, 0x30))
     assert register.add(span(0x10, 0x20)) == span(0x10, 0x20)
@@ -39,20 +41,20 @@ def test_what_is_known_is_not_registered_again(register: RangeRegister) -> None:
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
 
 
-def test_keys_go_with_the_log(register: RangeRegister) -> None:
+def test_keys_are_pruned_with_the_log(register: RangeRegister) -> None:
     for start, end in ((0x10, 0x20), (0x20, 0x30), (0x30, 0x40)):
         register.add(span(start, end))
     assert register.prune(Lsn(0x20), Lsn(0x30)) == [span(0x10, 0x20), span(0x30, 0x40)]
     assert register.known() == [span(0x20, 0x30)]
 
 
-def test_a_copy_is_registered_once(instance: dg.DagsterInstance) -> None:
+def test_a_copy_is_registered_only_once(instance: dg.DagsterInstance) -> None:
     assert register_snapshot(instance, Lsn(0xABC)) == "000000000000-000000000ABC"
     register_snapshot(instance, Lsn(0xABC))
     assert instance.get_dynamic_partitions("snapshot_ranges") == ["000000000000-000000000ABC"]
 
 
-def test_no_keys_or_keys_that_leave_a_range_out_fail(register: RangeRegister) -> None:
+def test_a_selection_without_keys_or_with_a_gap_fails(register: RangeRegister) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         register.add(known)
     with pytest.raises(BadRange, match="no range was selected"):
@@ -71,7 +73,9 @@ ODD = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("odd", ODD)
-def test_an_odd_key_stops_nothing_and_is_named(register: RangeRegister, instance: dg.DagsterInstance, odd: str) -> None:
+def test_an_odd_key_is_reported_and_stops_nothing(
+    register: RangeRegister, instance: dg.DagsterInstance, odd: str
+) -> None:
     register.add(span(0x10, 0x20))
     instance.add_dynamic_partitions(str(LSN_RANGES.name), [odd])
     assert register.add(span(0x20, 0x30)) == span(0x20, 0x30)
@@ -81,7 +85,7 @@ def test_an_odd_key_stops_nothing_and_is_named(register: RangeRegister, instance
     gone = register.prune(Lsn(0x20), Lsn(0x30))
     assert gone[0] == span(0x10, 0x20)
     assert register.known() == [span(0x20, 0x30)]
-    if len(gone) > 1:  # What lay over a key must not take its place once that is gone.
+    if len(gone) > 1:  # Ranges that overlap a removed key must not take its place.
         assert gone[1].key == odd
         return
     selection = Selection([odd, span(0x20, 0x30).key], register)
@@ -92,15 +96,15 @@ def test_an_odd_key_stops_nothing_and_is_named(register: RangeRegister, instance
         Selection([odd], register)
 
 
-def test_a_key_ahead_of_all_that_is_closed_goes(register: RangeRegister, instance: dg.DagsterInstance) -> None:
-    """Somebody added it while a run goes on; it would be taken for the range that is closed next."""
+def test_a_key_above_all_closed_ranges_is_removed(register: RangeRegister, instance: dg.DagsterInstance) -> None:
+    """Somebody added the key during a run. Otherwise the key would be taken for the range that is closed next."""
     register.add(span(0x10, 0x20))
     instance.add_dynamic_partitions(str(LSN_RANGES.name), [span(0x50, 0x60).key])
     assert register.add(span(0x20, 0x30)) == span(0x20, 0x30)
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30)]
 
 
-def test_holes_of_deleted_keys_are_mended_in_order(register: RangeRegister, instance: dg.DagsterInstance) -> None:
+def test_gaps_of_deleted_keys_are_filled_in_order(register: RangeRegister, instance: dg.DagsterInstance) -> None:
     for start in (0x10, 0x20, 0x30, 0x40, 0x50):
         register.add(span(start, start + 0x10))
     name = str(LSN_RANGES.name)
@@ -112,7 +116,7 @@ def test_holes_of_deleted_keys_are_mended_in_order(register: RangeRegister, inst
     assert register.mend() == [span(0x20, 0x40)]
     mended = [span(0x10, 0x20), span(0x20, 0x40), span(0x40, 0x50), span(0x50, 0x60)]
     assert instance.get_dynamic_partitions(name) == [one.key for one in mended]
-    # Deleted, and added again by hand: Dagster has it at the end.
+    # The key was deleted and added again by hand, so Dagster lists it last.
     instance.delete_dynamic_partition(name, mended[2].key)
     instance.add_dynamic_partitions(name, [mended[2].key])
     assert register.mend() == []

@@ -1,4 +1,5 @@
-"""Spark's session as a resource: dagster-pyspark's, configured as its users know, and stopped with the run."""
+"""Spark's session as a resource: the resource of dagster-pyspark, configured as its users know it, and stopped with the
+run."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
 
 @dataclass
 class Sessions:
-    """Stands where :mod:`pgcdc_assets.spark.session` stands."""
+    """Replaces :mod:`pgcdc_assets.spark.session`."""
 
     started: list[Settings] = field(default_factory=list)
     stopped: list[object] = field(default_factory=list)
@@ -52,7 +53,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*, uses: bool = True, fails: bool = False, spark_config: dict[str, Any] | None = None) -> bool:
-    """Run an op of the pipeline's resources; it asks twice for the session, as several parts of a run do."""
+    """Runs an op with the pipeline's resources. The op asks for the session twice, as several parts of a run do."""
 
     @dg.op
     def work(engines: Engines, pyspark: LakeSpark) -> None:
@@ -102,12 +103,12 @@ def test_a_run_configures_spark_as_dagster_pyspark_does(recorded: Sessions) -> N
         ({"spark.master": "spark://host:7077"}, "cannot be used with a lake on a local path"),
     ],
 )
-def test_a_run_s_configuration_is_checked_as_the_setting_is(given: dict[str, Any], said: str) -> None:
+def test_the_configuration_of_a_run_is_checked_like_the_setting(given: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said.replace("`", "['`]")):
         LakeSpark(spark_config=given).settings()
 
 
-def test_dagster_s_ui_shows_nothing_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ui_of_dagster_does_not_show_the_spark_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting may hold credentials."""
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"spark.hadoop.fs.s3a.secret.key": "hidden"}))
     from dagster._core.remote_representation.external_data import RepositorySnap

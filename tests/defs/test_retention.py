@@ -1,4 +1,4 @@
-"""Dagster's events and runs go with the ranges, on an instance as the commands have it."""
+"""Dagster's events and runs are deleted with the ranges, in an instance as the commands configure it."""
 
 import sqlite3
 import time
@@ -31,7 +31,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], ours: bool = True) -> str:
-    """One that recorded these partitions of these assets."""
+    """A run that recorded these partitions of these assets. Returns its id."""
 
     @dg.op
     def record(context: dg.OpExecutionContext) -> None:
@@ -48,7 +48,7 @@ def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], ou
 
 
 def rows(folder: Path) -> int:
-    """Events in all databases."""
+    """The number of events in all databases."""
     count = 0
     for path in folder.rglob("history/runs/*.db"):
         with sqlite3.connect(path) as conn:
@@ -57,7 +57,7 @@ def rows(folder: Path) -> int:
 
 
 @pytest.mark.long
-def test_what_is_forgotten_and_what_stays(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_runs_of_pruned_ranges_are_deleted_and_all_others_kept(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     gone, kept = span(0x10, 0x20), span(0x20, 0x30)
     register = RangeRegister(instance)
     for known in (gone, kept):
@@ -89,14 +89,14 @@ def test_what_is_forgotten_and_what_stays(instance: dg.DagsterInstance, tmp_path
     assert instance.get_materialized_partitions(MIRROR) == {kept.key}
     assert instance.get_dynamic_partitions(str(LSN_RANGES.name)) == [kept.key]
     assert instance.get_latest_materialization_event(QUIET_MIRROR) is not None
-    # Once the range is gone, and another run holds the newest materialisation, its run goes too.
+    # Once the range is pruned, and another run holds the newest materialisation, this run is deleted too.
     register.prune(kept.end, kept.end)
     newest = run(instance, span(0x30, 0x40).key, assets=ASSETS)
     assert forget_runs(instance, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3
     assert {record.run_id for record in instance.get_runs()} == {foreign, under_way, newest}
 
 
-def test_ticks_are_bounded_in_the_project_s_instance(instance: dg.DagsterInstance) -> None:
+def test_the_instance_of_a_project_deletes_old_ticks(instance: dg.DagsterInstance) -> None:
     assert set(yaml.safe_load(INSTANCE_YAML)["retention"]) == {"schedule", "sensor"}
     for kind in (InstigatorType.SENSOR, InstigatorType.SCHEDULE):
         kept = instance.get_tick_retention_settings(kind)

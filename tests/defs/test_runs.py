@@ -1,4 +1,4 @@
-"""Runs that died are told from runs that live; signals and waiting runs end a sync at a boundary."""
+"""Runs that died are distinguished from live runs. Signals and waiting runs end a sync at a boundary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.defs.doubles import dead_mark
 
 @dg.op
 def nothing() -> None:
-    """Never run here."""
+    """This op is never run."""
 
 
 @dg.job
@@ -49,7 +49,7 @@ def run_of(
 
 
 def elsewhere() -> str:
-    """The mark of a process of a container that goes by this host's name and counts its own processes."""
+    """The mark of a process in a container that has this host's name and its own process numbers."""
     return str(replace(ProcessName.own(), space="anotherboot-4026531836"))
 
 
@@ -61,7 +61,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Layout:
 
 
 def forget(lake: Layout) -> None:
-    """Leave no sign of whoever held the lake: as if that was days ago."""
+    """Deletes all signs of the last holder of the lake, as if it had held the lake days ago."""
     chainlease._chain.cache_clear()
     if lake.root.scheme == LOCAL:
         storage.delete([lake.lock])
@@ -75,20 +75,22 @@ def status(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
     return run.status
 
 
-def test_a_run_whose_process_is_gone_is_reported_failed(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_a_run_whose_process_ended_is_reported_as_failed(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     dead, alive = run_of(instance, mark=dead_mark()), run_of(instance, mark=runs.process_mark())
     assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
     assert status(instance, dead) is dg.DagsterRunStatus.FAILURE
     assert status(instance, alive) is dg.DagsterRunStatus.STARTED
 
 
-def test_a_pid_that_was_given_again_is_not_the_run(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_a_process_with_a_reused_pid_is_not_the_run(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     own = ProcessName.own()
     dead = run_of(instance, mark=str(replace(own, started=own.started - 100)))
     assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
 
 
-def test_while_somebody_holds_the_lock_no_run_is_called_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_no_run_is_reported_dead_while_another_process_holds_the_lock(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
     dead = run_of(instance, mark=dead_mark())
     code = (
         "import sys, pathlib\n"
@@ -105,7 +107,7 @@ def test_while_somebody_holds_the_lock_no_run_is_called_dead(instance: dg.Dagste
     assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
 
 
-def test_a_run_that_has_named_no_process_gets_time_to_start(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_a_run_that_has_not_named_its_process_gets_time_to_start(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     young = run_of(instance)
     other = run_of(instance, foreign)
     assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
@@ -115,15 +117,13 @@ def test_a_run_that_has_named_no_process_gets_time_to_start(instance: dg.Dagster
 
 
 def test_a_run_of_another_code_location_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    """It has a job that is named as ours is, in the same Dagster."""
+    """The other location, in the same Dagster, has a job with the name of our job."""
     others = run_of(instance, ours=False)
     assert runs.report_dead_runs(instance, Layout.of(tmp_path), now=time.time() + 121) == []
     assert status(instance, others) is dg.DagsterRunStatus.STARTED
 
 
-def test_a_run_elsewhere_is_dead_when_the_lake_has_been_silent_for_long(
-    instance: dg.DagsterInstance, lake: Layout
-) -> None:
+def test_a_run_elsewhere_is_dead_if_the_lake_was_not_held_for_long(instance: dg.DagsterInstance, lake: Layout) -> None:
     run = run_of(instance, mark=elsewhere())
     assert runs.report_dead_runs(instance, lake) == [], "it has just begun, and may be on its way to the lake"
     later = time.time() + runs._ELSEWHERE_SECONDS + 1
@@ -136,8 +136,8 @@ def test_a_run_elsewhere_is_dead_when_the_lake_has_been_silent_for_long(
     assert status(instance, run) is dg.DagsterRunStatus.FAILURE
 
 
-def test_our_own_lock_does_not_hide_the_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    """A run looks before it takes the lock."""
+def test_dead_runs_are_reported_before_a_run_takes_the_lock(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    """A run looks for dead runs before it takes the lock."""
     dead = run_of(instance, mark=dead_mark())
     with lake_lock(Layout.of(tmp_path), "sync"):
         assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
@@ -145,7 +145,7 @@ def test_our_own_lock_does_not_hide_the_dead(instance: dg.DagsterInstance, tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_asks_for_a_boundary_a_second_one_interrupts(number: signal.Signals) -> None:
+def test_a_signal_ends_the_run_at_a_boundary_and_a_second_signal_interrupts(number: signal.Signals) -> None:
     stop = threading.Event()
     before = signal.getsignal(number)
     with runs.stop_on_signals(stop):

@@ -1,4 +1,4 @@
-"""The sensor on a real source, one situation each: cursor in, requests and cursor out. No JVM."""
+"""The sensor with a real source, one situation per test: cursor in, requests and cursor out. No JVM."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def catalog(settings: Settings, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Catalog:
-    """Set up, and nothing copied yet."""
+    """A project that is set up and has copied nothing yet."""
     monkeypatch.setenv("PGCDC_TABLES", '["public.t"]')
     catalog = setup(Settings.load(), str(settings.source)).catalog
     save_catalog(catalog, CATALOG_FILE)
@@ -63,7 +63,7 @@ def catalog(settings: Settings, conn: psycopg.Connection[Any], monkeypatch: pyte
 
 @pytest.fixture
 def level(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any]) -> Lsn:
-    """As after a sync: the log made, the table copied and published where the slot stands."""
+    """As after a sync: the log exists, and the table is copied and published at the slot's position."""
     start = require_slot(conn, settings.slot).confirmed_flush_lsn
     assert start is not None
     ChangeLog(settings.layout).create(catalog.identity, start, 1)
@@ -84,12 +84,14 @@ def why(result: dg.SensorResult) -> str:
     return str(result.skip_reason.skip_message)
 
 
-def test_before_setup(instance: dg.DagsterInstance, settings: Settings) -> None:
+def test_before_setup_the_sensor_advises_setup(instance: dg.DagsterInstance, settings: Settings) -> None:
     assert why(look(instance, settings)) == "nothing is set up yet: run `pgcdc setup`"
 
 
 @pytest.mark.usefixtures("catalog")
-def test_source_out_of_reach(instance: dg.DagsterInstance, settings: Settings) -> None:
+def test_an_unreachable_source_is_reported_without_its_password(
+    instance: dg.DagsterInstance, settings: Settings
+) -> None:
     elsewhere = settings.model_copy(update={"source": "host=/nowhere dbname=x password=geheim"})
     said = why(look(instance, elsewhere))
     assert "/nowhere" in said
@@ -98,7 +100,7 @@ def test_source_out_of_reach(instance: dg.DagsterInstance, settings: Settings) -
 
 @pytest.mark.long
 @pytest.mark.usefixtures("level")
-def test_another_lake_is_red_and_gets_no_run(
+def test_with_another_lake_the_checks_fail_and_no_run_is_requested(
     instance: dg.DagsterInstance, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note_lake(ChangeLog(settings.layout))
@@ -112,7 +114,7 @@ def test_another_lake_is_red_and_gets_no_run(
 
 
 @pytest.mark.usefixtures("catalog")
-def test_a_table_to_copy(instance: dg.DagsterInstance, settings: Settings) -> None:
+def test_a_table_to_copy_requests_a_run(instance: dg.DagsterInstance, settings: Settings) -> None:
     (request,) = look(instance, settings).run_requests or ()
     assert request.run_config["ops"]["sync_changes"]["config"] == {
         "follow": True, "max_seconds": 1800.0, "idle_seconds": 30.0, "give_way": True,
@@ -121,7 +123,7 @@ def test_a_table_to_copy(instance: dg.DagsterInstance, settings: Settings) -> No
 
 @pytest.mark.long
 @pytest.mark.usefixtures("level")
-def test_level_and_idle(instance: dg.DagsterInstance, settings: Settings) -> None:
+def test_without_changes_no_run_is_requested(instance: dg.DagsterInstance, settings: Settings) -> None:
     first = look(instance, settings)
     why(first)
     cursor = Cursor.parse(first.cursor)
@@ -129,14 +131,16 @@ def test_level_and_idle(instance: dg.DagsterInstance, settings: Settings) -> Non
 
 
 @pytest.mark.usefixtures("level")
-def test_a_published_change(instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]) -> None:
+def test_a_published_change_requests_a_run(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
     conn.execute("INSERT INTO public.t VALUES (1)")
     assert look(instance, settings).run_requests
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("level")
-def test_foreign_changes_alone_start_nothing(
+def test_unpublished_changes_alone_request_no_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
     conn.execute("INSERT INTO public.unpublished VALUES (1)")
@@ -149,10 +153,11 @@ def test_foreign_changes_alone_start_nothing(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("level")
-def test_a_rollback_that_the_server_tells_of_starts_nothing(
+def test_a_stream_abort_requests_no_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
-    """Stream Abort, which PostgreSQL 18 sends of a large transaction with savepoints, is no published change."""
+    """PostgreSQL 18 sends Stream Abort when a large transaction with savepoints rolls back. It is no published
+    change."""
     conn.execute(f"ALTER DATABASE {conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
     for statement in (
         "BEGIN", "SAVEPOINT s", "INSERT INTO public.t VALUES (0)", "RELEASE s",
@@ -163,7 +168,7 @@ def test_a_rollback_that_the_server_tells_of_starts_nothing(
 
 
 @pytest.mark.long
-def test_the_look_consumes_nothing(
+def test_the_sensor_does_not_advance_the_slot(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any], level: Lsn
 ) -> None:
     conn.execute("INSERT INTO public.t VALUES (1)")
@@ -175,9 +180,7 @@ def test_the_look_consumes_nothing(
 
 
 @pytest.mark.usefixtures("catalog")
-def test_a_run_that_died_is_reported_and_the_next_one_waits_its_pause(
-    instance: dg.DagsterInstance, settings: Settings
-) -> None:
+def test_a_run_that_died_is_reported_and_the_next_run_waits(instance: dg.DagsterInstance, settings: Settings) -> None:
     run = instance.create_run_for_job(sync_job, status=dg.DagsterRunStatus.STARTED, tags=runs.OURS)
     instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: dead_mark()})
     with (
@@ -194,10 +197,10 @@ def test_a_run_that_died_is_reported_and_the_next_one_waits_its_pause(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("level")
-def test_runs_of_another_code_location_are_not_waited_for(
+def test_the_sensor_does_not_wait_for_runs_of_another_code_location(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
-    """Its job is named as ours is: one run failed, one is under way."""
+    """The other location's job has the name of our job. One run failed, and one run is active."""
     for state in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED):
         instance.create_run_for_job(sync_job, status=state)
     conn.execute("INSERT INTO public.t VALUES (1)")
@@ -205,7 +208,7 @@ def test_runs_of_another_code_location_are_not_waited_for(
 
 
 @pytest.mark.usefixtures("level")
-def test_slot_and_health_are_told_now_and_then(
+def test_slot_and_health_are_reported_at_intervals(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
     first = look(instance, settings)
@@ -230,7 +233,7 @@ def test_slot_and_health_are_told_now_and_then(
 
 
 @pytest.mark.usefixtures("level")
-def test_all_checks_are_red_within_a_minute_after_the_source_went_down(
+def test_all_checks_fail_within_a_minute_after_the_source_went_down(
     instance: dg.DagsterInstance, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cursor = Cursor.parse(look(instance, settings).cursor)

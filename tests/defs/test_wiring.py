@@ -1,4 +1,4 @@
-"""Jobs and assets against an engine that only records: what reaches it, and what reaches Dagster's instance."""
+"""Jobs and assets with an engine that only records: what the engine is asked, and what Dagster's instance gets."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def metadata(instance: dg.DagsterInstance, key: Sequence[str], partition: str) -
 
 
 def origin_of(job: str) -> RemoteJobOrigin:
-    """As a run has it that was launched from our code location."""
+    """The origin that a run has if it was launched from our code location."""
     target = LoadableTargetOrigin(module_name="pgcdc_assets.definitions")
     location = InProcessCodeLocationOrigin(target, location_name=LOCATION)
     return RemoteJobOrigin(RemoteRepositoryOrigin(location, SINGLETON_REPOSITORY_NAME), job)
@@ -111,7 +111,7 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
     return str(data.description)
 
 
-def test_a_closed_range_is_registered_and_what_changed_is_materialised(
+def test_a_closed_range_is_registered_and_changed_tables_are_materialised(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     publish_at(ConsistentPoints(Settings().layout), 0x20, {ORDERS: 3, EVENTS: 7})
@@ -148,7 +148,7 @@ def recorded(instance: dg.DagsterInstance, run_id: str, *types: dg.DagsterEventT
 def test_a_table_that_did_not_change_records_nothing(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No materialisation at any range's close, and no check that passes as before."""
+    """It records no materialisation when a range is closed, and no check that passes again."""
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda instance: health())
     publish_at(ConsistentPoints(Settings().layout), 0x50, {ORDERS: 3, EVENTS: 7})
     events = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
@@ -166,10 +166,10 @@ def test_a_table_that_did_not_change_records_nothing(
     ]  # fmt: skip
 
 
-def test_a_check_is_recorded_when_it_says_something_else(
+def test_a_check_is_recorded_when_its_result_changes(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a later run, and when it passes again."""
+    """This includes changes in a later run, and a check that passes again."""
     failing = Problem("error", f"table {EVENTS}", "is set aside", "copy it again")
     told = iter([health(), health(failing), health(failing), health(), health()])
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda instance: next(told))
@@ -179,8 +179,8 @@ def test_a_check_is_recorded_when_it_says_something_else(
                       ["public/events"], []]  # fmt: skip
 
 
-def test_a_copy_is_checked_in_its_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster calls a check that is older than the newest materialisation not evaluated."""
+def test_a_copy_is_checked_in_its_own_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster shows a check as not evaluated if it is older than the newest materialisation."""
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda instance: health())
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20))])).success
     copies = [CopyReport(table, Lsn(0x20), 40, 4000, 2, 1.5, 1) for table in (ORDERS, EVENTS)]
@@ -194,8 +194,8 @@ def health(*problems: Problem) -> Status:
     return Status(None, Lsn(0x10), Lsn(0x10), 0, tuple(tables), problems)
 
 
-def test_the_saved_catalog_is_read_once_a_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless it was saved since."""
+def test_the_saved_catalog_is_read_once_per_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exception: the catalog was saved again in the meantime."""
     read: list[Path] = []
 
     def counted(path: Path) -> Catalog | None:
@@ -216,8 +216,8 @@ def latest(instance: dg.DagsterInstance, *key: str) -> dg.AssetMaterialization:
     return event.asset_materialization
 
 
-def test_a_mirror_is_materialised_when_its_copy_lands(instance: dg.DagsterInstance) -> None:
-    """Also on a source where nothing changes: no range is closed there."""
+def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.DagsterInstance) -> None:
+    """This is also true on a source without changes, where no range is closed."""
     assert sync(instance, Script(copies=[CopyReport(ORDERS, Lsn(0x10), 40, 4000, 2, 1.5, 1)])).success
     found = latest(instance, "public", "orders")
     assert (found.partition, found.metadata["dagster/row_count"].value) == (None, 40)
@@ -234,10 +234,11 @@ def test_a_mirror_is_materialised_when_its_copy_lands(instance: dg.DagsterInstan
 @pytest.mark.parametrize(
     ("condition", "fires"), [(dg.AutomationCondition.eager(), False), (mirror_updated(), True)], ids=["eager", "ours"]
 )
-def test_what_depends_on_a_table_that_was_published_later(
+def test_an_asset_on_a_table_published_later_runs_with_our_condition(
     instance: dg.DagsterInstance, condition: dg.AutomationCondition[dg.AssetKey], fires: bool
 ) -> None:
-    """It lacks the ranges before its copy, and ``eager`` waits for them until the retention drops their keys."""
+    """The table lacks the ranges before its copy. ``eager`` waits for these ranges until the retention deletes their
+    keys."""
     points = ConsistentPoints(Settings().layout)
     publish_at(points, 0x20, {ORDERS: 3})
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20), ORDERS)])).success
@@ -258,14 +259,14 @@ def test_what_depends_on_a_table_that_was_published_later(
     assert sync(instance, Script(copies=[copy], ranges=[report_of(span(0x30, 0x40), EVENTS)])).success
     second = dg.evaluate_automation_conditions(defs, instance, cursor=first.cursor)
     assert second.total_requested == fires
-    # A range in which another table alone changed.
+    # A range in which only another table changed.
     publish_at(points, 0x50, {ORDERS: 5, EVENTS: 2})
     assert sync(instance, Script(ranges=[report_of(span(0x40, 0x50), ORDERS)])).success
     third = dg.evaluate_automation_conditions(defs, instance, cursor=second.cursor)
     assert third.total_requested == 0
 
 
-def test_a_table_that_is_not_published_is_not_called_materialised(instance: dg.DagsterInstance) -> None:
+def test_a_table_that_no_point_lists_is_not_materialised(instance: dg.DagsterInstance) -> None:
     publish_at(ConsistentPoints(Settings().layout), 0x20, {ORDERS: 3})
     report = report_of(span(0x10, 0x20), ORDERS)
     assert sync(instance, Script(ranges=[report])).success
@@ -275,7 +276,7 @@ def test_a_table_that_is_not_published_is_not_called_materialised(instance: dg.D
     assert not found
 
 
-def test_a_run_names_its_process_and_passes_its_bounds(instance: dg.DagsterInstance) -> None:
+def test_a_run_names_its_process_and_passes_its_limits(instance: dg.DagsterInstance) -> None:
     script = Script()
     result = sync(instance, script, until="0/FF", max_seconds=5.0, idle_seconds=1.0, copy_anew=['"A b".c'])
     assert result.success
@@ -288,7 +289,7 @@ def test_a_run_names_its_process_and_passes_its_bounds(instance: dg.DagsterInsta
     assert run.tags[PROCESS_TAG] == process_mark()
 
 
-def test_known_ranges_go_with_a_log_of_another_life(instance: dg.DagsterInstance) -> None:
+def test_ranges_of_an_earlier_log_are_removed(instance: dg.DagsterInstance) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         RangeRegister(instance).add(known)
     ChangeLog(Settings().layout).create(Identity("1", "db", "s"), Lsn(0x20), 1)
@@ -298,13 +299,13 @@ def test_known_ranges_go_with_a_log_of_another_life(instance: dg.DagsterInstance
     assert RangeRegister(instance).known() == []
 
 
-def test_our_errors_are_failures_in_one_line(instance: dg.DagsterInstance) -> None:
+def test_our_errors_are_run_failures_of_one_line(instance: dg.DagsterInstance) -> None:
     result = sync(instance, Script(error=LockHeld("`pgcdc follow` (pid 7) is writing to this lake", thing="/lake")))
     assert not result.success
     assert failure(result) == "/lake: `pgcdc follow` (pid 7) is writing to this lake; wait for it, or stop it"
 
 
-def test_a_signal_ends_the_run_at_a_boundary_and_well(instance: dg.DagsterInstance) -> None:
+def test_a_signal_ends_the_run_successfully_at_a_boundary(instance: dg.DagsterInstance) -> None:
     def until_stopped(bounds: Bounds) -> None:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         assert bounds.stop.wait(60)
@@ -312,7 +313,7 @@ def test_a_signal_ends_the_run_at_a_boundary_and_well(instance: dg.DagsterInstan
     assert sync(instance, Script(wait=until_stopped), follow=True).success
 
 
-def test_a_run_that_gives_way_ends_when_another_waits(instance: dg.DagsterInstance) -> None:
+def test_a_run_that_gives_way_ends_when_another_run_waits(instance: dg.DagsterInstance) -> None:
     def until_stopped(bounds: Bounds) -> None:
         assert not bounds.stop.is_set()
         instance.create_run_for_job(
@@ -326,7 +327,7 @@ def test_a_run_that_gives_way_ends_when_another_waits(instance: dg.DagsterInstan
     assert result.success
 
 
-def test_materialising_ranges_of_mirrors_is_one_call(instance: dg.DagsterInstance) -> None:
+def test_materialising_several_ranges_of_mirrors_is_one_apply(instance: dg.DagsterInstance) -> None:
     ranges = [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
     for known in ranges:
         RangeRegister(instance).add(known)
@@ -337,13 +338,13 @@ def test_materialising_ranges_of_mirrors_is_one_call(instance: dg.DagsterInstanc
     found = metadata(instance, ["public", "orders"], ranges[1].key)
     assert (found["start_lsn"], found["end_lsn"], found["rows_inserted"]) == ("0/20", "0/30", 5)
     assert "2 partitions" in found["counted"]
-    # Counted once: plots and sums over partitions are right.
+    # Rows are counted at one range only, so that plots and sums over partitions are right.
     first = metadata(instance, ["public", "orders"], ranges[0].key)
     assert (first["start_lsn"], first.get("rows_inserted"), first["counted"]) == ("0/10", None, found["counted"])
     assert ranges[2].key not in instance.get_materialized_partitions(dg.AssetKey(["public", "events"]))
 
 
-def test_materialising_every_stage_of_a_range_goes_downstream(instance: dg.DagsterInstance) -> None:
+def test_materialising_every_stage_of_a_range_runs_downstream(instance: dg.DagsterInstance) -> None:
     RangeRegister(instance).add(span(0x10, 0x20))
     script = Script()
     keys = [["public", "orders"], ["changes", "public", "orders"], ["change_log"]]
@@ -351,7 +352,7 @@ def test_materialising_every_stage_of_a_range_goes_downstream(instance: dg.Dagst
     assert [asked[0] for asked in script.asked] == ["check", "transform", "apply"]
 
 
-def test_messages_are_told_by_range_and_derived_again(instance: dg.DagsterInstance) -> None:
+def test_messages_are_reported_by_range_and_can_be_derived_again(instance: dg.DagsterInstance) -> None:
     known = span(0x10, 0x20)
     script = Script(ranges=[replace(report_of(known, ORDERS), messages=MessagesReport(3, Lsn(0x20), 1))])
     assert sync(instance, script).success
@@ -360,14 +361,14 @@ def test_messages_are_told_by_range_and_derived_again(instance: dg.DagsterInstan
     assert materialize(instance, script, [["messages"]], [known.key]).success
     assert script.asked[-1] == ("messages", known)
     assert metadata(instance, ["messages"], known.key)["rows"] == 4
-    # Where none are asked for, nothing is told of them.
+    # Without the setting, no messages are reported.
     later = span(0x20, 0x30)
     assert sync(instance, Script(ranges=[report_of(later, ORDERS)])).success
     assert later.key not in instance.get_materialized_partitions(dg.AssetKey(["messages"]))
 
 
-def test_an_odd_key_and_a_deleted_one_stop_no_run(instance: dg.DagsterInstance) -> None:
-    """All of them is what the dialogue offers first."""
+def test_an_odd_key_and_a_deleted_key_stop_no_run(instance: dg.DagsterInstance) -> None:
+    """Dagster's dialogue offers all partitions as the default."""
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         RangeRegister(instance).add(known)
     instance.delete_dynamic_partition("lsn_ranges", span(0x20, 0x30).key)
@@ -379,14 +380,14 @@ def test_an_odd_key_and_a_deleted_one_stop_no_run(instance: dg.DagsterInstance) 
     assert "no range of the log" in metadata(instance, ["public", "orders"], "2026-01-01")["passed_over"]
     found = [metadata(instance, ["public", "orders"], key).get("rows_inserted") for key in keys]
     assert found == [None, 5, None]
-    # The next sync sees them in order, and goes on.
+    # The next sync sees the ranges in order and continues.
     log = ChangeLog(Settings().layout)
     log.create(Identity("1", "db", "s"), Lsn(0x10), 1)
     assert RangeRegister(instance).mend() == [span(0x20, 0x30)]
     assert sync(instance, script).success
 
 
-def test_an_odd_key_is_told_by_the_slot_s_check(instance: dg.DagsterInstance) -> None:
+def test_an_odd_key_is_reported_by_the_check_of_the_slot(instance: dg.DagsterInstance) -> None:
     assert [p.thing for p in current_health(instance).problems if "partition" in p.thing] == []
     instance.add_dynamic_partitions("lsn_ranges", ["2026-01-01"])
     (problem,) = [p for p in current_health(instance).problems if "partition" in p.thing]
@@ -396,7 +397,7 @@ def test_an_odd_key_is_told_by_the_slot_s_check(instance: dg.DagsterInstance) ->
     assert "Delete partitions" in str(slot.description)
 
 
-def test_a_lake_out_of_reach_fails_the_check_of_every_mirror(
+def test_an_unreachable_lake_fails_the_check_of_every_mirror(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_reach(settings: Settings) -> status.Status:
@@ -408,7 +409,7 @@ def test_a_lake_out_of_reach_fails_the_check_of_every_mirror(
     assert all("s3://bucket/lake does not answer" in str(check.description) and not check.passed for check in found)
 
 
-def test_materialising_a_snapshot_asks_for_a_new_copy_and_registers_its_key(instance: dg.DagsterInstance) -> None:
+def test_materialising_a_snapshot_makes_a_new_copy_and_registers_its_key(instance: dg.DagsterInstance) -> None:
     old, new = LsnRange(ZERO, Lsn(0x10)).key, LsnRange(ZERO, Lsn(0x90)).key
     instance.add_dynamic_partitions("snapshot_ranges", [old])
     script = Script(copies=[CopyReport(EVENTS, Lsn(0x90), 12, 100, 1, 0.5, 4)])
@@ -418,7 +419,7 @@ def test_materialising_a_snapshot_asks_for_a_new_copy_and_registers_its_key(inst
     assert instance.get_dynamic_partitions("snapshot_ranges") == [old, new]
 
 
-def test_a_repair_shows_at_the_ranges_it_covered(instance: dg.DagsterInstance) -> None:
+def test_a_repair_is_recorded_at_the_ranges_it_covered(instance: dg.DagsterInstance) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         RangeRegister(instance).add(known)
     script = Script()
