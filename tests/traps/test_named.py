@@ -51,7 +51,7 @@ TRAPS = {
     "tables named alike in two schemas": (f"{_ROWS}[tables_named_alike_in_two_schemas]",),
     "a publication emptied while every signal stays green": (
         f"{_PUBLICATIONS}running_sync_follows_tables_that_are_added_and_removed",
-        "tests/checks/test_status.py::test_an_emptied_publication",
+        "tests/checks/test_status.py::test_an_emptied_publication_is_an_error",
     ),
     "an invalidated slot that is not found": (
         "tests/source/test_invalidated.py::test_a_slot_whose_wal_was_removed_is_reported_lost",
