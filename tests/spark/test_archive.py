@@ -70,6 +70,7 @@ def test_what_is_on_the_path_of_the_executor_stays_there(unpacked: Path) -> None
     assert done.stdout.strip() == str([str(unpacked / "lib"), "/of/spark"])
 
 
+@pytest.mark.long
 def test_a_node_without_that_python_says_so(unpacked: Path) -> None:
     done = _started(unpacked, "", **{PYTHON_VARIABLE: "/nowhere/python3.11"})
     assert done.returncode == 127

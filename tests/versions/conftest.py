@@ -92,12 +92,12 @@ def received(version_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFa
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All versions, unless the test names those that it is about, and of them those of the long set."""
+    """The oldest and the newest version, and in the long set all, unless the test names its versions."""
     if "version_server" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("versions")
-    chosen = marker.args if marker else VERSIONS
-    long = marker.kwargs.get("long", ()) if marker else ()
+    chosen = marker.args if marker else (VERSIONS[0], VERSIONS[-1])
+    long = marker.kwargs.get("long", ()) if marker else VERSIONS[1:-1]
     params = [pytest.param(number, id=f"pg{number}") for number in chosen]
     params += [pytest.param(number, id=f"pg{number}", marks=pytest.mark.long) for number in long]
     metafunc.parametrize("version_server", params, indirect=True, scope="session")
