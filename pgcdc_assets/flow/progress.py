@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -33,6 +34,9 @@ class TablesProgress:
 
     def __init__(self, layout: Layout, catalog: Catalog, target: Target, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
+        self._noting = Lock()
+        """Held while records of tables that may be copied at this moment are replaced: :meth:`copying` runs in the
+        copies' thread."""
         self.states = TableStates(layout)
         self._standings = Standings(target, self.states, log_began, log_start)
         self.points = ConsistentPoints(layout)
@@ -151,9 +155,10 @@ class TablesProgress:
     def copying(self, tables: Iterable[Table], consistent_point: Lsn) -> None:
         copied = list(tables)
         self.states.set_all(copied, TableState.COPYING, consistent_point)
-        for table in copied:
-            columns = self._tables[table.name].columns if table.name in self._tables else None
-            self._tables[table.name] = TableRecord(table, TableState.COPYING, consistent_point, columns=columns)
+        with self._noting:
+            for table in copied:
+                columns = self._tables[table.name].columns if table.name in self._tables else None
+                self._tables[table.name] = TableRecord(table, TableState.COPYING, consistent_point, columns=columns)
 
     def not_copied(self, name: TableName, reason: str) -> bool:
         """Note that a copy could not read the table, for this reason, so that it waits for another copy. Returns
@@ -218,15 +223,17 @@ class TablesProgress:
     def columns_seen(self, live: Iterable[Table], altered: Container[TableName]) -> None:
         """Note the marks of all columns as a catalog check showed them. The ``altered`` tables are listed again only
         from the position on that :meth:`listed_from` gets next."""
-        for table in live:
-            entry = replace(self[table.name], columns=table.marks.columns)
-            self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
+        with self._noting:
+            for table in live:
+                entry = replace(self[table.name], columns=table.marks.columns)
+                self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
 
     def listed_from(self, position: Lsn) -> None:
         """Note that the catalog showed all tables under their present names before the source reached ``position``."""
-        for name, entry in self._tables.items():
-            if entry.listed_from is None:
-                self._tables[name] = replace(entry, listed_from=position)
+        with self._noting:
+            for name, entry in self._tables.items():
+                if entry.listed_from is None:
+                    self._tables[name] = replace(entry, listed_from=position)
 
     @property
     def waits_for_look(self) -> bool:

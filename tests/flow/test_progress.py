@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pyarrow as pa
 import pytest
@@ -409,3 +410,23 @@ def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progres
     progress.rest(B.name, B)
     progress.moved(B.name, Lsn(40))
     assert not progress.waits_for_look
+
+
+class Reached:
+    """Of no table: asked for one, it lets another thread do something first, if nothing keeps that from it."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self.thread = Thread(target=done)
+
+    def __contains__(self, name: object) -> bool:
+        self.thread.start()
+        self.thread.join(0.5)
+        return False
+
+
+def test_catalog_check_keeps_the_state_of_a_copy_that_begins_beside_it(progress: TablesProgress) -> None:
+    """The copies' thread notes the copy while the run's thread notes the columns."""
+    begins = Reached(lambda: progress.copying([B], Lsn(10)))
+    progress.columns_seen([B], begins)
+    begins.thread.join()
+    assert progress[B.name].state is TableState.COPYING
