@@ -82,7 +82,7 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
         for turn in take_turn(work, span.end, forward).tables:
             turns[turn.table] = turn
     for name in tables:
-        reason = work.progress[name].unread or work.progress[name].stray
+        reason = work.progress[name].held_up
         if reason is not None:
             raise NotRepairable(f"rows came under another structure: {reason}", thing=str(name),
                                 lsn=work.progress[name].replay_lsn,

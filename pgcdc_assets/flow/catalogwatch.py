@@ -19,6 +19,7 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.catalog.look import CatalogLook
+from pgcdc_assets.structure.differences import changes
 from pgcdc_assets.structure.record import TableRecord
 from pgcdc_assets.structure.verdict import Recopy, Rules, told, verdict
 
@@ -89,7 +90,8 @@ class CatalogWatch:
         for record in [*work.progress.followed(), *work.progress.set_aside()]:
             self._compare(record, shown[record.table.name])
         for record in work.progress.renamed_tables():
-            found = verdict(record, shown[record.table.name], self._rules)
+            now = shown[record.table.name]
+            found = verdict(record, now, changes(record.table, now), self._rules)
             if isinstance(found, Recopy) and not found.restructured:
                 work.progress.must_copy(record.table.name, work.log.position(), found.reason)
         if not self.paused:
@@ -97,12 +99,13 @@ class CatalogWatch:
 
     def _compare(self, record: TableRecord, now: Table) -> None:
         work = self._work
-        line = told(record, now)
+        differences = changes(record.table, now)
+        line = told(record, differences)
         if line and line != record.told:
             work.observer.progress("watch", f"table {now.name}: {line}")
         found = verdict(
-            record, now, self._rules, refusal=work.target.refusal(now), without_rows=self._stream.without_rows,
-            paused=self.paused,
+            record, now, differences, self._rules, refusal=work.target.refusal(now),
+            without_rows=self._stream.without_rows, paused=self.paused,
         )  # fmt: skip
         work.progress.looked(now.name, line, answered=not self.paused)
         carry_out(work, found, record, now, self._mark)

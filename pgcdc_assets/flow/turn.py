@@ -54,7 +54,7 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableRecord] | None = None
 def _goes_on(work: Work, name: TableName) -> bool:
     """Whether the table is followed, and does not wait for a catalog check."""
     record = work.progress[name]
-    return record.followed and record.stray is None and record.unread is None
+    return record.followed and record.held_up is None
 
 
 def _note_strays(work: Work, tables: Sequence[TableRecord]) -> list[TableName]:

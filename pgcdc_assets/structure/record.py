@@ -70,9 +70,12 @@ class TableRecord:
         return self.table.marks.columns if self.columns is None else self.columns
 
     @property
+    def held_up(self) -> str | None:
+        """Why nothing is applied to the mirror until the next catalog check, as text; None if changes are applied."""
+        return self.unread or self.stray
+
+    @property
     def waits_for_look(self) -> bool:
-        """Whether the table needs a catalog check before its changes are applied, or before a point lists it."""
-        if self.stray is not None or self.unread is not None:
-            return True
-        lacks = self.since_columns is not None and self.replay_lsn >= self.since_columns[0]
-        return self.followed and lacks and not self.reshaping
+        """Whether a followed table needs a catalog check before its changes are applied, or before a point lists it."""
+        lacks = self.since_columns is not None and self.replay_lsn >= self.since_columns[0] and not self.reshaping
+        return self.followed and (lacks or self.held_up is not None)

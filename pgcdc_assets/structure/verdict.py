@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.structure.differences import Change, Difference, changes
+from pgcdc_assets.structure.differences import Change, Difference
 from pgcdc_assets.structure.record import TableRecord
 from pgcdc_assets.structure.successor import alike, obstacle
 
@@ -98,19 +98,19 @@ Verdict = Stay | Later | Reshape | AfterRows | Recopy | SetAside
 
 
 def verdict(
-    record: TableRecord, now: Table, rules: Rules, *,
+    record: TableRecord, now: Table, found: Sequence[Change], rules: Rules, *,
     refusal: str | None = None, without_rows: Callable[[int], bool] = lambda oid: False, paused: bool = False,
 ) -> Verdict:  # fmt: skip
     """Decide what happens to the mirror of ``record``, whose table the catalog shows as ``now``.
 
-    ``refusal``: why no mirror can hold the table; None if one can. ``without_rows``: says of a relation's OID whether
-    the relation certainly has no rows. ``paused``: applying is paused, so no mirror is changed.
+    ``found``: the differences between the two, by :func:`differences.changes`. ``refusal``: why no mirror can hold the
+    table; None if one can. ``without_rows``: says of a relation's OID whether the relation certainly has no rows.
+    ``paused``: applying is paused, so no mirror is changed.
     """
     if refusal is not None:
         return SetAside(refusal, refused=True)
     if record.refused:
         return Recopy("can be mirrored now")
-    found = changes(record.table, now)
     if lost := _of(found, _NOT_CARRIED):
         return Recopy(lost[0].what)
     if files := _of(found, {Difference.NEW_FILES}):
@@ -131,10 +131,10 @@ def verdict(
     return _columns_added(record, now, rules, found[0].what) if found else Stay()
 
 
-def told(record: TableRecord, now: Table) -> str:
-    """The changes of a table that are reported, in one line; empty if there are none."""
+def told(record: TableRecord, found: Sequence[Change]) -> str:
+    """Those of the changes of a table that are reported, in one line; empty if there are none."""
     silent = {Difference.COLUMN_ADDED} if record.state.readable else {Difference.COLUMN_ADDED, *_STRUCTURE}
-    return named([change for change in changes(record.table, now) if change.difference not in silent])
+    return named([change for change in found if change.difference not in silent])
 
 
 def named(found: Sequence[Change]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.structure.differences import changes
 from pgcdc_assets.structure.record import TableRecord
 from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, Rules, SetAside, Stay, Verdict, verdict
 from tests.structure.marked import leaf, marks, parsed, remarked
@@ -35,6 +37,10 @@ RESHAPED = replace(UNREAD, table=replace(T, lineage=Lineage(1, 2, 15)))
 REWRITE, WORD = Rules("rewrite", 1 << 20), Rules("set_aside", 1 << 20)
 BY_ROWS = 'column "a" was renamed to "b"'
 TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`, and waits for a word"
+
+
+def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Verdict:
+    return verdict(record, now, changes(record.table, now), rules, **others)
 
 
 @pytest.mark.parametrize(
@@ -76,23 +82,23 @@ TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`
     ],
 )  # fmt: skip
 def test_each_situation_has_its_verdict(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
-    assert verdict(record, now, rules) == said
+    assert decided(record, now, rules) == said
 
 
 def test_a_table_that_no_mirror_can_hold_is_always_set_aside() -> None:
-    assert verdict(STRAY, REGAINED, REWRITE, refusal="it has no column") == SetAside("it has no column", refused=True)
+    assert decided(STRAY, REGAINED, REWRITE, refusal="it has no column") == SetAside("it has no column", refused=True)
 
 
 def test_a_new_partition_without_rows_is_followed() -> None:
     now = replace(P, leaves=(P1, P2))
-    said = verdict(PARTED, now, REWRITE, without_rows=lambda oid: oid == P2.oid)
+    said = decided(PARTED, now, REWRITE, without_rows=lambda oid: oid == P2.oid)
     assert said == Reshape("has a new partition public.p12", leaves=True)
 
 
 @pytest.mark.parametrize("now", [RENAMED, ADDED, T], ids=["renamed", "added", "as before"])
 def test_while_applies_are_paused_a_later_look_decides(now: Table) -> None:
-    assert verdict(FOLLOWED, now, REWRITE, paused=True) == Later()
+    assert decided(FOLLOWED, now, REWRITE, paused=True) == Later()
 
 
 def test_a_loss_is_recognised_while_applies_are_paused() -> None:
-    assert isinstance(verdict(FOLLOWED, REGAINED, REWRITE, paused=True), Recopy)
+    assert isinstance(decided(FOLLOWED, REGAINED, REWRITE, paused=True), Recopy)
