@@ -60,6 +60,11 @@ class Layout:
         return self.own / "untaken_rows"
 
     @property
+    def ledgers(self) -> tuple[Location, ...]:
+        """The small tables that only grow."""
+        return self.table_states, self.consistent_points, self.untaken_rows
+
+    @property
     def messages(self) -> Location:
         """The feed of logical messages."""
         return self.own / "messages"

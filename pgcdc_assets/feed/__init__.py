@@ -10,5 +10,4 @@ events      turns rows of the log into changes: which images there are, and whic
 routing     which table takes the rows of a relation
 messages    the feed of logical messages
 file        the Parquet file of one task        table       the feed as a Delta table
-recovery    repairs feeds after a power cut
 """

@@ -22,7 +22,7 @@ newtables   publishes new tables and partitions
 renaming    renames the mirrors of renamed tables
 reshaping   the thread that changes structures and names of mirrors
 forgetting  deletes the mirrors of tables that are no longer followed
-recovering  repairs the lake after a power cut  outcomes    records how the last operations ended
+outcomes    records how the last operations ended
 sentinel    the operator's requests to runs     outage      pauses while the source is unreachable
 boundary    brings the mirrors to the LSN of a snapshot, for verify
 ownlake     refuses a lake that is not the project's own

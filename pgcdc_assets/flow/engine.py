@@ -15,6 +15,7 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -44,7 +45,6 @@ from pgcdc_assets.flow.outage import Outage
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.ownlake import note_lake, refuse_other_lake, refuse_taken_slot
 from pgcdc_assets.flow.progress import TablesProgress
-from pgcdc_assets.flow.recovering import put_aside, recover_log_and_feeds
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
 from pgcdc_assets.flow.sentinel import apply_paused
 from pgcdc_assets.flow.stream import LogStream
@@ -54,6 +54,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
+from pgcdc_assets.points.recovery import recover_tables
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
@@ -243,9 +244,13 @@ class Engine:
             yield work
 
     def _recover(self) -> None:
-        for folder, aside in recover_log_and_feeds(self._settings.layout):
+        for folder, aside in recover_tables(self._settings.layout):
             if aside:
-                self._observer.progress("recover", put_aside(folder, aside))
+                self._note_put_aside(folder, aside)
+
+    def _note_put_aside(self, folder: Location | str, names: tuple[str, ...]) -> None:
+        text = f"{folder}: {len(names)} files of its log were torn, from {names[0]} on; put aside"
+        self._observer.progress("recover", text)
 
     def _saved_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
         saved = load_catalog(CATALOG_FILE)
@@ -315,7 +320,7 @@ class Engine:
         target = DeltaTarget(self._settings.layout, catalog.identity, session, self._settings.retention)
         progress = TablesProgress(self._settings.layout, catalog, target, log.began, log.start)
         for place, aside in progress.recovered.items():
-            self._observer.progress("recover", put_aside(place, aside))
+            self._note_put_aside(place, aside)
         return Work(
             settings=self._settings,
             catalog=catalog,

@@ -29,10 +29,10 @@ from pgcdc_assets.flow.thinning import prune_points
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.upkeep import forget, sweep_log
 from pgcdc_assets.mirror.target import Freed
+from pgcdc_assets.points.ledger import sweep_ledgers
 from pgcdc_assets.points.points import Point
 from pgcdc_assets.points.states import StateRow
 from pgcdc_assets.points.untaken import UntakenLedger
-from pgcdc_assets.points.upkeep import sweep_ledgers
 from pgcdc_assets.store import storage
 
 

@@ -11,11 +11,11 @@ prepared    prepared transactions, whose content came at PREPARE    preparedfold
 segment     the Parquet files of the log        spill       segments of open transactions
 spool       content of transactions in progress
 latefacts   facts of a file's rows that are known only at the commit, after the file was written
-batch       the smallest durable piece          commit      compare-and-set; durable before it is reported
+batch       the smallest durable piece          commit      compare-and-set; durable before it is reported; repair
 reader      position, batches, segments         counting    the receiver's counts of rows by relation
 summary     the summary row of a batch          soundness   checks the rows against the summaries
 transactions  the transaction that is open after a run
 relations   the Relation message in force for each row
 fencing     shuts out a writer that has lost the lake
-recovery    repairs the log after a power cut   upkeep      compaction and retention
+upkeep      compaction and retention
 """

@@ -23,6 +23,7 @@ from pgcdc_assets.delta.commit import LEADER, replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, opened_parquet
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
+from pgcdc_assets.delta.logfiles import above, checkpoint_files, commit_numbers, put_aside, whole_commits
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict, LogCorrupt, SetupNeeded
 from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, OPTIONAL
 from pgcdc_assets.store import storage
@@ -79,6 +80,33 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
         raise SetupNeeded("does not exist", thing=f"change log {table.folder}", do="run `pgcdc sync`: it makes it")
     check_format(version.configuration.get(FORMAT_PROPERTY), f"change log {table.folder}")
     return version
+
+
+def recover_log(path: Location) -> tuple[str, ...]:
+    """Put aside what a power cut left incomplete at the end of the log. Returns the names of these files.
+
+    A position is confirmed to the source only after its commit is durable, and no commit begins before the previous
+    commit is durable. So a torn commit was never confirmed, and the server sends its transactions again.
+    """
+    log = path / DELTA_LOG
+    checkpoints = checkpoint_files(log)
+    torn = [part for parts in checkpoints.values() for part in parts if not _readable(part)]
+    base = max((number for number, parts in checkpoints.items() if not set(parts) & set(torn)), default=-1)
+    numbers = commit_numbers(log)
+    if base < 0 and (numbers or torn) and 0 not in numbers:
+        # The beginning of the log is missing, or is an unreadable checkpoint. Opening the log reports this.
+        return ()
+    last = max(whole_commits(log, base), default=base)
+    return put_aside(log, [*above(log, last), *torn])
+
+
+def _readable(checkpoint: Location) -> bool:
+    try:
+        with opened_parquet(checkpoint) as file:
+            file.read()
+    except (OSError, pa.ArrowException):
+        return False
+    return True
 
 
 class LogWriter:

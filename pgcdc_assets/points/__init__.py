@@ -3,6 +3,5 @@
 points      consistent points: an LSN, and the version that each mirror has at that LSN
 states      the state of each table             untaken     rows that no mirror took
 ledger      one such Delta table, with rows in the order of their times
-recovery    repairs the ledgers after a power cut
-upkeep      deletes files of the ledgers that nobody needs
+recovery    repairs the log, the ledgers and the feeds after a power cut
 """

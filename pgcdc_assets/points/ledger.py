@@ -21,11 +21,13 @@ import pyarrow.compute as pc
 from deltalake import Schema
 
 from pgcdc_assets.core.formats import EPOCH, FORMAT, FORMAT_PROPERTY, MALFORMED, check_format, reading
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.commit import commit_compaction, commit_files, replace_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport, opened_parquet
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
+from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost, LakeError
 
 AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
@@ -203,6 +205,12 @@ class Ledger:
         report = self._write(pa.concat_tables([self._rows(file) for file in reversed(small)]))
         commit_compaction(self._table, [file.added for file in small], report)
         settle([self.path])
+
+
+def sweep_ledgers(layout: Layout, grace: timedelta) -> None:
+    """Delete the files that no recent version of the ledgers needs."""
+    for folder in layout.ledgers:
+        sweep(folder, grace)
 
 
 def entries(rows: pa.Table) -> list[dict[str, Any]]:

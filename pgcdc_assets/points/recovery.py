@@ -1,4 +1,5 @@
-"""Repairs the ledgers of points, states and untaken rows after a power cut."""
+"""Repairs the tables of the lake after a power cut: the change log, the ledgers and the feeds. The target repairs the
+mirrors."""
 
 from __future__ import annotations
 
@@ -7,9 +8,15 @@ from collections.abc import Iterator
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.recovery import recover
+from pgcdc_assets.log.commit import recover_log
+from pgcdc_assets.points.states import TableStates
 
 
-def recover_ledgers(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """Repair one ledger after the other; yields the folder of each ledger, and the files that were put aside there."""
-    for ledger in (layout.table_states, layout.consistent_points, layout.untaken_rows):
-        yield ledger, recover(ledger).aside
+def recover_tables(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
+    """Repair one table after the other; yields each folder, and the names of the files that were put aside there."""
+    yield layout.change_log, recover_log(layout.change_log)
+    for folder in (*layout.ledgers, layout.messages):
+        yield folder, recover(folder).aside
+    # The names of the feeds are in a ledger, which is repaired here.
+    for folder in map(layout.changes, TableStates(layout).all()):
+        yield folder, recover(folder).aside

@@ -19,8 +19,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.recovery import recover
 from pgcdc_assets.settings import Settings
 from tests.power.images import Image
 from tests.power.supply import Supply
@@ -58,7 +58,7 @@ class Outages:
 
     def _assert_log_holds_what_was_confirmed(self) -> None:
         confirmed, layout = self._confirmed(), self.settings.layout
-        recover(layout.change_log)
+        recover_log(layout.change_log)
         log = ChangeLog(layout)
         stands = log.position() if log.exists else self._confirmed_at_first
         assert stands is not None

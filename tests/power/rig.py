@@ -26,8 +26,8 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.recovery import recover
 from pgcdc_assets.projectnote import change_note, load_note
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
@@ -161,7 +161,7 @@ class PowerRig:
         """As it was found: each point reads right, or says in words that it cannot. The points; none where even
         they cannot be read."""
         layout = self.settings.layout
-        recover(layout.change_log)
+        recover_log(layout.change_log)
         log = ChangeLog(layout)
         if log.exists:
             assert log.position() >= confirmed, f"confirmed {confirmed}, but the log ends at {log.position()}"
