@@ -101,7 +101,7 @@ def _to_remove(settings: Settings, shared: bool) -> list[str]:
 
 def _print_script(settings: Settings, role: str | None) -> int:
     from pgcdc_assets.checks.origin import require_same_source, source_of
-    from pgcdc_assets.source.setup.script import owner_script
+    from pgcdc_assets.source.setup.rights import owner_script
 
     require_same_source(settings)
     click.echo(owner_script(settings, source_of(settings), role), nl=False)

@@ -6,9 +6,9 @@ import pytest
 
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
-from pgcdc_assets.source.setup import transport
+from pgcdc_assets.source.setup import findings
+from pgcdc_assets.source.setup.findings import exposed
 from pgcdc_assets.source.setup.setup import check_source
-from pgcdc_assets.source.setup.transport import exposed
 from tests.deadpath import DeadPath
 from tests.fix_postgres import Database
 
@@ -52,7 +52,7 @@ def test_setup_does_not_warn_about_a_source_on_this_machine(database: Database) 
 def test_setup_warns_about_a_remote_source_without_encryption(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "_loopback", lambda address: False)
+    monkeypatch.setattr(findings, "_loopback", lambda address: False)
     with DeadPath(database) as path, connect(path.conninfo) as conn:
         assert conn.info.hostaddr == "127.0.0.1"
         (found,) = [one for one in check_source(conn, Settings(source=path.conninfo)) if "is reached" in one.what]

@@ -17,7 +17,8 @@ from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.catalog.published import PublicationRows, read_published
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import connect
-from pgcdc_assets.source.setup.setup import check_source, stored_tables
+from pgcdc_assets.source.setup.selection import stored_tables
+from pgcdc_assets.source.setup.setup import check_source
 from pgcdc_assets.structure import differences
 from pgcdc_assets.structure.differences import Difference
 from tests.fix_postgres import Database

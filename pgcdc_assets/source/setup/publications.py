@@ -17,7 +17,6 @@ from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE, MARK
-from pgcdc_assets.source.setup.rights import Changes
 from pgcdc_assets.source.setup.selection import wanted_tables
 from pgcdc_assets.source.slot.blockers import alterers
 from pgcdc_assets.source.slot.creation import OnWait
@@ -172,6 +171,17 @@ def publish_new(
             if relation.oid not in before and _settle(conn, pair, relation, _BRIEF_SECONDS):
                 done.append(relation.name)
     return done
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes that setup has to make to publications. They need more rights than reading needs."""
+
+    make: Sequence[str] = ()
+    """Publications that do not exist yet."""
+    alter: Sequence[str] = ()
+    tables: Sequence[int] = ()
+    """OIDs of the relations that have to be added to publications."""
 
 
 def needed(conn: psycopg.Connection[Any], name: str, patterns: Sequence[str]) -> Changes:

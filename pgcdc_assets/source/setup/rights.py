@@ -1,15 +1,21 @@
-"""Checks the rights of a role on the source, and gives the statements that grant the missing rights."""
+"""Checks the rights of a role on the source, and gives the statements for all that the role cannot do itself: those that
+grant the missing rights, and one script for the owner of the source."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, LiteralString
 
 import psycopg
 
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.source.setup.findings import Finding, named
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog.published import read_published
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.setup.findings import Finding, named, server_findings
+from pgcdc_assets.source.setup.publications import Changes, made_by_us, read_publication, script
+from pgcdc_assets.source.setup.selection import stored_tables, wanted_tables
+from pgcdc_assets.source.slot.slotstatus import slot_status
 
 _REPLICATION_ROLES = ["rds_replication", "rds_superuser", "cloudsqlsuperuser", "azure_pg_admin"]
 """Roles of managed services. Their members may replicate."""
@@ -57,17 +63,6 @@ _OURSELVES = "SELECT r.rolname::text, r.rolsuper FROM pg_catalog.pg_roles r WHER
 _STATEMENTS = 10
 """The most statements that the reason of one table shows."""
 BY_OWNER = "let their owner run what `pgcdc setup --sql` prints"
-
-
-@dataclass(frozen=True)
-class Changes:
-    """The changes that setup has to make to publications. They need more rights than reading needs."""
-
-    make: Sequence[str] = ()
-    """Publications that do not exist yet."""
-    alter: Sequence[str] = ()
-    tables: Sequence[int] = ()
-    """OIDs of the relations that have to be added to publications."""
 
 
 def rights_findings(
@@ -175,3 +170,60 @@ def quoted_role(conn: psycopg.Connection[Any], role: str) -> str:
     row = conn.execute("SELECT quote_ident(%s)", [role]).fetchone()
     assert row is not None
     return str(row[0])
+
+
+def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> str:
+    """Returns the statements for all that ``setup`` misses: settings, role, rights and publications. Changes nothing.
+
+    ``role``: the role that will replicate; it need not exist yet. None means the role that ``conninfo`` connects as.
+    """
+    read_only = {"default_transaction_read_only": "on"}
+    with connect(conninfo, application_name=f"{APPLICATION}/setup", options=read_only) as conn:
+        row = conn.execute("SELECT current_user::text, current_database()::text").fetchone()
+        assert row is not None
+        user, database = row
+        lines = list(_lines(conn, settings, role or user))
+    if not any(not line.startswith("--") for line in lines):
+        lines.append("-- nothing is left for an owner to do")
+    head = [
+        f"-- Database {_comment(database)}: what it needs for role {_comment(role or user)} to follow it.",
+        "-- Printed by `pgcdc setup --sql`, which changed nothing. To be run in that database by a superuser, or by",
+        "-- the owner of the tables where no role has to be changed; then run `pgcdc setup`.",
+    ]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iterator[str]:
+    publication = read_publication(conn, settings.publication)
+    own = publication is None or made_by_us(publication, settings.slot)
+    if own:
+        wanted = [relation.oid for item in wanted_tables(conn, settings.tables) for relation in item.relations]
+    else:
+        wanted = list(read_published(conn, [settings.publication], unread=True))
+    if conn.execute("SELECT FROM pg_catalog.pg_roles WHERE rolname = %s", [role]).fetchone() is None:
+        yield f"CREATE ROLE {quoted_role(conn, role)} LOGIN; -- and give it a password"
+    found = [
+        *server_findings(conn, settings.slot, two_phase=settings.two_phase),
+        *rights_findings(conn, stored_tables(conn, wanted, later=True), Changes(), role=role),
+    ]
+    for finding in found:
+        yield from _mended(finding)
+    if not own:
+        yield f"-- publication {_comment(settings.publication)} was made by somebody else, and is used as it is"
+        return
+    with_slot = publication.with_slot if publication else slot_status(conn, settings.slot) is None
+    for statement in script(conn, settings.publication, settings.slot, settings.tables, with_slot=with_slot):
+        yield statement.as_string(None) + ";"
+
+
+def _mended(finding: Finding) -> Iterator[str]:
+    """Yields the statements of an error, and a comment if the error has advice or no statements."""
+    if finding.severity == "error":
+        if finding.do or not finding.sql:
+            yield f"-- {_comment(f'{finding.thing}: {finding.what}; {finding.do}')}"
+        yield from finding.sql
+
+
+def _comment(text: str) -> str:
+    """Returns the text on one line, because names in it may contain line breaks."""
+    return " ".join(text.split())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -130,3 +130,17 @@ def _published(relation: CatalogRelation, version: int) -> list[str]:
     """Returns the columns that our publications carry: stored generated columns since 18, virtual columns never."""
     shown = ("", "s") if version >= GENERATED_SINCE else ("",)
     return [column.name for column in relation.columns if column.generated in shown]
+
+
+def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int], *, later: bool = False) -> list[int]:
+    """Returns these tables, and all leaves of partitioned tables that a copy reads.
+
+    A copy reads each leaf by itself, and needs the right to read each leaf. ``later``: whether to include leaves that a
+    copy will read once their rows are decoded, such as UNLOGGED leaves.
+    """
+    relations = read_relations(conn, tables)
+    roots = [oid for oid, relation in relations.items() if relation.partitioned]
+    leaves = {leaf for group in read_leaves(conn, roots).values() for leaf in group}
+    relations |= read_relations(conn, leaves - relations.keys())
+    return sorted(oid for oid, relation in relations.items() if relation.root is None or not relation.outside
+                  or (later and relation.kind != "f"))  # fmt: skip

@@ -7,7 +7,7 @@ publications have a comment that names our slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,20 +16,17 @@ from psycopg import sql
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.errors import EmptyPublication, SetupRefused, SlotActive
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.patterns import TablePatterns
-from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import COPY_ANEW, of_exception
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.setup.adopted import foreign_findings
-from pgcdc_assets.source.setup.findings import Finding, named, not_replicated, server_findings
-from pgcdc_assets.source.setup.outside import child_findings, outside_findings
+from pgcdc_assets.source.setup.findings import Finding, not_replicated, server_findings, transport_findings
 from pgcdc_assets.source.setup.publications import (
+    Changes,
     OwnPublication,
     inserts_name,
     made_by_us,
@@ -38,10 +35,18 @@ from pgcdc_assets.source.setup.publications import (
     readers,
     write_ours,
 )
-from pgcdc_assets.source.setup.rights import BY_OWNER, Changes, not_owned, reading_findings, rights_findings
-from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, unread_tables, wanted_tables
-from pgcdc_assets.source.setup.traceless import trace_findings
-from pgcdc_assets.source.setup.transport import transport_findings
+from pgcdc_assets.source.setup.rights import BY_OWNER, not_owned, reading_findings, rights_findings
+from pgcdc_assets.source.setup.selection import stored_tables, wanted_tables
+from pgcdc_assets.source.setup.tablefindings import (
+    child_findings,
+    foreign_findings,
+    identity_findings,
+    key_findings,
+    outside_findings,
+    pattern_findings,
+    trace_findings,
+    unread_findings,
+)
 from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
 from pgcdc_assets.source.slot.slotstatus import check_slot, identity, slot_status
 
@@ -79,7 +84,7 @@ def check_source(
     role = role or _user(conn)
     if own:
         tables = [relation.oid for item in wanted for relation in item.relations]
-        content = [*_identity_findings(wanted), *_key_findings(wanted), *_order_findings(conn, settings, made)]
+        content = [*identity_findings(wanted), *key_findings(wanted), *_order_findings(conn, settings, made)]
     else:
         tables = list(read_published(conn, [settings.publication], unread=True))
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
@@ -96,9 +101,9 @@ def check_source(
         *child_findings(conn, tables),
         *trace_findings(conn, stored, own_publication=own),
         *not_replicated(conn),
-        *_unread_findings(conn),
+        *unread_findings(conn),
     ]
-    found += _pattern_findings(conn, settings, needed=own and not wanted)
+    found += pattern_findings(conn, settings, needed=own and not wanted)
     order = ("error", "warning", "info")
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
@@ -293,71 +298,6 @@ def _user(conn: psycopg.Connection[Any]) -> str:
     return str(row[0])
 
 
-def _pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
-    """Returns findings on patterns that select no existing table. ``needed``: whether no table at all is selected,
-    which is an error."""
-    idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
-    there = list(meant_tables(conn, ())) if idle or needed else []
-    found = []
-    for text in idle:
-        near = nearest(text.split(".")[-1], there)
-        others = f"the tables are {named([str(name) for name in there])}" if there else ""
-        do = f"did you mean {near}?" if near else others
-        found.append(Finding("error" if needed else "warning", f"pattern `{text}`",
-                             "in the setting `tables` matches no table", do))  # fmt: skip
-    if needed and not idle:
-        do = "the setting `tables` leaves none of them" if there else "create one"
-        found.append(Finding("error", "source", "has no table to mirror", do))
-    return found
-
-
-def _unread_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
-    names = unread_tables(conn)
-    return [Finding("warning", named(names), "is not mirrored: the name is not text in the source's encoding",
-                    "give it another name")] if names else []  # fmt: skip
-
-
-def _identity_findings(wanted: Sequence[Planned]) -> list[Finding]:
-    """Returns one finding for each reason, with all its tables, because hundreds of tables may have no key."""
-    tables: dict[str, list[TableName]] = {}
-    for item in wanted:
-        if item.reason:
-            tables.setdefault(item.reason, []).append(item.table)
-    return [_unfollowed(reason, found) for reason, found in tables.items()]
-
-
-def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
-    one = tables[0]
-    each, thing, whose = "it", f"table {one}", "its"
-    if len(tables) > 1:
-        each, thing, whose = "each", f"tables {named([str(table) for table in tables])}", "their"
-    # Partitions do not inherit the replica identity of their root.
-    whole = "a REPLICA IDENTITY FULL to each of its partitions" if reason.startswith("partition ") else (
-        f"ALTER TABLE {one} REPLICA IDENTITY FULL"
-    )  # fmt: skip
-    if reason == NO_PARTITION:
-        what = f"{reason}: {whose} updates are followed once {each} has a partition that can be published for them"
-        return Finding("info", thing, what)
-    return Finding(
-        "warning", thing, f"{reason}: {whose} updates and deletes are not seen",
-        f"give {each} a primary key, or {whole}; then run `pgcdc setup`",
-    )  # fmt: skip
-
-
-def _key_findings(wanted: Sequence[Planned]) -> list[Finding]:
-    """Returns one finding for all tables, because nearly every table has a key and a key is rarely dropped."""
-    keyed = sum(item.follows_updates for item in wanted)
-    if not keyed:
-        return []
-    return [
-        Finding(
-            "info", "keys", f"{keyed} tables are published for updates: where one loses its key or replica identity, "
-            "PostgreSQL refuses its UPDATE and DELETE",
-            "give it the new one in the same transaction, or set REPLICA IDENTITY FULL before",
-        )
-    ]  # fmt: skip
-
-
 def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:
     status = slot_status(conn, settings.slot)
     if status is None or status.database != status.connected_to or f"slot {settings.slot}" in made:
@@ -388,17 +328,3 @@ def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Con
         " and run `pgcdc setup`: it copies anew"
     )
     return [Finding("error", status.thing, what, COPY_ANEW if f"slot {settings.slot}" in made else do)]
-
-
-def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int], *, later: bool = False) -> list[int]:
-    """Returns these tables, and all leaves of partitioned tables that a copy reads.
-
-    A copy reads each leaf by itself, and needs the right to read each leaf. ``later``: whether to include leaves that a
-    copy will read once their rows are decoded, such as UNLOGGED leaves.
-    """
-    relations = read_relations(conn, tables)
-    roots = [oid for oid, relation in relations.items() if relation.partitioned]
-    leaves = {leaf for group in read_leaves(conn, roots).values() for leaf in group}
-    relations |= read_relations(conn, leaves - relations.keys())
-    return sorted(oid for oid, relation in relations.items() if relation.root is None or not relation.outside
-                  or (later and relation.kind != "f"))  # fmt: skip

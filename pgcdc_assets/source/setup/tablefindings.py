@@ -1,0 +1,257 @@
+"""Findings of ``setup`` on tables.
+
+First come the findings on the tables that the settings select for our publications, then the findings on a publication
+that somebody else made, then the findings on all tables: rows that a query of a table returns and its mirror does not
+have, and rows that may change without a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from pgcdc_assets.core.catalog import Table, relations_of
+from pgcdc_assets.core.names import TableName, nearest
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
+from pgcdc_assets.source.catalog.published import Published, read_published
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.catalog.typeparts import TypeParts
+from pgcdc_assets.source.setup.findings import Finding, named
+from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, unread_tables
+
+_WHOLE_OLD_IMAGES_SINCE = 150000
+_TOASTABLE = """
+SELECT DISTINCT attrelid FROM pg_catalog.pg_attribute
+WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped AND attstorage IN ('x', 'e', 'm')
+"""
+# Partitions do not appear here, because their parent is a partitioned table (relkind p).
+_CHILDREN = """
+SELECT p.oid, array_agg(format('%%s.%%s', n.nspname, c.relname) ORDER BY n.nspname, c.relname)
+FROM pg_catalog.pg_inherits i
+JOIN pg_catalog.pg_class p ON p.oid = i.inhparent AND p.relkind = 'r'
+JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE p.oid = ANY(%s) GROUP BY p.oid
+"""
+_LISTED = "SELECT prrelid FROM pg_catalog.pg_publication_rel WHERE prrelid = ANY(%s)"
+
+
+def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
+    """Returns findings on patterns that select no existing table. ``needed``: whether no table at all is selected,
+    which is an error."""
+    idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
+    there = list(meant_tables(conn, ())) if idle or needed else []
+    found = []
+    for text in idle:
+        near = nearest(text.split(".")[-1], there)
+        others = f"the tables are {named([str(name) for name in there])}" if there else ""
+        do = f"did you mean {near}?" if near else others
+        found.append(Finding("error" if needed else "warning", f"pattern `{text}`",
+                             "in the setting `tables` matches no table", do))  # fmt: skip
+    if needed and not idle:
+        do = "the setting `tables` leaves none of them" if there else "create one"
+        found.append(Finding("error", "source", "has no table to mirror", do))
+    return found
+
+
+def unread_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
+    names = unread_tables(conn)
+    return [Finding("warning", named(names), "is not mirrored: the name is not text in the source's encoding",
+                    "give it another name")] if names else []  # fmt: skip
+
+
+def identity_findings(wanted: Sequence[Planned]) -> list[Finding]:
+    """Returns one finding for each reason, with all its tables, because hundreds of tables may have no key."""
+    tables: dict[str, list[TableName]] = {}
+    for item in wanted:
+        if item.reason:
+            tables.setdefault(item.reason, []).append(item.table)
+    return [_unfollowed(reason, found) for reason, found in tables.items()]
+
+
+def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
+    one = tables[0]
+    each, thing, whose = "it", f"table {one}", "its"
+    if len(tables) > 1:
+        each, thing, whose = "each", f"tables {named([str(table) for table in tables])}", "their"
+    # Partitions do not inherit the replica identity of their root.
+    whole = "a REPLICA IDENTITY FULL to each of its partitions" if reason.startswith("partition ") else (
+        f"ALTER TABLE {one} REPLICA IDENTITY FULL"
+    )  # fmt: skip
+    if reason == NO_PARTITION:
+        what = f"{reason}: {whose} updates are followed once {each} has a partition that can be published for them"
+        return Finding("info", thing, what)
+    return Finding(
+        "warning", thing, f"{reason}: {whose} updates and deletes are not seen",
+        f"give {each} a primary key, or {whole}; then run `pgcdc setup`",
+    )  # fmt: skip
+
+
+def key_findings(wanted: Sequence[Planned]) -> list[Finding]:
+    """Returns one finding for all tables, because nearly every table has a key and a key is rarely dropped."""
+    keyed = sum(item.follows_updates for item in wanted)
+    if not keyed:
+        return []
+    return [
+        Finding(
+            "info", "keys", f"{keyed} tables are published for updates: where one loses its key or replica identity, "
+            "PostgreSQL refuses its UPDATE and DELETE",
+            "give it the new one in the same transaction, or set REPLICA IDENTITY FULL before",
+        )
+    ]  # fmt: skip
+
+
+def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePatterns) -> list[Finding]:
+    """Returns, for each table, what its publication leaves out, and what makes writes on the source fail."""
+    thing = f"publication {name}"
+    published = read_published(conn, [name])
+    relations = read_relations(conn, published)
+    found = [Finding("info", thing, "was made by somebody else, and is used as it is")]
+    if not published:
+        found.append(Finding("error", thing, "lists no table", "add tables to it"))
+    toastable = {oid for (oid,) in conn.execute(_TOASTABLE, [list(published)])}
+    for oid, entry in published.items():
+        if oid in relations:
+            found += _relation_findings(relations[oid], entry, toastable=oid in toastable)
+    via_root = {
+        oid: relation for oid, relation in relations.items() if relation.partitioned and published[oid].via_root
+    }
+    found += _partition_findings(conn, via_root)
+    whole = {oid for oid, entry in published.items() if entry.updates and entry.deletes}
+    for table in read_tables(conn, [name]):
+        if patterns.match(table.name):
+            sent = not whole.isdisjoint(relations_of([table]))
+            found += _table_findings(table, name, conn.info.server_version, sent=sent)
+    return found
+
+
+def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable: bool) -> Iterator[Finding]:
+    thing = f"table {relation.name}"
+    if not entry.inserts:
+        yield Finding("warning", thing, "is published without insert: its mirror cannot follow",
+                      "let the publication publish insert")  # fmt: skip
+    elif not (entry.updates and entry.deletes):
+        yield Finding("warning", thing, "is published without update or delete: its mirror keeps what they change",
+                      "let the publication publish update and delete")  # fmt: skip
+    if not entry.truncates:
+        yield Finding("warning", thing, "is published without truncate: TRUNCATE, VACUUM FULL and CLUSTER have it "
+                      "copied again", "let the publication publish truncate")  # fmt: skip
+    if (entry.updates or entry.deletes) and relation.refuses_updates:
+        yield Finding("warning", thing, "UPDATE and DELETE fail on the source: no usable replica identity",
+                      f"give it a primary key, or ALTER TABLE {relation.name} REPLICA IDENTITY FULL")  # fmt: skip
+    if entry.row_filter and entry.updates and toastable and relation.replica_identity != "f":
+        yield Finding(
+            "warning", thing, "has a row filter and columns that may be stored out of line: an update that moves a "
+            "row into the filter may come without their values, and then the table is set aside",
+            f"ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
+        )  # fmt: skip
+
+
+def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, CatalogRelation]) -> Iterator[Finding]:
+    """Findings on tables that are published via their root.
+
+    If a table is published via its root, Relation messages have the root's replica identity and key flags, but the old
+    rows have the key that the leaf's replica identity sends.
+    """
+    for root, leaves in read_leaves(conn, roots).items():
+        own = roots[root].identity
+        stored = [leaf for leaf in read_relations(conn, leaves).values() if not leaf.outside]
+        others = [leaf for leaf in stored
+                  if (leaf.replica_identity, leaf.identity.carried) != (own.replica_identity, own.carried)]  # fmt: skip
+        for leaf in others:
+            yield Finding("warning", f"table {roots[root].name}",
+                          f"partition {leaf.name} has another replica identity than its root",
+                          "give both the same one, or publish with publish_via_partition_root = false")  # fmt: skip
+        yield Finding("info", f"table {roots[root].name}", "is published via its root: TRUNCATE, ATTACH, DETACH "
+                      "and DROP of a single partition are not in the stream")  # fmt: skip
+
+
+def _table_findings(table: Table, publication: str, server_version: int, *, sent: bool) -> Iterator[Finding]:
+    """Findings on one table. ``sent``: whether its updates and deletes are published."""
+    if sent and not table.updates_seen:
+        yield Finding("warning", f"table {table.name}", "its updates and deletes cannot be mirrored: no usable key "
+                      f"among the columns of publication {publication}",
+                      "publish its primary key's columns, or give it REPLICA IDENTITY FULL")  # fmt: skip
+    if server_version < _WHOLE_OLD_IMAGES_SINCE and table.via_root and table.updates_seen and not table.key:
+        yield Finding("warning", f"table {table.name}", "has no key and is published via its root: before PostgreSQL "
+                      "15 the old image of a row has NULL in a column that came with a default later than the row, and "
+                      "the table is then set aside", "publish with publish_via_partition_root = false, or give it a "
+                      "primary key")  # fmt: skip
+
+
+def outside_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iterator[Finding]:
+    """Yields a finding for each leaf whose rows are in no stream. ``tables``: published tables and leaves."""
+    relations = read_relations(conn, tables)
+    roots = {relation.root or oid for oid, relation in relations.items() if relation.root or relation.partitioned}
+    leaves = read_leaves(conn, roots)
+    known = relations | read_relations(conn, {*roots, *(leaf for group in leaves.values() for leaf in group)})
+    for root in sorted(leaves.keys() & known.keys(), key=lambda oid: known[oid].name):
+        for leaf in (known[oid].outside for oid in leaves[root] if oid in known):
+            if leaf is not None:
+                yield Finding("warning", f"table {known[root].name}", f"{leaf}", leaf.do)
+
+
+def child_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iterator[Finding]:
+    """Yields a finding for each table that other tables inherit from."""
+    children = dict(conn.execute(_CHILDREN, [list(tables)]).fetchall())
+    relations = read_relations(conn, children)
+    for relation in sorted(relations.values(), key=lambda relation: relation.name):
+        yield Finding(
+            "warning", f"table {relation.name}", f"is the parent of {named(children[relation.oid])} by INHERITS: its "
+            f"mirror has the rows of ONLY {relation.name}, and each child that is published has a mirror of its own",
+            "read the mirrors of the children too",
+        )  # fmt: skip
+
+
+def trace_findings(conn: psycopg.Connection[Any], tables: Iterable[int], *, own_publication: bool) -> list[Finding]:
+    """Returns at most one finding of each kind for these tables and leaves.
+
+    ``own_publication``: whether our publications publish the tables. Then all tables that are not leaves are listed.
+    """
+    relations = list(read_relations(conn, tables).values())
+    listed = {oid for (oid,) in conn.execute(_LISTED, [[relation.oid for relation in relations]])}
+    listed |= {relation.oid for relation in relations if own_publication and relation.root is None}
+    unlisted = [relation for relation in relations if relation.oid not in listed]
+    return [*_object_names(conn, relations), *_rewritten(unlisted)]
+
+
+def _object_names(conn: psycopg.Connection[Any], relations: list[CatalogRelation]) -> list[Finding]:
+    parts = TypeParts.read(conn, {oid for relation in relations for oid in relation.types})
+    columns = sorted(
+        f"{relation.name}.{column.name}"
+        for relation in relations if relation.root is None
+        for column in relation.columns if parts.naming([column.type.oid])
+    )  # fmt: skip
+    if not columns:
+        return []
+    return [
+        Finding(
+            "warning", f"columns {named(columns)}", "hold names of objects (regclass and its kin): a rename of the "
+            "object changes their text in older rows and leaves no trace, so mirrors keep the name of before",
+            "after a rename, run `pgcdc snapshot` for their tables",
+        )
+    ]  # fmt: skip
+
+
+def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
+    """Returns a finding on tables without a TOAST table that no publication lists individually.
+
+    PostgreSQL refuses SET UNLOGGED if a publication lists the table itself. A rewrite creates a new TOAST table. If a
+    table has no TOAST table, a rewrite leaves the same traces as TRUNCATE and VACUUM FULL.
+    """
+    tables = sorted(
+        str(relation.name) for relation in relations if not relation.partitioned and not relation.files.toast
+    )
+    if not tables:
+        return []
+    return [
+        Finding(
+            "info", f"tables {named(tables)}", "have no TOAST table and are not listed in a publication by themselves: "
+            "TRUNCATE, VACUUM FULL and CLUSTER are not to be told from SET UNLOGGED, writes, and SET LOGGED, and so "
+            "have them copied anew, a partition's table as a whole",
+        )
+    ]  # fmt: skip
