@@ -22,7 +22,7 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.protocol.shape import Shape
-from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.tables import TablePatterns
 
 
 class Why(StrEnum):

@@ -18,7 +18,7 @@ from pgcdc_assets.flow.structurechanges import carry_out
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
-from pgcdc_assets.source.catalog.look import CatalogLook
+from pgcdc_assets.source.catalog.tables import CatalogSnapshot
 from pgcdc_assets.structure.differences import changes
 from pgcdc_assets.structure.record import TableRecord
 from pgcdc_assets.structure.verdict import Recopy, Rules, told, verdict
@@ -38,7 +38,7 @@ class CatalogWatch:
     def __init__(self, work: Work, stream: LogStream) -> None:
         self._work = work
         self._stream = stream
-        self._seen: CatalogLook | None = None
+        self._seen: CatalogSnapshot | None = None
         """The last catalog check, with which all followed tables have been compared. None before the first check, and
         after a copy whose table differs from the check."""
         self.named = ZERO

@@ -15,8 +15,8 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event, EventName
-from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.catalog.pgclass import without_rows
+from pgcdc_assets.source.catalog.tables import CatalogSnapshot
 from pgcdc_assets.source.positions import boundary, flush_lsn
 
 
@@ -88,9 +88,9 @@ class LogStream:
         self.mark(now)
         return now
 
-    def look(self, catalog: Catalog, patterns: Sequence[str]) -> CatalogLook:
+    def look(self, catalog: Catalog, patterns: Sequence[str]) -> CatalogSnapshot:
         """Read the tables from the source's catalog."""
-        return CatalogLook.now(self._conn, catalog.publications, patterns, catalog.tables)
+        return CatalogSnapshot.read(self._conn, catalog.publications, patterns, catalog.tables)
 
     def publish_new(self, work: Work) -> None:
         """Publish new tables and partitions."""
@@ -100,9 +100,9 @@ class LogStream:
         """Whether a relation certainly has no row now."""
         return without_rows(self._conn, relation)
 
-    def stands(self, look: CatalogLook) -> bool:
+    def stands(self, snapshot: CatalogSnapshot) -> bool:
         """Whether the source's catalog is still as this catalog check showed it."""
-        return look.stands(self._conn)
+        return snapshot.is_current(self._conn)
 
     def stop(self) -> None:
         """End the receiver at a boundary, and wait until it has ended."""

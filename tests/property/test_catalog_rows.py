@@ -18,8 +18,8 @@ from psycopg.pq import TransactionStatus
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.errors import PgcdcError, SourceFailed
 from pgcdc_assets.protocol.shape import RelationFacts
-from pgcdc_assets.source.catalog import look, pgclass, pgtypes, published, tables, typeparts
-from pgcdc_assets.source.catalog.comments import _COMMENTS
+from pgcdc_assets.source.catalog import pgclass, pgtypes, published, tables
+from pgcdc_assets.source.catalog.pgclass import _COMMENTS
 from pgcdc_assets.source.catalog.tables import read_catalog, relation_facts
 from pgcdc_assets.structure.differences import changes
 
@@ -63,14 +63,14 @@ LISTS: dict[str, list[Row]] = {
     published._OURS: [("p",)],
     published._PLACES: [(100, 800), (301, 801)],
     tables._ATTACHED: [(301, [[300, 900]]), (302, [[300, 901]])],
-    typeparts._PARTS: [
+    pgtypes._PARTS: [
         (16400, "dom", "d", [16401], [], None), (16402, "_mood", "b", [16403], [], None),
         (16403, "mood", "e", [0], ["16404 910 sad", "16405 911 so so"], None),
         (16401, "comp", "c", [23, 16403], [], "1:23 2:16403"),
     ],
     _COMMENTS: [(100, 0, "A table."), (100, 3, "A column.")],
     tables._KEYS: [(100, 501), (300, 502)],
-    look._RELATIONS: [(100,), (300,), (301,), (302,)],
+    tables._DESCRIBING: [(100,), (300,), (301,), (302,)],
     "concat_ws": [("7:1 8:2",)],
 }  # fmt: skip
 """What the source answers, by a part of the query."""
@@ -91,7 +91,7 @@ class Source:
         if text.startswith("SET "):
             return Answer([])
         rows = next(rows for part, rows in self.lists.items() if part in text)
-        if isinstance(params, list) and text != typeparts._PARTS:
+        if isinstance(params, list) and text != pgtypes._PARTS:
             # Each of these queries begins with the OID that it asks for.
             rows = [row for row in rows if row[0] in params[0]]
         return Answer(rows)
@@ -154,8 +154,8 @@ def read_all(lists: dict[str, list[Row]]) -> None:
         assert f"{table.name} {table.name.folder}"
         for was in sound().tables:
             changes(was, table)
-    seen = look.CatalogLook.now(conn, ["p", "q"], [], sound().tables)
-    seen.stands(conn)
+    seen = tables.CatalogSnapshot.read(conn, ["p", "q"], [], sound().tables)
+    seen.is_current(conn)
     facts = relation_facts(conn, {100: [23, 16400], 301: [23, 16402], 99: [99999]}, ["p", "q"])
     for one in facts.values():
         assert RelationFacts.from_json(json.loads(json.dumps(one.to_json()))) == one

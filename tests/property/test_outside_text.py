@@ -28,7 +28,7 @@ from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.frames import keepalive, keepalive_frame
 from pgcdc_assets.protocol.streamed import decode_any
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.tables import TablePatterns
 from pgcdc_assets.store.processname import ProcessName
 from tests.property.damage import damaged, damaged_json, otherwise
 from tests.protocol.examples import EXAMPLES

@@ -12,10 +12,8 @@ from pgcdc_assets.checks.source_facts import _without_identity
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog.bare import read_beside_locks
-from pgcdc_assets.source.catalog.look import CatalogLook
-from pgcdc_assets.source.catalog.published import PublicationRows, read_published
-from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.catalog.published import PublicationRows, read_beside_locks, read_published
+from pgcdc_assets.source.catalog.tables import CatalogSnapshot, read_tables
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.selection import stored_tables
 from pgcdc_assets.source.setup.setup import check_source
@@ -401,9 +399,9 @@ def test_leaves_outside_of_logical_decoding_hold_no_followed_rows(database: Data
         assert set(stored_tables(conn, [root.oid])) == {root.oid, *(leaf.oid for leaf in root.leaves)}
         refused = _without_identity(conn, read_published(conn, ["p"], unread=True))
         assert {name.name for name in refused} == {"r4"}, "PostgreSQL takes updates of foreign and unlogged tables"
-        look = CatalogLook.now(conn, ["p"], ())
+        snapshot = CatalogSnapshot.read(conn, ["p"], ())
         user.execute("ALTER TABLE r3 SET LOGGED; ALTER TABLE r3 REPLICA IDENTITY FULL")
-        assert not look.stands(conn)
+        assert not snapshot.is_current(conn)
         (change,) = changes(before, read_tables(conn, ["p"]))
         assert (change.difference, change.what) == (Difference.PARTITIONS, "has a new partition public.r3")
         with_r3 = read_tables(conn, ["p"])

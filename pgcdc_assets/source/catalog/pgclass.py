@@ -1,4 +1,4 @@
-"""Reads rows of pg_class with their columns and keys, and the leaves of partitioned tables, as plain facts."""
+"""Reads rows of pg_class with their columns, keys and comments, and the leaves of partitioned tables."""
 
 from __future__ import annotations
 
@@ -60,12 +60,18 @@ WITH RECURSIVE tree (root, oid) AS (
 )
 SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
-
+# A separate query, because only checks of the catalog need comments. The facts in the change log have no comments.
+_COMMENTS = """
+SELECT objoid, objsubid, description
+FROM pg_catalog.pg_description
+WHERE classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND objoid = ANY(%s) ORDER BY objoid, objsubid
+"""
 DECODED: Final = frozenset({"tde_heap"})
 """Table access methods of extensions that write the same WAL records as the heap."""
-
 of_catalog = partial(reading, "system catalog of the source", SourceFailed, "have it checked for damage there")
 """Decorates functions that interpret rows of the catalog. A row that PostgreSQL's rules exclude raises SourceFailed."""
+Comments = tuple[tuple[int, str], ...]
+"""The form of :attr:`Table.comments`: attnum (0 for the table) and text, in attnum order."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,14 @@ def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int
     for root, leaf in conn.execute(_LEAVES, [wanted]) if wanted else ():
         found[root].append(leaf)
     return {root: tuple(sorted(leaves)) for root, leaves in found.items()}
+
+
+def read_comments(conn: psycopg.Connection[Any], relations: Iterable[int]) -> dict[int, Comments]:
+    """Returns the comments of these relations, by OID. Relations without comments are left out."""
+    found: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for oid, attnum, comment in conn.execute(_COMMENTS, [sorted(set(relations))]):
+        found[oid].append((attnum, comment))
+    return {oid: tuple(comments) for oid, comments in found.items()}
 
 
 def without_rows(conn: psycopg.Connection[Any], relation: int) -> bool:

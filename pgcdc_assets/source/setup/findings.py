@@ -1,5 +1,5 @@
-"""Findings of ``setup`` on the server: its settings, free slots and walsenders, the network path to it, and objects that
-are not replicated."""
+"""Findings of ``setup`` on the server: its settings, free slots and walsenders, the network path to it, and objects
+that are not replicated."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks the rights of a role on the source, and gives the statements for all that the role cannot do itself: those that
-grant the missing rights, and one script for the owner of the source."""
+"""Checks the rights of a role on the source, and gives the statements for all that the role cannot do itself: those
+that grant the missing rights, and one script for the owner of the source."""
 
 from __future__ import annotations
 

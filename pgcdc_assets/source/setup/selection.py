@@ -11,9 +11,9 @@ import psycopg
 from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.mirrorkey import followable, mirror_key
-from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
+from pgcdc_assets.source.catalog.tables import TablePatterns
 
 # Partitions are selected with their roots. Tables that belong to an extension are selected only if a pattern names
 # them.

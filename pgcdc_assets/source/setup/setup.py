@@ -18,9 +18,8 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.errors import EmptyPublication, SetupRefused, SlotActive
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.published import read_published
-from pgcdc_assets.source.catalog.tables import read_catalog
+from pgcdc_assets.source.catalog.tables import TablePatterns, read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import COPY_ANEW, of_exception
 from pgcdc_assets.source.connect.walsender import ReplicationConnection

@@ -15,11 +15,10 @@ import psycopg
 from pgcdc_assets.core.catalog import Table, relations_of
 from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
+from pgcdc_assets.source.catalog.pgtypes import TypeParts
 from pgcdc_assets.source.catalog.published import Published, read_published
-from pgcdc_assets.source.catalog.tables import read_tables
-from pgcdc_assets.source.catalog.typeparts import TypeParts
+from pgcdc_assets.source.catalog.tables import TablePatterns, read_tables
 from pgcdc_assets.source.setup.findings import Finding, named
 from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, unread_tables
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.source.catalog.look import CatalogLook
-from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.catalog.tables import CatalogSnapshot, read_tables
 from pgcdc_assets.source.connect.connection import connect
 from tests.fix_postgres import Database
 
@@ -45,24 +44,24 @@ CREATE TABLE other (id int); CREATE PUBLICATION p FOR TABLE t, r
 def test_each_change_of_the_catalog_changes_the_fingerprint(database: Database, done: str) -> None:
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
-        look = CatalogLook.now(conn, ["p"], [])
-        assert [table.name.name for table in look.tables] == ["r", "t"]
-        assert look.stands(conn)
+        snapshot = CatalogSnapshot.read(conn, ["p"], [])
+        assert [table.name.name for table in snapshot.tables] == ["r", "t"]
+        assert snapshot.is_current(conn)
         for statement in done.split(";"):
             user.execute(statement.encode())
-        assert not look.stands(conn)
+        assert not snapshot.is_current(conn)
 
 
 def test_other_statements_do_not_change_the_fingerprint(database: Database) -> None:
     """Rows, statistics, other tables and temporary tables are no reason to read all facts again."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
-        look = CatalogLook.now(conn, ["p"], [])
+        snapshot = CatalogSnapshot.read(conn, ["p"], [])
         user.execute("INSERT INTO t VALUES (1, 'x', 1); INSERT INTO r VALUES (1, 1); DELETE FROM t")
         for other in ("ANALYZE", "VACUUM t", "CREATE TEMP TABLE mine (id int)", "CREATE TABLE new (id int)",
                       "ALTER TABLE other ADD y int", "DROP TABLE other", "CREATE VIEW v AS SELECT 1"):  # fmt: skip
             user.execute(other.encode())
-        assert look.stands(conn)
+        assert snapshot.is_current(conn)
 
 
 def test_files_and_columns_are_read_from_one_snapshot(database: Database) -> None:
@@ -78,13 +77,13 @@ def test_files_and_columns_are_read_from_one_snapshot(database: Database) -> Non
 
 
 def test_a_changed_comment_is_seen_without_a_new_fingerprint(database: Database) -> None:
-    """The fingerprint stays as it is, so that no point waits for the comment. The look that has the new comment is
+    """The fingerprint stays as it is, so that no point waits for the comment. The snapshot that has the new comment is
     newer."""
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
-        seen = CatalogLook.now(conn, ["p"], [])
+        seen = CatalogSnapshot.read(conn, ["p"], [])
         conn.execute("COMMENT ON TABLE t IS 'all'; COMMENT ON COLUMN t.id IS 'the number'")
-        (table,) = CatalogLook.now(conn, ["p"], []).tables
-        assert seen.stands(conn)
+        (table,) = CatalogSnapshot.read(conn, ["p"], []).tables
+        assert seen.is_current(conn)
         assert seen.shows(replace(table, comments=()))
         assert not seen.shows(table)

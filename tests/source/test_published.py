@@ -9,9 +9,8 @@ import pytest
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.errors import CopyBlocked
-from pgcdc_assets.source.catalog.bare import LISTS_SINCE, read_beside_locks
 from pgcdc_assets.source.catalog.pgclass import read_leaves
-from pgcdc_assets.source.catalog.published import read_published
+from pgcdc_assets.source.catalog.published import LISTS_SINCE, read_beside_locks, read_published
 from pgcdc_assets.source.catalog.tables import read_catalog
 from tests.fix_postgres import Database
 
