@@ -36,7 +36,7 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.thinning import EVERY
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, compact_file
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.thinning import passing
 from pgcdc_assets.points.points import ConsistentPoints
@@ -62,7 +62,7 @@ class Day:
             run(conninfo, f"INSERT INTO small SELECT g, g % 1000, md5(g::text) FROM generate_series(1, {rows}) g")
             with project(self.folder / "day", conninfo, "day_main") as settings:
                 engine(settings, self.spark).sync(Bounds())
-                mirror = Mirror(settings.layout, ChangeLog(settings.layout).identity, _NAME)
+                mirror = Mirrors(settings.layout, ChangeLog(settings.layout).identity).open(_NAME)
                 turner = _Turns(mirror, ConsistentPoints(settings.layout))
                 turner.take(rows // WORN)
                 started = time.monotonic()

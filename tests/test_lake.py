@@ -17,7 +17,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.errors import LakeError, UnknownTable
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.deltatables import commit, publish_at
@@ -65,7 +65,7 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
     layout, schema = Layout.of(tmp_path), MirrorSchema.of(table)
     path = layout.mirror(table.name)
     create_mirror(path, schema, {IDENTITY: SOURCE.app_id()}, path)
-    mirror, points = Mirror(layout, SOURCE, table.name), ConsistentPoints(layout)
+    mirror, points = Mirrors(layout, SOURCE).open(table.name), ConsistentPoints(layout)
     with DataFile(path, mirror.physical(schema)) as file:
         raw = pa.array([None, [("id", "x")], None], schema.arrow.field("_pgcdc_raw").type)
         file.write([pa.array([1, 2, 3]), pa.array(["a", "b", None]), pa.array([["x", None], [], None]),
@@ -76,7 +76,7 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
     publish_at(points, 100, {table.name: first})
     spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 2").collect()
     spark.sql(f"UPDATE delta.`{path}` SET `{odd}` = 'new' WHERE id = 3").collect()
-    points.publish(Lsn(200), {table.name: Mirror(layout, SOURCE, table.name).version}, {table.name: Lsn(100)})
+    points.publish(Lsn(200), {table.name: Mirrors(layout, SOURCE).open(table.name).version}, {table.name: Lsn(100)})
 
     lake = Lake(tmp_path)
     assert lake.tables == [table.name]

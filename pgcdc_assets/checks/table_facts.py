@@ -20,7 +20,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.failures import contained
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.mirror.delta.othercommits import change_since
 from pgcdc_assets.points.points import ConsistentPoints, Point
@@ -50,8 +50,8 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
                 table.name, TableState.STREAMING, newest.replay_lsn, reason, updates_seen=table.updates_seen
             )
         else:
-            mirror = Mirror(layout, catalog.identity, table.name)
             with contained() as failed:
+                mirror = Mirrors(layout, catalog.identity).open(table.name)
                 facts = _behind(mirror, table, row, points)
                 yield replace(facts, kept_until=_kept_until(mirror, facts, log, retention))
             if failed.reason is not None:
@@ -78,7 +78,7 @@ def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
     for name, row in rows.items():
         if name in known:
             continue
-        mirror = Mirror(layout, catalog.identity, name)
+        mirror = Mirrors(layout, catalog.identity).open(name)
         if (lsn := mirror.replay_lsn or mirror.snapshot_lsn) is not None:
             moved = row.reason if row.state is TableState.MOVED else None
             left[name] = LeftFacts(lsn, moved, _goes_on_as(row, catalog.tables, rows))
@@ -102,7 +102,7 @@ def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:
         if table is None:
             yield UntakenFacts(rows)
         else:
-            yield UntakenFacts(rows, table.name, Mirror(layout, catalog.identity, table.name).snapshot_lsn)
+            yield UntakenFacts(rows, table.name, Mirrors(layout, catalog.identity).open(table.name).snapshot_lsn)
 
 
 def _readable(row: StateRow, newest: Point) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import Lock
@@ -258,40 +257,27 @@ class DeltaLog:
 
 
 class OpenLogs:
-    """The logs of tables that one run reads repeatedly; each read continues from the previous read.
+    """The logs of tables that one run reads repeatedly; each read continues from the previous read. Threads may share
+    it.
 
     Only for a time in which no other process writes to the lake: a table that is deleted and created again between two
     reads may seem to be the same table.
     """
 
     def __init__(self) -> None:
-        self._logs: dict[Location, DeltaLog] | None = None
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Remember the logs during the block."""
-        self._logs = {}
-        try:
-            yield
-        finally:
-            self._logs = None
+        self._logs: dict[Location, DeltaLog] = {}
 
     def of(self, folder: Location) -> DeltaLog:
-        logs = self._logs
-        return DeltaLog(folder) if logs is None else logs.setdefault(folder, DeltaLog(folder))
+        return self._logs.setdefault(folder, DeltaLog(folder))
 
     def forget(self, folder: Location) -> None:
         """Forget a table that is deleted, because another table may be created in its place."""
-        if self._logs is not None:
-            self._logs.pop(folder, None)
-
-
-OPEN_LOGS: Final = OpenLogs()
+        self._logs.pop(folder, None)
 
 
 def open_delta(folder: Location) -> DeltaVersion | None:
     """The newest version of the table; None if there is no table."""
-    return OPEN_LOGS.of(folder).newest()
+    return DeltaLog(folder).newest()
 
 
 def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:

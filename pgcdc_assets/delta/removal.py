@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pgcdc_assets.core.layout import DELTA_LOG
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.delta.log import OPEN_LOGS
 from pgcdc_assets.store import storage
 
 
@@ -19,5 +18,4 @@ def remove_table(folder: Location) -> tuple[int, int]:
     for name in of_log:
         storage.delete([folder / name])
     storage.delete_folder(folder)
-    OPEN_LOGS.forget(folder)
     return len(found), sum(found.values())

@@ -17,7 +17,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.routing import Router
-from pgcdc_assets.feed.table import FeedTable
+from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import FACTS, read_rows
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
@@ -58,7 +58,7 @@ Failures = dict[TableName, tuple[Table, Lsn, str]]
 
 
 def planned(
-    log: ChangeLog, router: Router, span: LsnRange, tables: Sequence[Followed], *, again: bool
+    log: ChangeLog, feeds: Feeds, router: Router, span: LsnRange, tables: Sequence[Followed], *, again: bool
 ) -> tuple[list[FeedPlan], Failures]:
     """A plan for each table. With ``again``, the whole span is derived, even if the feeds already hold it."""
     starts = [span.start if again else min(max(entry.after, span.start), span.end) for entry in tables]
@@ -70,7 +70,7 @@ def planned(
         mine = placed.get(entry.table.name, _Placed())
         evolution = _Evolution.of(log, entry.table, mine, reach, past=again)
         with contained() as failed:
-            plan = _plan(log, span, entry, mine, evolution, again=again)
+            plan = _plan(feeds, span, entry, mine, evolution, again=again)
         if failed.reason is not None:
             failures[entry.table.name] = evolution.table, entry.after, failed.reason
             continue
@@ -81,11 +81,11 @@ def planned(
 
 
 def _plan(
-    log: ChangeLog, span: LsnRange, entry: Followed, placed: _Placed, evolution: _Evolution, *, again: bool
+    feeds: Feeds, span: LsnRange, entry: Followed, placed: _Placed, evolution: _Evolution, *, again: bool
 ) -> FeedPlan:
     # A feed that a run derived but could not apply already has the columns that appeared. If it were opened for the
     # table without these columns, it would seem to be empty, and its rows would be derived a second time.
-    feed = FeedTable(log.layout, log.identity, evolution.table)
+    feed = feeds.open(evolution.table)
     after = min(max(entry.after, span.start), span.end)
     start = span.start if again else after
     if not again and feed.covered.start <= after <= feed.covered.end:

@@ -11,6 +11,7 @@ import json
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -27,7 +28,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, create_table
-from pgcdc_assets.delta.log import OPEN_LOGS, Added, DeltaVersion
+from pgcdc_assets.delta.log import Added, DeltaVersion, OpenLogs
 from pgcdc_assets.delta.removal import remove_table
 from pgcdc_assets.delta.smallfiles import neighbours
 from pgcdc_assets.delta.sweep import sweep
@@ -56,13 +57,13 @@ same names may mean other columns, and rows that were derived but not applied la
 class FeedTable:
     """The feed of one table. Opened at construction; it does not exist before its first commit."""
 
-    def __init__(self, layout: Layout, identity: Identity, table: Table) -> None:
+    def __init__(self, layout: Layout, identity: Identity, table: Table, logs: OpenLogs) -> None:
         self.path = layout.changes(table.name)
         self._root = layout.root
         self._table = table
         self._end_id = identity.app_id("changes", table.name.folder)
         self._start_id = identity.app_id("changes_since", table.name.folder)
-        self._log = OPEN_LOGS.of(self.path)
+        self._log = logs.of(self.path)
         self._delta = self._log.newest()
 
     @property
@@ -206,23 +207,38 @@ class FeedTable:
         return [(file, low, high) for file, low, high in found if low < span.end and high >= span.start]
 
 
-def begin_anew_if_unreadable(layout: Layout, identity: Identity, table: Table) -> None:
-    """Start the feed again if it cannot be opened, so that it does not hold back a table that was copied again. Its
-    rows are in the log."""
-    with contained() as failed:
-        FeedTable(layout, identity, table)
-    if failed.reason is not None:
-        moved_away(layout, layout.changes(table.name))
+@dataclass(frozen=True)
+class Feeds:
+    """The change feeds of a lake, as one run uses them. Their logs stay open: opening a feed again reads only the
+    commits that were added since."""
+
+    layout: Layout
+    identity: Identity
+    _logs: OpenLogs = field(default_factory=OpenLogs)
+
+    def open(self, table: Table) -> FeedTable:
+        return FeedTable(self.layout, self.identity, table, self._logs)
+
+    def begin_anew_if_unreadable(self, table: Table) -> None:
+        """Start the feed again if it cannot be opened, so that it does not hold back a table that was copied again. Its
+        rows are in the log."""
+        with contained() as failed:
+            self.open(table)
+        if failed.reason is not None:
+            place = self.layout.changes(table.name)
+            self._logs.forget(place)
+            moved_away(self.layout, place)
+
+    def remove(self, name: TableName) -> tuple[int, int]:
+        """Delete the feed of a table that is no longer followed; returns the number of files, and their bytes."""
+        place = self.layout.changes(name)
+        self._logs.forget(place)
+        return remove_table(place)
 
 
 def moved_away(layout: Layout, folder: Location) -> None:
     """Move a folder that cannot be read out of the way; the next maintenance deletes it."""
     storage.move_folder(folder, layout.staging / uuid.uuid4().hex)
-
-
-def remove_feed(layout: Layout, name: TableName) -> tuple[int, int]:
-    """Delete the feed of a table that is no longer followed; returns the number of files, and their bytes."""
-    return remove_table(layout.changes(name))
 
 
 def _bounds_of(file: Added) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from pgcdc_assets.feed.file import trimmed
 from pgcdc_assets.feed.plan import FeedPlan, Followed, hull, planned
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
-from pgcdc_assets.feed.table import FeedTable
+from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog, Segment
@@ -44,8 +44,8 @@ MOST_BUCKETS = 256
 
 
 def transform(
-    spark: SparkSession, log: ChangeLog, span: LsnRange, tables: Sequence[Followed], *, again: bool = False,
-    router: Router | None = None,
+    spark: SparkSession, log: ChangeLog, feeds: Feeds, span: LsnRange, tables: Sequence[Followed], *,
+    again: bool = False, router: Router | None = None,
 ) -> dict[TableName, FeedPart]:  # fmt: skip
     """Bring the feeds of ``tables`` to the end of ``span``, and return what they hold of it.
 
@@ -54,14 +54,14 @@ def transform(
     tables are not affected. ``router`` knows all followed tables, if ``tables`` are only some of them.
     """
     router = router or Router.of(entry.table for entry in tables)
-    plans, failures = planned(log, router, span, tables, again=again)
+    plans, failures = planned(log, feeds, router, span, tables, again=again)
     parts = {name: _nothing(table, after, failure) for name, (table, after, failure) in failures.items()}
     done = _derived(spark, log, [plan for plan in plans if plan.todo is not None])
     _check_taken(log, router, plans, done)
     written: list[Location] = []
     for plan in plans:
         with contained() as failed:
-            parts[plan.table.name] = _committed(plan, log, done, span, written)
+            parts[plan.table.name] = _committed(plan, feeds, done, span, written)
         if failed.reason is not None:
             parts[plan.table.name] = _nothing(plan.table, plan.after, failed.reason)
     # Feeds must be durable before mirrors apply them.
@@ -85,11 +85,11 @@ class _Outcome:
 
 
 def _committed(
-    plan: FeedPlan, log: ChangeLog, done: dict[TableName, _Outcome], span: LsnRange, written: list[Location]
+    plan: FeedPlan, feeds: Feeds, done: dict[TableName, _Outcome], span: LsnRange, written: list[Location]
 ) -> FeedPart:
     """Commit what was derived, and return what the feed now holds of the span. A feed that got a commit is added to
     ``written``, because the commit is not durable yet."""
-    feed = FeedTable(log.layout, log.identity, plan.table)
+    feed = feeds.open(plan.table)
     set_aside = None
     if plan.todo is not None:
         outcome, end = done.get(plan.table.name, _Outcome()), plan.todo.end

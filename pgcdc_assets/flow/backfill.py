@@ -49,7 +49,7 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
             )
     turns: dict[TableName, TableTurn] = {}
     for (part_of, again), followed in asked.items():
-        for name, part in transform(work.session(), work.log, part_of, followed, again=again).items():
+        for name, part in transform(work.session(), work.log, work.feeds, part_of, followed, again=again).items():
             if part.set_aside is not None:
                 lsn, reason = part.set_aside
                 raise NotRepairable(reason, thing=str(name), lsn=lsn, do=f"copy it anew: `pgcdc snapshot {name.shell}`")

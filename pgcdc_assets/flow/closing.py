@@ -11,7 +11,6 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import contained
-from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.accounting import keep_untaken, untaken
 from pgcdc_assets.flow.messages import merge_messages, messages_report
 from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
@@ -100,7 +99,7 @@ def merge_files(work: Work, report: RangeReport) -> None:
 def _merge_feed(work: Work, entry: TableRecord) -> None:
     """Merge a feed's small files. If this fails, the files stay. The mirror has applied them already, and goes on."""
     with contained() as failed:
-        FeedTable(work.layout, work.identity, entry.table).compact(entry.replay_lsn)
+        work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:
         work.observer.progress("apply", f"the change feed of {entry.table.name} is not merged: {failed.reason}; "
                                "`pgcdc repair` of the ranges that it holds derives them again")  # fmt: skip

@@ -19,7 +19,6 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.log import OPEN_LOGS
 from pgcdc_assets.errors import (
     CopyBlocked,
     IdentityMismatch,
@@ -227,7 +226,6 @@ class Engine:
         with (
             machine_told(layout.root), lake,
             recorded(layout, kind, command, say) as operation, machine_told(layout.root), jvm_death_told(),
-            OPEN_LOGS.kept(),
         ):  # fmt: skip
             yield operation
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import UnknownTable, UsageError
-from pgcdc_assets.feed.table import remove_feed
 from pgcdc_assets.flow.work import Work
 
 
@@ -48,6 +47,6 @@ def _refuse(work: Work, name: TableName) -> None:
 
 
 def _forgotten(work: Work, name: TableName) -> Forgotten:
-    of_feed, of_mirror = remove_feed(work.layout, name), work.target.forget(name)
+    of_feed, of_mirror = work.feeds.remove(name), work.target.forget(name)
     work.observer.progress("forget", f"table {name}: its mirror and feed are deleted")
     return Forgotten(name, of_feed[0] + of_mirror.files, of_feed[1] + of_mirror.bytes)

@@ -148,7 +148,7 @@ class Maintenance:
             self._report.feed_files += work.messages.forget(work.log.start) + work.messages.compact()
         for entry in work.progress.followed():
             with self._told(entry.table.name):
-                feed = FeedTable(work.layout, work.identity, entry.table)
+                feed = work.feeds.open(entry.table)
                 self._report.feed_files += feed.compact(entry.replay_lsn)
         passed(FaultPoint.FEEDS_CUT)
         work.observer.known_ranges()
@@ -214,7 +214,7 @@ class Maintenance:
     def _feeds(self) -> Iterator[FeedTable]:
         for row in self._work.progress.states.all().values():
             if row.table is not None:
-                yield FeedTable(self._work.layout, self._work.identity, row.table)
+                yield self._work.feeds.open(row.table)
 
     def _may_begin(self, name: TableName) -> bool:
         if not self._allowance.runs_out(self._started):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.feed.table import FeedTable, begin_anew_if_unreadable
 from pgcdc_assets.flow.reports import Restructured
 from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.work import Work
@@ -37,8 +36,8 @@ def land(work: Work, renamed: Reshaped, since: Lsn) -> bool:
     if name not in work.progress:
         return False
     # Rows in this feed that are not applied yet belong to the table that had the name before.
-    begin_anew_if_unreadable(work.layout, work.identity, renamed.after)
-    FeedTable(work.layout, work.identity, renamed.after).end_at(work.progress[name].replay_lsn)
+    work.feeds.begin_anew_if_unreadable(renamed.after)
+    work.feeds.open(renamed.after).end_at(work.progress[name].replay_lsn)
     if renamed.failure is not None:
         what = f"table {name} is copied: the mirror of {former} cannot go on: {renamed.failure}"
         work.observer.progress("watch", what)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.reports import Restructured
 from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.work import Work
@@ -46,7 +45,7 @@ def _reshape(work: Work, found: Reshape, record: TableRecord, now: Table, since:
     """Begin to change the mirror to the new structure, which the source has at ``since`` or already below."""
     if found.leaves:
         # The feed may hold rows of a removed leaf that are not applied yet.
-        FeedTable(work.layout, work.identity, record.table).end_at(record.replay_lsn)
+        work.feeds.open(record.table).end_at(record.replay_lsn)
     after = (with_leaves if found.leaves else successor)(record.table, now, since)
     work.progress.reshaping(after.name)
     by_metadata = work.settings.schema_changes == "metadata" and not found.leaves

@@ -8,7 +8,6 @@ import time
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import SourceUnavailable
-from pgcdc_assets.feed.table import begin_anew_if_unreadable
 from pgcdc_assets.flow import lock, renaming, sentinel, structurechanges
 from pgcdc_assets.flow.catalogwatch import CatalogWatch
 from pgcdc_assets.flow.closing import RunRanges
@@ -145,7 +144,7 @@ class Sync:
             self._catalog.compare(copied.table)
             self._work.progress.copied(copied.table, copied.report.consistent_point, copied.report.version)
             self._work.observer.copied(copied.report)
-            begin_anew_if_unreadable(self._work.layout, self._work.identity, copied.table)
+            self._work.feeds.begin_anew_if_unreadable(copied.table)
             self._turns.point.owe()
             moved = True
         return moved

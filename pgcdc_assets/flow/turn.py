@@ -87,7 +87,7 @@ def _derive_and_apply(
     span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
     started = time.monotonic()
     followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
-    parts = transform(work.session(), work.log, span, followed, router=work.progress.router)
+    parts = transform(work.session(), work.log, work.feeds, span, followed, router=work.progress.router)
     derived = time.monotonic()
     known = {entry.table.name: entry.table for entry in changed}
     applied = work.target.apply(list(parts.values()), upto, known)

@@ -8,6 +8,7 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.messages import MessageFeed
+from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
 from pgcdc_assets.flow.progress import TablesProgress
@@ -31,6 +32,7 @@ class Work:
     """The Spark session for the transform. The target uses the same session."""
     changed_told: set[TableName] = field(default_factory=set)
     """Tables for which this run has reported that another writer changed rows of the mirror."""
+    feeds: Feeds = field(init=False)
     reshapes: Reshapes = field(init=False)
     """Mirrors whose structure or name is being changed."""
     messages: MessageFeed | None = None
@@ -41,6 +43,7 @@ class Work:
     """The operation as which ``status`` reports this run."""
 
     def __post_init__(self) -> None:
+        self.feeds = Feeds(self.layout, self.identity)
         self.reshapes = Reshapes(self.target)
 
     @property

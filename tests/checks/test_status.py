@@ -27,7 +27,7 @@ from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
 from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
@@ -291,7 +291,7 @@ def _mirrored(project: Project, table: Table, at: Lsn) -> None:
     # This is Spark's own property. delta-rs writes no properties that it does not know.
     ours = f'"configuration":{{"{IDENTITY}":"{identity.app_id()}"'
     first.write_text(first.read_text().replace('"configuration":{', ours))
-    mirror = Mirror(layout, identity, table.name)
+    mirror = Mirrors(layout, identity).open(table.name)
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: at})
     TableStates(layout).set(table, TableState.CATCHING_UP, at)
 

@@ -23,7 +23,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import FileChange, commit_change, commit_compaction, loosened
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.compaction import Compaction, compact_file
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.store.local import path_of
@@ -35,7 +35,7 @@ from tests.history.mirror import make
 @pytest.fixture
 def rows(tmp_path: Path) -> Rows:
     layout = Layout.of(tmp_path)
-    mirror = Mirror(layout, OWNER, TableName("public", "t"))
+    mirror = Mirrors(layout, OWNER).open(TableName("public", "t"))
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.logRetentionDuration": "interval 30 days"})
     return Rows(path_of(mirror.path))
 
@@ -48,7 +48,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_si
 def test_every_version_holds_the_rows_of_the_model(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:
     """Versions are read across checkpoints, and each time again from the log alone."""
     shutil.rmtree(tmp_path / "public", ignore_errors=True)
-    mirror = Mirror(Layout.of(tmp_path), OWNER, TableName("public", "t"))
+    mirror = Mirrors(Layout.of(tmp_path), OWNER).open(TableName("public", "t"))
     make(mirror, MirrorSchema(SCHEMA), {})
     table, fresh = Rows(path_of(mirror.path)), count()
     for new, removed in steps:

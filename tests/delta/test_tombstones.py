@@ -20,7 +20,7 @@ from pgcdc_assets.delta.tombstones import DELETED_FILES, LOG, keeping, lacking
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import Lake
 from pgcdc_assets.mirror.delta.compaction import compact_file
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
@@ -95,7 +95,7 @@ def test_retention_properties_are_only_ever_lengthened() -> None:
 
 
 def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> None:
-    mirror = Mirror(Layout.of(tmp_path), OWNER, NAME)
+    mirror = Mirrors(Layout.of(tmp_path), OWNER).open(NAME)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
     rows = Rows(path_of(mirror.path))
     long, short = lived_long_and_short(rows)
@@ -110,7 +110,7 @@ def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> N
 
 
 def test_a_vacuum_by_delta_rs_keeps_promised_versions(tmp_path: Path) -> None:
-    mirror = Mirror(Layout.of(tmp_path), OWNER, NAME)
+    mirror = Mirrors(Layout.of(tmp_path), OWNER).open(NAME)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
     rows = Rows(path_of(mirror.path))
     lived_long_and_short(rows)
@@ -143,7 +143,7 @@ def _as_promised(rows: Rows) -> None:
 def test_a_mirror_that_lacks_a_file_is_not_read(tmp_path: Path) -> None:
     """A full VACUUM by delta-rs deletes all files that no commit names. It takes deletion vectors for such files."""
     layout = Layout.of(tmp_path)
-    mirror, points = Mirror(layout, OWNER, NAME), ConsistentPoints(layout)
+    mirror, points = Mirrors(layout, OWNER).open(NAME), ConsistentPoints(layout)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), **keeping(7 * DAY)})
     rows = Rows(path_of(mirror.path))
     rows.change([1, 2, 3], set())

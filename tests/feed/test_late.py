@@ -22,6 +22,7 @@ from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.schema import FeedFile, feed_schema
+from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
@@ -99,7 +100,9 @@ def test_the_transform_takes_as_many_rows_as_the_log_counts(spark: SparkSession,
     _, log = twins(tmp_path, HISTORY)
     # The rows have only this column.
     tables = [replace(TABLES[number], columns=TABLES[number].columns[:1]) for number in (1, 2)]
-    parts = transform(spark, log, whole(log), [Followed(table, START) for table in tables])
+    parts = transform(
+        spark, log, Feeds(log.layout, log.identity), whole(log), [Followed(table, START) for table in tables]
+    )
     assert {str(name): (part.set_aside, part.counts) for name, part in parts.items()} == {
         "public.t1": (None, {"insert": 5}),
         "public.t2": (None, {"insert": 4, "truncate": 1}),

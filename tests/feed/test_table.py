@@ -17,7 +17,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import feed_schema
-from pgcdc_assets.feed.table import FEWEST_MERGED, FeedTable
+from pgcdc_assets.feed.table import FEWEST_MERGED, Feeds
 from pgcdc_assets.store.local import path_of
 
 WHO = Identity("7", "shop", "pgcdc")
@@ -28,7 +28,7 @@ FILES = 12
 
 def _derive(layout: Layout, table: Table, number: int, **row: Any) -> None:
     """One turn with a single change at 10 x number, which covers (10 x number, + 10]."""
-    at, feed = 10 * number, FeedTable(layout, WHO, table)
+    at, feed = 10 * number, Feeds(layout, WHO).open(table)
     writer = FeedWriter(layout.changes(table.name), 0, 2)
     values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}
     writer.write(pa.Table.from_pylist([values], feed_schema(table)), odd_keys=number == 3)
@@ -52,12 +52,12 @@ def _rows(layout: Layout) -> list[dict[str, Any]]:
 
 
 def test_merged_files_hold_the_same_rows(layout: Layout) -> None:
-    before, feed = _rows(layout), FeedTable(layout, WHO, WIDE)
+    before, feed = _rows(layout), Feeds(layout, WHO).open(WIDE)
     covered, everything = feed.covered, LsnRange(Lsn(0), Lsn(10 * FILES))
     assert covered == everything
     assert feed.compact(Lsn(10 * (FILES - 2))) == FILES - 3
     assert _rows(layout) == before
-    feed = FeedTable(layout, WHO, WIDE)
+    feed = Feeds(layout, WHO).open(WIDE)
     assert feed.covered == covered
     merged, *rest = sorted(feed.files(everything), key=lambda file: file.facts.commit_min)
     assert [file.facts.commit_min for file in rest] == [10 * (FILES - 2), 10 * (FILES - 1)]
@@ -69,24 +69,24 @@ def test_merged_files_hold_the_same_rows(layout: Layout) -> None:
 
 
 def test_a_few_files_are_not_merged(layout: Layout) -> None:
-    assert FeedTable(layout, WHO, WIDE).compact(Lsn(10 * (FEWEST_MERGED - 1))) == 0
+    assert Feeds(layout, WHO).open(WIDE).compact(Lsn(10 * (FEWEST_MERGED - 1))) == 0
 
 
 def test_a_file_is_deleted_whole_and_the_feed_begins_later(layout: Layout) -> None:
-    feed = FeedTable(layout, WHO, WIDE)
+    feed = Feeds(layout, WHO).open(WIDE)
     assert feed.forget(Lsn(0)) == 0
     assert feed.forget(Lsn(35)) == 4
     assert feed.covered == LsnRange(Lsn(35), Lsn(10 * FILES))
     assert [row["id"] for row in _rows(layout)] == list(range(4, FILES))
     assert feed.compact(Lsn(10 * FILES)) == FILES - 5
     assert feed.forget(Lsn(10 * FILES - 10)) == 0
-    assert FeedTable(layout, WHO, WIDE).forget(Lsn(500)) == 1
-    assert FeedTable(layout, WHO, WIDE).covered == LsnRange(Lsn(500), Lsn(500))
+    assert Feeds(layout, WHO).open(WIDE).forget(Lsn(500)) == 1
+    assert Feeds(layout, WHO).open(WIDE).covered == LsnRange(Lsn(500), Lsn(500))
     assert _rows(layout) == []
 
 
 def test_a_feed_that_was_never_written_is_empty(tmp_path: Path) -> None:
-    feed = FeedTable(Layout.of(tmp_path), WHO, NARROW)
+    feed = Feeds(Layout.of(tmp_path), WHO).open(NARROW)
     assert (feed.compact(Lsn(9)), feed.forget(Lsn(9))) == (0, 0)
     assert not path_of(Layout.of(tmp_path).changes(NARROW.name)).exists()
 
@@ -96,9 +96,9 @@ def test_rows_derived_for_another_structure_are_not_used(tmp_path: Path) -> None
     layout = Layout.of(tmp_path)
     _derive(layout, NARROW, 0)
     next_ = replace(NARROW, lineage=Lineage(1, 1, 50))
-    assert FeedTable(layout, WHO, NARROW).covered == LsnRange(Lsn(0), Lsn(10))
-    assert FeedTable(layout, WHO, next_).covered == LsnRange(Lsn(0), Lsn(0))
+    assert Feeds(layout, WHO).open(NARROW).covered == LsnRange(Lsn(0), Lsn(10))
+    assert Feeds(layout, WHO).open(next_).covered == LsnRange(Lsn(0), Lsn(0))
     _derive(layout, next_, 0)
-    assert FeedTable(layout, WHO, next_).covered == LsnRange(Lsn(0), Lsn(10))
-    assert len(FeedTable(layout, WHO, next_).files(LsnRange(Lsn(0), Lsn(10)))) == 1
-    assert FeedTable(layout, WHO, replace(NARROW, lineage=Lineage(1, 1, 60))).covered == LsnRange(Lsn(0), Lsn(0))
+    assert Feeds(layout, WHO).open(next_).covered == LsnRange(Lsn(0), Lsn(10))
+    assert len(Feeds(layout, WHO).open(next_).files(LsnRange(Lsn(0), Lsn(10)))) == 1
+    assert Feeds(layout, WHO).open(replace(NARROW, lineage=Lineage(1, 1, 60))).covered == LsnRange(Lsn(0), Lsn(0))

@@ -21,7 +21,6 @@ from pgcdc_assets.feed import transform as transform_module
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Place, Router
 from pgcdc_assets.feed.schema import feed_name
-from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.feed.transform import grouped, transform
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import Segment
@@ -106,11 +105,11 @@ def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -
     assert before < names(pipe)
     assert part.rows == 2, "also what was there"
     kept = names(pipe) - before
-    transform(pipe.spark, pipe.log, LsnRange(start, first), [Followed(pipe.tables["t"], start)], again=True)
+    transform(pipe.spark, pipe.log, pipe.feeds, LsnRange(start, first), [Followed(pipe.tables["t"], start)], again=True)
     assert kept < names(pipe)
     assert not before & names(pipe)
     assert [row["id"] for row in pipe.feed("t")] == [1, 2]
-    assert FeedTable(pipe.layout, pipe.identity, pipe.tables["t"]).covered == LsnRange(start, end)
+    assert pipe.feeds.open(pipe.tables["t"]).covered == LsnRange(start, end)
 
 
 @pytest.mark.long
@@ -124,7 +123,7 @@ def test_a_range_derived_ahead_of_the_others_leaves_no_hole(pipe: Pipeline) -> N
     middle = pipe.receive()
     pipe.run("INSERT INTO t VALUES (3)")
     end = pipe.receive()
-    transform(pipe.spark, pipe.log, LsnRange(middle, end), [Followed(pipe.tables["t"], middle)])
+    transform(pipe.spark, pipe.log, pipe.feeds, LsnRange(middle, end), [Followed(pipe.tables["t"], middle)])
     assert [row["id"] for row in pipe.feed("t")] == [1, 3]
     pipe.turn(end)
     pipe.same("t")
@@ -222,9 +221,9 @@ def test_a_row_that_no_rule_covers_sets_its_table_aside(pipe: Pipeline) -> None:
     end, start = pipe.receive(), pipe.replayed["t"]
     router = ForgetfulRouter.of(pipe.tables.values())
     followed = [Followed(table, start) for table in pipe.tables.values()]
-    before = transform(pipe.spark, pipe.log, LsnRange(start, middle), followed, router=router)
+    before = transform(pipe.spark, pipe.log, pipe.feeds, LsnRange(start, middle), followed, router=router)
     assert before[T].set_aside is None
-    parts = transform(pipe.spark, pipe.log, LsnRange(start, end), followed, router=router)
+    parts = transform(pipe.spark, pipe.log, pipe.feeds, LsnRange(start, end), followed, router=router)
     assert parts[T].set_aside == (middle, f"the log holds 2 rows of it in {middle}..{end}, of which 0 were taken")
     assert [row["id"] for row in pipe.feed("t")] == [1]
     assert parts[TableName("public", "u")].set_aside is None

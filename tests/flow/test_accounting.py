@@ -27,7 +27,7 @@ from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
@@ -152,7 +152,7 @@ def _taken(rig: Rig, table: Table, span: LsnRange) -> int:
 
 
 def _below_copy(rig: Rig, table: Table, span: LsnRange, relations: Iterable[int]) -> int:
-    copied = Mirror(rig.settings.layout, ChangeLog(rig.settings.layout).identity, table.name).snapshot_lsn
+    copied = Mirrors(rig.settings.layout, ChangeLog(rig.settings.layout).identity).open(table.name).snapshot_lsn
     if copied is None or copied <= span.start:
         return 0
     part = LsnRange(span.start, min(copied, span.end))

@@ -23,7 +23,7 @@ from pgcdc_assets.feed import table
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig, T, U, promised, sorted_rows, turns
@@ -157,7 +157,7 @@ def test_delta_log_of_a_long_current_version_survives_its_replacement(rig: Rig) 
     folder = rig.lake / "public/u/_delta_log"
     for file in folder.glob("*.*"):
         os.utime(file, (time.time() - 60 * 86400,) * 2)
-    before, stood = promised(rig), Mirror(rig.settings.layout, identity, U).version
+    before, stood = promised(rig), Mirrors(rig.settings.layout, identity).open(U).version
     assert maintain(rig, days=7).optimized == [T, U]
     table = f"delta.`{rig.lake}/public/u`"
     rig.session().sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
@@ -183,13 +183,13 @@ def test_unreadable_or_foreign_mirror_does_not_stop_maintenance(rig: Rig) -> Non
     rig.sync()
     turns(rig, 1)
     layout = rig.settings.layout
-    torn = layout.mirror(T) / "_delta_log" / f"{Mirror(layout, ChangeLog(layout).identity, T).version:020}.json"
+    torn = layout.mirror(T) / "_delta_log" / f"{Mirrors(layout, ChangeLog(layout).identity).open(T).version:020}.json"
     content = path_of(torn).read_bytes()
     path_of(torn).write_bytes(content[:100])
     report = maintain(rig, days=7)
     assert {name for name, _ in report.failed} == {T}
     assert report.optimized == [U], "the others are kept"
-    commit_properties(DeltaLog(layout.mirror(U)).at(Mirror(layout, ChangeLog(layout).identity, U).version),
+    commit_properties(DeltaLog(layout.mirror(U)).at(Mirrors(layout, ChangeLog(layout).identity).open(U).version),
                       {IDENTITY: "somebody else"})  # fmt: skip
     assert {name for name, _ in maintain(rig, days=7).failed} == {T}
 

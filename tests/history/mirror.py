@@ -18,7 +18,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta import datafile
 from pgcdc_assets.feed.schema import FeedPart
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.tablework import TableWork, merged
 from pgcdc_assets.mirror.delta.task import Effect, collapse_units
@@ -49,14 +49,14 @@ class PlainMirror:
 
     @property
     def mirror(self) -> Mirror:
-        return Mirror(self.layout, self.identity, self.table.name)
+        return Mirrors(self.layout, self.identity).open(self.table.name)
 
     def rows(self, columns: list[str]) -> Rows:
         return mirror_rows(path_of(self.layout.root), f"{self.table.name.schema}/{self.table.name.name}", columns)
 
     def apply(self, part: FeedPart, upto: Lsn) -> Applied | None:
         """One turn, as the project takes it, in this process."""
-        work = TableWork.of(self.layout, self.identity, part, upto)
+        work = TableWork.of(Mirrors(self.layout, self.identity), part, upto)
         done = None
         if work is not None:
             assert work.refused is None

@@ -21,13 +21,14 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.schema import FeedPart
+from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.mirror.delta.apply import apply_tables
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.source.catalog.tables import read_tables
@@ -90,7 +91,15 @@ class Pipeline:
         return self.log.identity
 
     def mirror(self, name: str) -> Mirror:
-        return Mirror(self.layout, self.identity, TableName("public", name))
+        return self.mirrors.open(TableName("public", name))
+
+    @property
+    def mirrors(self) -> Mirrors:
+        return Mirrors(self.layout, self.identity)
+
+    @property
+    def feeds(self) -> Feeds:
+        return Feeds(self.layout, self.identity)
 
     def receive(self) -> Lsn:
         """Receives everything that is committed at the time of the call. Returns the position that the log then has."""
@@ -106,7 +115,7 @@ class Pipeline:
         """The transform of one turn."""
         followed = [Followed(self.tables[n], self.replayed[n]) for n in self.tables if n not in self.set_aside]
         span = LsnRange(min(entry.after for entry in followed), upto)
-        parts = transform(self.spark, self.log, span, followed, again=again)
+        parts = transform(self.spark, self.log, self.feeds, span, followed, again=again)
         self.parts = {name.name: part for name, part in parts.items()}
         return parts
 
@@ -115,7 +124,7 @@ class Pipeline:
         upto = upto or self.receive()
         parts = self.derive(upto)
         found = list(parts.values())
-        done = apply_tables(self.spark, self.layout, self.identity, found, upto, compaction=self.compaction)
+        done = apply_tables(self.spark, self.mirrors, found, upto, compaction=self.compaction)
         for name, part in parts.items():
             if part.set_aside is not None:
                 self.set_aside[name.name] = part.set_aside

@@ -14,7 +14,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.protocol.text.typed import typed
@@ -48,7 +48,7 @@ def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]])
     """A mirror with a file for each group of rows, and with its second row deleted."""
     layout = Layout.of(root)
     create_mirror(layout.mirror(NAME), MirrorSchema.of(before), {IDENTITY: OWNER.app_id()}, layout.root)
-    mirror = Mirror(layout, OWNER, NAME)
+    mirror = Mirrors(layout, OWNER).open(NAME)
     reports = []
     for texts in groups or (ROWS,):
         count = len(texts[0])
@@ -83,7 +83,7 @@ def relabelled(mirror: Mirror, after: Table, before: Table = T) -> Table:
     assert isinstance(follows, Table), follows
     files = live_files(mirror.path)
     reshape_mirror(
-        SparkOnDemand(no_spark), mirror._layout, OWNER, before, follows, by_metadata=True
+        SparkOnDemand(no_spark), mirror.mirrors, before, follows, by_metadata=True
     )  # fmt: skip
     assert live_files(mirror.path) == files
     return follows

@@ -37,26 +37,26 @@ def _told(mirror: Mirror) -> dict[str, str]:
 def test_comments_are_written_once_and_removed_with_those_of_the_source(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     before = _now(mirror)
-    version = comment_mirror(mirror, replace(T, comments=SAID))
+    version = comment_mirror(mirror.mirrors, replace(T, comments=SAID))
     assert version == before.number + 1
     assert _told(mirror) == {"": "all", "a": "said"}
     now = _now(mirror)
     assert (now.positions, now.files, now.protocol) == (before.positions, before.files, before.protocol)
-    assert comment_mirror(mirror, replace(T, comments=SAID)) == version, "nothing is left to do"
-    comment_mirror(mirror, T)
+    assert comment_mirror(mirror.mirrors, replace(T, comments=SAID)) == version, "nothing is left to do"
+    comment_mirror(mirror.mirrors, T)
     assert _told(mirror) == {}
     assert stated(_now(mirror).metadata).fields == stated(before.metadata).fields, "no mark is left behind"
-    assert comment_mirror(mirror, T) == version + 1
+    assert comment_mirror(mirror.mirrors, T) == version + 1
 
 
 def test_comments_of_another_writer_stay_where_the_source_has_none(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     theirs = [{**field, "metadata": {"comment": "theirs"}} for field in stated(_now(mirror).metadata).fields]
     version = commit_columns(_now(mirror), Columns(theirs, {}), description="theirs")
-    assert comment_mirror(mirror, T) == version
-    comment_mirror(mirror, replace(T, comments=((2, "said"),)))
+    assert comment_mirror(mirror.mirrors, T) == version
+    comment_mirror(mirror.mirrors, replace(T, comments=((2, "said"),)))
     assert _told(mirror) == {**dict.fromkeys(_told(mirror), "theirs"), "a": "said"}
-    comment_mirror(mirror, T)
+    comment_mirror(mirror.mirrors, T)
     assert "a" not in _told(mirror)
     assert set(_told(mirror).values()) == {"theirs"}
 
@@ -64,7 +64,7 @@ def test_comments_of_another_writer_stay_where_the_source_has_none(tmp_path: Pat
 def test_comments_of_columns_that_the_mirror_lacks_are_not_written(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     more = table(ID, A, N, Column(4, "later", TEXT))
-    comment_mirror(mirror, replace(more, comments=((2, "said"), (4, "of what comes"))))
+    comment_mirror(mirror.mirrors, replace(more, comments=((2, "said"), (4, "of what comes"))))
     assert _told(mirror) == {"a": "said"}
 
 
@@ -73,13 +73,13 @@ def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
     other = Column(3, "n", TEXT)
     before = replace(table(ID, A, other), comments=((2, "of a"), (3, "of n")))
     mirror = made(tmp_path, before, [["1"], ["a"], ["x"]])
-    comment_mirror(mirror, before)
+    comment_mirror(mirror.mirrors, before)
     after = relabelled(mirror, table(ID, replace(A, name="n"), replace(other, name="a")), before)
     assert _told(mirror) == {"a": "of n", "n": "of a"}
     assert after.comments == before.comments, "they are by attnum"
-    assert comment_mirror(mirror, after) == _now(mirror).number
+    assert comment_mirror(mirror.mirrors, after) == _now(mirror).number
     assert json.loads(_now(mirror).configuration[STRUCTURE])["table"]["comments"] == []
-    comment_mirror(mirror, replace(after, comments=((3, "of n"),)))
+    comment_mirror(mirror.mirrors, replace(after, comments=((3, "of n"),)))
     assert _told(mirror) == {"a": "of n"}
 
 
@@ -87,7 +87,7 @@ def test_column_ids_and_physical_names_are_kept(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     after = relabelled(mirror, table(ID, replace(A, name="b"), N))
     before = {field["name"]: field["metadata"] for field in stated(_now(mirror).metadata).fields}
-    comment_mirror(mirror, replace(after, comments=SAID))
+    comment_mirror(mirror.mirrors, replace(after, comments=SAID))
     metadata = {field["name"]: field["metadata"] for field in stated(_now(mirror).metadata).fields}
     assert metadata["b"] == {**before["b"], "comment": "said", OURS: "true"}
     assert {name: metadata[name] for name in ("id", "n")} == {name: before[name] for name in ("id", "n")}
@@ -95,9 +95,8 @@ def test_column_ids_and_physical_names_are_kept(tmp_path: Path) -> None:
 
 def test_a_mirror_without_a_copy_cannot_be_commented(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
-    lost = Mirror(mirror._layout, mirror.identity, replace(T, name=replace(T.name, name="other")).name)
     with pytest.raises(LakeError, match="has no copy"):
-        comment_mirror(lost, T)
+        comment_mirror(mirror.mirrors, replace(T, name=replace(T.name, name="other")))
 
 
 def test_comments_are_saved_with_their_table() -> None:

@@ -107,7 +107,7 @@ def test_broken_mirrors_do_not_stop_other_mirrors_from_their_turn(pipe: Pipeline
     for file in pipe.parts["feed"].files:
         _garble(path_of(pipe.layout.changes(pipe.mirror("feed").name) / file.name))
     known = {pipe.tables[name].name: pipe.tables[name] for name in names}
-    done = apply_tables(pipe.spark, pipe.layout, pipe.identity, list(parts.values()), upto, known)
+    done = apply_tables(pipe.spark, pipe.mirrors, list(parts.values()), upto, known)
     found = {result.table.name.name: result.set_aside for result in done}
     expected = {
         "emptied": r"part-.*\.parquet: cannot be read", "removed": r"part-.*\.parquet: cannot be read: No such file",
@@ -160,7 +160,7 @@ def test_a_mirror_with_column_mapping_does_not_take_over_the_feeds_files(pipe: P
     pipe.spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN w TO v")
     pipe.run("INSERT INTO t VALUES (1, 'a')")
     upto = pipe.receive()
-    work = tablework.TableWork.of(pipe.layout, pipe.identity, pipe.derive(upto)[pipe.mirror("t").name], upto)
+    work = tablework.TableWork.of(pipe.mirrors, pipe.derive(upto)[pipe.mirror("t").name], upto)
     assert work is not None
     assert not work.linkable
     pipe.turn()

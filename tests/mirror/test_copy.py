@@ -22,7 +22,7 @@ from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.mirror.delta import copy
 from pgcdc_assets.mirror.delta.copy import TABLES_PER_JOB, copy_tables
 from pgcdc_assets.mirror.delta.copyblock import BlockReader
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.snapshot.export import exported_snapshot
@@ -59,15 +59,17 @@ class Copying:
                 also()
             tables = [table for table in catalog.tables if table.name in names]
             assert len(tables) == len(names)
-            failed = copy_tables(
-                self.spark, self.database.conninfo, tables, self.layout, SOURCE, snapshot, reports.append
-            )
+            failed = copy_tables(self.spark, self.database.conninfo, tables, self.mirrors, snapshot, reports.append)
             for error in failed.values():
                 raise error
         return sorted(reports, key=lambda report: report.table)
 
     def mirror(self, name: TableName) -> Mirror:
-        return Mirror(self.layout, SOURCE, name)
+        return self.mirrors.open(name)
+
+    @property
+    def mirrors(self) -> Mirrors:
+        return Mirrors(self.layout, SOURCE)
 
     def rows(self, name: TableName) -> pa.Table:
         """The mirror as delta-rs reads it."""
@@ -320,7 +322,7 @@ def test_small_tables_do_not_wait_for_all_other_tables(copying: Copying) -> None
             if len(landed) == TABLES_PER_JOB:
                 conn.execute("COMMIT")
 
-        failed = copy_tables(copying.spark, copying.database.conninfo, tables, copying.layout, SOURCE, snapshot, land)
+        failed = copy_tables(copying.spark, copying.database.conninfo, tables, copying.mirrors, snapshot, land)
     assert not failed
     assert sorted(report.table for report in landed) == names
     assert names[0] in {report.table for report in landed[TABLES_PER_JOB:]}
@@ -340,7 +342,7 @@ def test_no_part_of_a_copy_runs_after_its_failure(copying: Copying) -> None:
         with snapshot.reading() as reading:
             tables = read_catalog(reading, SOURCE, ["p"]).tables
         with pytest.raises(KeyboardInterrupt):
-            copy_tables(copying.spark, copying.database.conninfo, tables, copying.layout, SOURCE, snapshot, fail)
+            copy_tables(copying.spark, copying.database.conninfo, tables, copying.mirrors, snapshot, fail)
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("copy_")]
 
 

@@ -30,7 +30,7 @@ from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.successor import successor
 from tests.deltatables import commit, live_files
-from tests.mirror.structures import ID, INT, OWNER, PLAIN, ROWS, TEXT, A, N, T, made, numeric, relabelled, rows, table
+from tests.mirror.structures import ID, INT, PLAIN, ROWS, TEXT, A, N, T, made, numeric, relabelled, rows, table
 
 
 def fields(mirror: Mirror) -> dict[str, dict[str, Any]]:
@@ -128,7 +128,7 @@ def test_a_mirror_with_texts_of_a_renamed_column_is_rewritten(spark: SparkSessio
         follows = successor(T, after, Lsn(50))
         assert isinstance(follows, Table)
         before = live_files(mirror.path)
-        reshape_mirror(SparkOnDemand(lambda: spark), mirror._layout, OWNER, T, follows, by_metadata=True)
+        reshape_mirror(SparkOnDemand(lambda: spark), mirror.mirrors, T, follows, by_metadata=True)
         assert live_files(mirror.path) != before
         assert rows(mirror)[1]["_pgcdc_raw"] == ({} if number else {"m": "NaN"})
 
@@ -148,7 +148,7 @@ def test_a_default_for_older_rows_is_written(spark: SparkSession, tmp_path: Path
     mirror = made(tmp_path, T, PLAIN)
     follows = successor(T, table(ID, A, N, Column(4, "c", INT, missing="7")), Lsn(50))
     assert isinstance(follows, Table)
-    reshape_mirror(SparkOnDemand(lambda: spark), mirror._layout, OWNER, T, follows, by_metadata=True)
+    reshape_mirror(SparkOnDemand(lambda: spark), mirror.mirrors, T, follows, by_metadata=True)
     assert [row["c"] for row in rows(mirror)] == [7] * 3
     assert not mirror.again().mapped
 

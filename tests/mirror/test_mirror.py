@@ -17,7 +17,7 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import IdentityMismatch, LakeError
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
@@ -41,7 +41,7 @@ def made(root: Path, table: Table) -> Mirror:
     create_mirror(
         layout.mirror(table.name), MirrorSchema.of(table), {IDENTITY: IDENTITY_1.app_id()}, layout.mirror(table.name)
     )
-    return Mirror(layout, IDENTITY_1, table.name)
+    return Mirrors(layout, IDENTITY_1).open(table.name)
 
 
 def written(mirror: Mirror, schema: MirrorSchema, columns: list[pa.Array]) -> FileReport:
@@ -78,7 +78,7 @@ def test_tables_that_delta_cannot_hold_are_refused(names: tuple[str, ...], word:
 
 
 def test_an_absent_mirror_has_no_positions(tmp_path: Path) -> None:
-    mirror = Mirror(Layout.of(tmp_path), IDENTITY_1, TableName("public", "t"))
+    mirror = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(TableName("public", "t"))
     assert not mirror.exists
     assert (mirror.version, mirror.snapshot_lsn, mirror.replay_lsn, mirror.generation_app_id) == (-1, None, None, None)
 
@@ -103,7 +103,7 @@ def test_values_are_read_back_under_their_names(spark: SparkSession, tmp_path: P
     assert by_rust.column_names == schema.arrow.names
     for name, text in zip(names, texts, strict=True):
         assert by_spark[name].to_pylist() == by_rust[name].to_pylist() == text.to_pylist()
-    again = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
+    again = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
     assert (again.version, again.snapshot_lsn, again.replay_lsn) == (version, 9, 9)
 
 
@@ -118,14 +118,14 @@ def test_a_mirror_has_its_properties_and_positions(tmp_path: Path) -> None:
     assert mirror.exists
     assert mirror.snapshot_lsn is None
     commit(mirror.path, [], "append", {mirror.snapshot_app_id: 100})
-    copied = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
+    copied = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
     assert copied.generation_app_id == IDENTITY_1.app_id("64")
     commit(mirror.path, [], "append", {copied.generation_app_id: 150})
-    applied = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
+    applied = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
     assert (applied.snapshot_lsn, applied.replay_lsn) == (100, 150)
     # A new copy is a new generation: changes applied to the old copy no longer count.
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 120})
-    anew = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
+    anew = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
     assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)
 
 
@@ -134,7 +134,7 @@ def test_a_mirror_of_another_project_is_refused(tmp_path: Path) -> None:
     made(tmp_path, table)
     other = Identity(IDENTITY_1.system_identifier, "other", "pgcdc")
     with pytest.raises(IdentityMismatch, match="other"):
-        _ = Mirror(Layout.of(tmp_path), other, table.name).exists
+        _ = Mirrors(Layout.of(tmp_path), other).open(table.name).exists
 
 
 def test_a_mirror_begun_by_a_run_that_died_is_completed(tmp_path: Path) -> None:

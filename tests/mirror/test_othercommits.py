@@ -23,7 +23,7 @@ from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.failures import ATTEMPTS, again_after_lost_races
 from pgcdc_assets.lake import Lake
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.othercommits import change_since, seen
 from pgcdc_assets.mirror.delta.settlement import Settlement
@@ -45,7 +45,7 @@ TIMES = [datetime.fromisoformat(f"{text}+00:00") for text in (
 @pytest.fixture
 def mirror(tmp_path: Path) -> Mirror:
     """Copied at 100 with ids 0 to 4. One row is deleted."""
-    mirror = Mirror(Layout.of(tmp_path), OWNER, NAME)
+    mirror = Mirrors(Layout.of(tmp_path), OWNER).open(NAME)
     make(mirror, SCHEMA, {IDENTITY: OWNER.app_id()})
     with DataFile(mirror.path, mirror.again().physical(SCHEMA)) as file:
         file.write(_rows().columns)

@@ -36,7 +36,7 @@ def mirror(tmp_path: Path) -> Mirror:
 
 
 def _target(mirror: Mirror) -> DeltaTarget:
-    return delta_target(mirror._layout, OWNER)
+    return delta_target(mirror.mirrors.layout, OWNER)
 
 
 def test_a_rename_moves_rows_deletions_and_position(mirror: Mirror) -> None:
@@ -45,7 +45,7 @@ def test_a_rename_moves_rows_deletions_and_position(mirror: Mirror) -> None:
     held = target.standing(NEW)
     assert held is not None
     assert (held.snapshot_lsn, held.replay_lsn, held.version) == (Lsn(30), Lsn(30), version)
-    there = Mirror(mirror._layout, OWNER, NEW)
+    there = mirror.mirrors.open(NEW)
     assert rows(there) == rows(mirror)
     assert len(rows(there)) == len(ROWS[0]) - 1
     target.forget(NAME)
@@ -57,7 +57,7 @@ def test_a_rename_copies_the_version_it_was_given(mirror: Mirror) -> None:
     seen, expected = mirror.version, rows(mirror)
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 40})
     _target(mirror).rename(NAME, AS_NEW, seen, Lsn(30))
-    assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
+    assert rows(mirror.mirrors.open(NEW)) == expected
 
 
 def test_a_rename_replaces_another_tables_copy_of_the_same_position(mirror: Mirror) -> None:
@@ -69,7 +69,7 @@ def test_a_rename_replaces_another_tables_copy_of_the_same_position(mirror: Mirr
     held = target.standing(NEW)
     assert held is not None, "as long as both stand there"
     assert (held.snapshot_lsn, held.replay_lsn, held.version, held.followed) == (Lsn(30), Lsn(30), version, other)
-    there = Mirror(mirror._layout, OWNER, NEW)
+    there = mirror.mirrors.open(NEW)
     commit(there.path, [], "append", {str(there.generation_app_id): 35})
     with pytest.raises(LakeError, match="holds a copy of 0/1E that has gone on"):
         target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
@@ -92,22 +92,22 @@ def test_a_rename_that_died_before_its_commit_is_completed(mirror: Mirror) -> No
     """The run left the folder, an empty table, and half a copy of a file."""
     target, expected = _target(mirror), rows(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
-    there = Mirror(mirror._layout, OWNER, NEW).path
+    there = mirror.mirrors.open(NEW).path
     (path_of(there) / "_delta_log" / f"{1:020d}.json").unlink()
     (file,) = live_files(mirror.path)
     (path_of(there) / file.path).unlink()
     (path_of(there) / file.path).write_bytes(b"PAR1")
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
-    assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
+    assert rows(mirror.mirrors.open(NEW)) == expected
 
 
 def test_an_older_mirror_at_the_new_place_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
     """A table of this name was followed earlier."""
     other = made(tmp_path / "other", T, FEW)
-    storage.move_folder(other.path, mirror._layout.mirror(NEW))
+    storage.move_folder(other.path, mirror.mirrors.layout.mirror(NEW))
     target, expected = _target(mirror), rows(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
-    assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
+    assert rows(mirror.mirrors.open(NEW)) == expected
 
 
 def test_all_files_of_a_forgotten_mirror_are_removed(mirror: Mirror) -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 
 def repaired(pipe: Pipeline, start: Lsn, end: Lsn) -> Applied:
     table, position = pipe.tables["t"], pipe.replayed["t"]
-    return repair_table(pipe.spark, pipe.log, pipe.layout, pipe.identity, table, LsnRange(start, end), position)
+    return repair_table(pipe.spark, pipe.log, pipe.mirrors, table, LsnRange(start, end), position)
 
 
 def spoiled(pipe: Pipeline, *statements: str) -> None:

@@ -26,7 +26,7 @@ from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.successor import successor
 from tests.deltatables import commit, live_files
 from tests.flow.mirrors import no_spark
-from tests.mirror.structures import ID, INT, OWNER, ROWS, TEXT, A, N, T, made, numeric, rows, table
+from tests.mirror.structures import ID, INT, ROWS, TEXT, A, N, T, made, numeric, rows, table
 
 pytestmark = pytest.mark.spark
 
@@ -34,8 +34,7 @@ pytestmark = pytest.mark.spark
 def reshaped(mirror: Mirror, spark: SparkSession, after: Table, before: Table = T) -> Table:
     follows = successor(before, after, Lsn(50))
     assert isinstance(follows, Table), follows
-    layout = mirror._layout
-    reshape_mirror(SparkOnDemand(lambda: spark), layout, OWNER, before, follows)
+    reshape_mirror(SparkOnDemand(lambda: spark), mirror.mirrors, before, follows)
     return follows
 
 
@@ -116,7 +115,7 @@ def test_a_new_column_without_values_rewrites_no_file(tmp_path: Path) -> None:
     before = live_files(mirror.path)
     follows = successor(T, table(ID, A, N, Column(4, "c", INT)), Lsn(50))
     assert isinstance(follows, Table)
-    reshape_mirror(SparkOnDemand(no_spark), mirror._layout, OWNER, T, follows)
+    reshape_mirror(SparkOnDemand(no_spark), mirror.mirrors, T, follows)
     assert live_files(mirror.path) == before
     assert [row["c"] for row in rows(mirror)] == [None] * 4
 

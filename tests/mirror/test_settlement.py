@@ -17,7 +17,7 @@ from pgcdc_assets.delta.commit import Mode, commit_files
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.errors import IdentityMismatch
 from pgcdc_assets.lake import Lake
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirrors
 from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
@@ -39,7 +39,7 @@ class Turns:
         for name in NAMES:
             DeltaTable.create(path_of(layout.mirror(name)), SCHEMA, configuration={IDENTITY: OWNER.app_id()},
                               raise_if_key_not_exists=False)  # fmt: skip
-            self.commit(name, Mirror(layout, OWNER, name).snapshot_app_id, 100)
+            self.commit(name, Mirrors(layout, OWNER).open(name).snapshot_app_id, 100)
 
     def commit(self, name: TableName, app_id: str, at: int, mode: Mode = "append") -> int:
         folder = self.layout.mirror(name)
@@ -50,7 +50,7 @@ class Turns:
         return commit_files(opened(folder), [report], mode, {app_id: at})
 
     def publish(self, lsn: int) -> None:
-        versions = {name: Mirror(self.layout, OWNER, name).version for name in NAMES}
+        versions = {name: Mirrors(self.layout, OWNER).open(name).version for name in NAMES}
         self.points.publish(Lsn(lsn), versions, self.settlement.settle(versions))
 
 
@@ -82,7 +82,7 @@ def test_recovery_begins_at_the_version_that_a_point_names(tmp_path: Path) -> No
     again = Settlement(turns.layout, OWNER.app_id())
     found = again.recover(NAMES, ConsistentPoints(turns.layout))
     assert found == {NAMES[0]: (f"{last:020}.json",)}
-    now = {name: Mirror(turns.layout, OWNER, name).version for name in NAMES}
+    now = {name: Mirrors(turns.layout, OWNER).open(name).version for name in NAMES}
     assert again.settle(now) == dict.fromkeys(NAMES, 100)
 
 
@@ -92,4 +92,4 @@ def test_a_folder_shared_by_two_tables_is_an_error(tmp_path: Path) -> None:
     DeltaTable.create(path_of(layout.mirror(users)), SCHEMA, raise_if_key_not_exists=False,
                       configuration={IDENTITY: OWNER.app_id(), SOURCE_TABLE: 'public."Users"'})  # fmt: skip
     with pytest.raises(IdentityMismatch, match=r'is the mirror of public\."Users": this file system'):
-        Mirror(layout, OWNER, users).delta  # noqa: B018
+        Mirrors(layout, OWNER).open(users).delta  # noqa: B018

@@ -21,7 +21,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaLog, hinted
 from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.thinning import Passing, passing
 from pgcdc_assets.store import storage
@@ -34,7 +34,7 @@ NOW, HOUR = timedelta(0), timedelta(hours=1)
 
 
 def mirror_of(lake: Path) -> Mirror:
-    return Mirror(Layout.of(lake), OWNER, NAME)
+    return Mirrors(Layout.of(lake), OWNER).open(NAME)
 
 
 def made(lake: Path) -> Rows:
@@ -178,7 +178,7 @@ def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damag
     found = thinned(tmp_path, {7, 8, 12, 38})
     assert found.alone == {7, 8, 12}
     assert_reads(rows, {7, 8, 12, 38, 45})
-    assert list(storage.walk(mirror_of(tmp_path).staging)) == []
+    assert list(storage.walk(mirror_of(tmp_path).mirrors.layout.staging)) == []
 
 
 def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:

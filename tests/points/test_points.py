@@ -24,7 +24,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.errors import LakeError, UnknownFormat
 from pgcdc_assets.lake import Lake
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points import ledger
 from pgcdc_assets.points.ledger import Merging
 from pgcdc_assets.points.points import SCHEMA, ConsistentPoints
@@ -137,7 +137,7 @@ def test_a_point_of_an_older_copy_does_not_apply_to_the_newer_copy(layout: Layou
     points = ConsistentPoints(layout)
 
     def effective() -> Lsn | None:
-        return Mirror(layout, identity, A).effective_replay_lsn(points)
+        return Mirrors(layout, identity).open(A).effective_replay_lsn(points)
 
     publish_at(points, 90, {A: 0})
     assert effective() is None
@@ -163,14 +163,14 @@ def test_a_version_at_another_lsn_is_not_the_published_version(layout: Layout) -
     lost = commit(path, [], "append", {applied: 200})
     points = ConsistentPoints(layout)
     points.publish(Lsn(300), {A: lost}, {A: Lsn(200)})
-    assert Mirror(layout, identity, A).effective_replay_lsn(points) == 300
+    assert Mirrors(layout, identity).open(A).effective_replay_lsn(points) == 300
     assert Lake(layout.root).at().path(A) == str(path)
     path_of(path / "_delta_log" / f"{lost:020}.json").unlink()
-    assert Mirror(layout, identity, A).effective_replay_lsn(points) == 100
+    assert Mirrors(layout, identity).open(A).effective_replay_lsn(points) == 100
     with pytest.raises(LakeError, match="lacks a commit"):
         Lake(layout.root).at().arrow(A)
     assert commit(path, [], "append", {applied: 250}) == lost
-    assert Mirror(layout, identity, A).effective_replay_lsn(points) == 250
+    assert Mirrors(layout, identity).open(A).effective_replay_lsn(points) == 250
     for read in (Lake(layout.root).at().arrow, Lake(layout.root).at().path):
         with pytest.raises(LakeError, match=r"public\.a: version 2 stands at 0/FA, but .* stood at 0/C8, at LSN 0/12C"):
             read(A)

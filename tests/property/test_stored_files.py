@@ -35,7 +35,7 @@ from pgcdc_assets.log.rows import rows_in_progress
 from pgcdc_assets.log.spill import SPILL, SpillFolder
 from pgcdc_assets.log.spool import StreamEnd
 from pgcdc_assets.log.transactions import OpenBlock
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates, _row
@@ -114,7 +114,7 @@ def copied(folder: Location) -> Iterator[Location]:
 
 def make_table(root: Path) -> Path:
     """A mirror with deletion vectors, of which a checkpoint alone tells the oldest versions."""
-    mirror = Mirror(Layout.of(root), OWNER, A)
+    mirror = Mirrors(Layout.of(root), OWNER).open(A)
     make(mirror, MirrorSchema(SCHEMA), {})
     table = Rows(path_of(mirror.path))
     for number in range(4):

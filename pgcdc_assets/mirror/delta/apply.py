@@ -23,9 +23,8 @@ from typing import Final, TypeVar
 
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_compaction
@@ -33,7 +32,7 @@ from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.failures import ATTEMPTS, contained
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compacted, Compaction, compact_mirror
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.tablework import TableWork
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect, collapse_units
@@ -48,7 +47,7 @@ Result = TypeVar("Result")
 
 
 def apply_tables(
-    spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
+    spark: SparkSession, mirrors: Mirrors, parts: Sequence[FeedPart], upto: Lsn,
     known: Mapping[TableName, Table] | None = None, compaction: Compaction = COMPACTION,
 ) -> list[Applied]:  # fmt: skip
     """Apply the changes of ``parts`` to their mirrors up to ``upto`` (a transaction boundary), each from its own
@@ -63,25 +62,24 @@ def apply_tables(
     done: list[Applied] = []
     left = list(parts)
     for attempt in range(1, ATTEMPTS + 1):
-        results = _attempted(spark, layout, identity, left, upto, known or {})
+        results = _attempted(spark, mirrors, left, upto, known or {})
         outrun = {result.table.name for result in results if result.outrun and attempt < ATTEMPTS}
         done += [result for result in results if result.table.name not in outrun]
         left = [part for part in left if part.table.name in outrun]
         if not left:
             break
-    return _compacted(spark, layout, identity, compaction, done)
+    return _compacted(spark, mirrors, compaction, done)
 
 
 def _attempted(
-    spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
-    known: Mapping[TableName, Table],
-) -> list[Applied]:  # fmt: skip
+    spark: SparkSession, mirrors: Mirrors, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]
+) -> list[Applied]:
     """Read each mirror and commit to it once. Several tables run together, because a commit mostly waits for the
     disk."""
     done: list[Applied] = []
     rest: list[tuple[TableWork, list[Collapsing]]] = []
     with ThreadPoolExecutor(_COMMITS, thread_name_prefix="commit") as pool:
-        for begun in pool.map(partial(_begun, layout, identity, upto, known), parts):
+        for begun in pool.map(partial(_begun, mirrors, upto, known), parts):
             if isinstance(begun, Applied):
                 done.append(begun)
             elif begun is not None:
@@ -94,16 +92,14 @@ def _attempted(
 
 
 def _begun(
-    layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
-    part: FeedPart,
-) -> Applied | tuple[TableWork, list[Collapsing]] | None:  # fmt: skip
+    mirrors: Mirrors, upto: Lsn, known: Mapping[TableName, Table], part: FeedPart
+) -> Applied | tuple[TableWork, list[Collapsing]] | None:
     """Read a mirror once, and append the feed's files if nothing else is to be done; otherwise return the work to
     collapse. None if nothing of the part is left to apply."""
-    work = _own(part.table, part.span.start, partial(TableWork.of, layout, identity, part, upto, known))
+    work = _own(part.table, part.span.start, partial(TableWork.of, mirrors, part, upto, known))
     if not isinstance(work, TableWork):
         return work
-    begun = _own(work.table, work.pending.span.start, work.begin)
-    return begun if isinstance(begun, Applied) else (work, begun)
+    return _own(work.table, work.pending.span.start, work.begin)
 
 
 def _committed(seconds: float, found: tuple[tuple[TableWork, list[Collapsing]], Sequence[Effect]]) -> Applied:
@@ -119,9 +115,7 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
     return Applied(table, -1, start, outrun=failed.outrun, set_aside=set_aside)
 
 
-def _compacted(
-    spark: SparkSession, layout: Layout, identity: Identity, compaction: Compaction, done: Sequence[Applied]
-) -> list[Applied]:
+def _compacted(spark: SparkSession, mirrors: Mirrors, compaction: Compaction, done: Sequence[Applied]) -> list[Applied]:
     """Rewrite files of mirrors that have many small files or a worn file; returns what was applied, with the versions
     after the rewrite."""
     outcomes = {result.table.name: result for result in done}
@@ -130,7 +124,7 @@ def _compacted(
     for result in done:
         if result.set_aside is not None or result.outrun or result.version % compaction.look_every:
             continue
-        mirror = Mirror(layout, identity, result.table.name)
+        mirror = mirrors.open(result.table.name)
         if mirror.delta is not None and (files := compaction.worth_rewriting(mirror.delta.files)):
             works.append((result, mirror.delta, files))
             targets.append(mirror.target(result.table, files))

@@ -18,7 +18,7 @@ from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.delta.mapping import OURS, Columns, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirrors
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Commented:
         return same and self.description in (None, delta.metadata.get("description"))
 
 
-def comment_mirror(found: Mirror, table: Table) -> int:
+def comment_mirror(mirrors: Mirrors, table: Table) -> int:
     """Write the comments of the table to its mirror; returns the mirror's version after that. The rows are not
     touched."""
 
     def attempt() -> int:
-        mirror = found.again()
+        mirror = mirrors.open(table.name)
         delta = mirror.delta
         if delta is None or mirror.snapshot_lsn is None:
             raise LakeError("has no copy that comments could be of", thing=f"mirror {table.name}")

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_files
@@ -32,7 +31,7 @@ from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
 from pgcdc_assets.mirror.delta.commented import Commented
 from pgcdc_assets.mirror.delta.copytask import CopyPart, CopyTarget, CopyTask, WrittenPart, copy_failure, copy_parts
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_OID, SOURCE_TABLE, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_OID, SOURCE_TABLE, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
@@ -60,8 +59,8 @@ of a job run. The mirrors of the next job are created during that time, too."""
 
 
 def copy_tables(
-    session: SparkSession, conninfo: str, tables: Sequence[Table], layout: Layout, identity: Identity,
-    snapshot: Snapshot, on_table: Callable[[CopyReport], None], retention: timedelta = timedelta(0),
+    session: SparkSession, conninfo: str, tables: Sequence[Table], mirrors: Mirrors, snapshot: Snapshot,
+    on_table: Callable[[CopyReport], None], retention: timedelta = timedelta(0),
 ) -> Failures:  # fmt: skip
     """Copy the tables as the snapshot shows them; ``on_table`` is called for each table after its commit, in this
     thread.
@@ -71,7 +70,7 @@ def copy_tables(
     mirror's folder holds a table of another owner. ``retention``: how long versions of the mirrors are promised to
     readers.
     """
-    copier = _Copier(session, conninfo, layout, identity, snapshot, retention)
+    copier = _Copier(session, conninfo, mirrors, snapshot, retention)
     jobs, failures = copier.jobs(tables)
     for reports, failed in _in_parallel(copier.copy, jobs, max(JOBS, cores(session))):
         failures |= failed
@@ -105,13 +104,11 @@ def _in_parallel(
 
 class _Copier:
     def __init__(
-        self, session: SparkSession, conninfo: str, layout: Layout, identity: Identity, snapshot: Snapshot,
-        retention: timedelta,
-    ) -> None:  # fmt: skip
+        self, session: SparkSession, conninfo: str, mirrors: Mirrors, snapshot: Snapshot, retention: timedelta
+    ) -> None:
         self._session = session
         self._conninfo = conninfo
-        self._layout = layout
-        self._identity = identity
+        self._mirrors = mirrors
         self._snapshot = snapshot
         self._retention = retention
         self._route = SourceRoute(conninfo) if beside(session) else SourceRoute.of(snapshot.holder, conninfo)
@@ -190,26 +187,26 @@ class _Copier:
             columns = schema.columns(mapped=mirror.mapped, highest=highest)
             return CopyTarget(table, mirror.path, physical(schema.arrow, columns.schema), point, columns)
         if not mirror.exists:
-            properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name), SOURCE_OID: str(table.oid),
+            properties = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(table.name), SOURCE_OID: str(table.oid),
                           **keeping(self._retention)}  # fmt: skip
-            create_mirror(mirror.path, schema, properties, self._layout.root)
+            create_mirror(mirror.path, schema, properties, self._mirrors.layout.root)
             passed(FaultPoint.MIRROR_MADE)
-            mirror = Mirror(self._layout, self._identity, table.name)
+            mirror = mirror.again()
         return CopyTarget(table, mirror.path, mirror.physical(schema), point)
 
     def _opened(self, name: TableName) -> Mirror:
         """The mirror. If its own log cannot be read, the mirror is first moved away, so that the copy creates a new
         one."""
-        mirror = Mirror(self._layout, self._identity, name)
+        layout = self._mirrors.layout
         try:
-            mirror.delta  # noqa: B018 - reads its log
+            return self._mirrors.open(name)
         except (LakeError, pa.ArrowException, ValueError):
-            moved_away(self._layout, mirror.path)
-            return Mirror(self._layout, self._identity, name)
-        return mirror
+            self._mirrors.forget(name)
+            moved_away(layout, layout.mirror(name))
+            return self._mirrors.open(name)
 
     def _commit(self, target: CopyTarget, files: Sequence[FileReport]) -> int:
-        mirror = Mirror(self._layout, self._identity, target.table.name)
+        mirror = self._mirrors.open(target.table.name)
         delta = mirror.delta
         assert delta is not None
         position = {mirror.snapshot_app_id: target.commit_lsn}

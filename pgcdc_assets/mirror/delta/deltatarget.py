@@ -26,7 +26,7 @@ from pgcdc_assets.mirror.delta.apply import apply_tables
 from pgcdc_assets.mirror.delta.commented import comment_mirror
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
 from pgcdc_assets.mirror.delta.copy import copy_tables
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.mirror.delta.rename import rename_mirror
 from pgcdc_assets.mirror.delta.repair import repair_table
@@ -48,16 +48,11 @@ class DeltaTarget:
     compaction: ClassVar[Compaction] = COMPACTION
 
     def __init__(self, layout: Layout, identity: Identity, spark: SparkOnDemand, retention: timedelta) -> None:
-        self._layout = layout
-        self._identity = identity
+        self._mirrors = Mirrors(layout, identity)
         self._spark = spark
         self._retention = retention
         self._points = ConsistentPoints(layout)
         self._settlement = Settlement(layout, identity.app_id())
-
-    def _mirror(self, name: TableName) -> Mirror:
-        """The mirror in its current state."""
-        return Mirror(self._layout, self._identity, name)
 
     # Standing -----------------------------------------------------------------------------------
 
@@ -66,10 +61,10 @@ class DeltaTarget:
 
     def recover(self, names: Iterable[TableName]) -> dict[str, tuple[str, ...]]:
         aside = self._settlement.recover(names, self._points)
-        return {str(self._layout.mirror(name)): files for name, files in aside.items()}
+        return {str(self._mirrors.layout.mirror(name)): files for name, files in aside.items()}
 
     def standing(self, name: TableName) -> Generation | None:
-        mirror = self._mirror(name)
+        mirror = self._mirrors.open(name)
         snapshot_lsn = mirror.snapshot_lsn
         if snapshot_lsn is None:
             return None
@@ -78,7 +73,7 @@ class DeltaTarget:
         return Generation(snapshot_lsn, replay_lsn, mirror.version, mirror.oid, mirror.followed, unlisted)
 
     def version(self, name: TableName) -> int:
-        return self._mirror(name).version
+        return self._mirrors.open(name).version
 
     @property
     def changed(self) -> Mapping[TableName, str]:
@@ -87,9 +82,7 @@ class DeltaTarget:
     # Copy ---------------------------------------------------------------------------------------
 
     def copy(self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None]) -> Failures:
-        return copy_tables(
-            self._spark(), snapshot.conninfo, tables, self._layout, self._identity, snapshot, on_table, self._retention
-        )
+        return copy_tables(self._spark(), snapshot.conninfo, tables, self._mirrors, snapshot, on_table, self._retention)
 
     def cancel_copies(self) -> None:
         """Cancels all Spark jobs: no apply is running while the run's thread calls this."""
@@ -99,28 +92,28 @@ class DeltaTarget:
     # Apply --------------------------------------------------------------------------------------
 
     def apply(self, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]) -> list[Applied]:
-        return apply_tables(self._spark(), self._layout, self._identity, parts, upto, known, self.compaction)
+        return apply_tables(self._spark(), self._mirrors, parts, upto, known, self.compaction)
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
-        return repair_table(self._spark(), log, self._layout, self._identity, table, span, replay_lsn)
+        return repair_table(self._spark(), log, self._mirrors, table, span, replay_lsn)
 
     def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:
-        return reshape_mirror(self._spark, self._layout, self._identity, before, after, by_metadata=by_metadata)
+        return reshape_mirror(self._spark, self._mirrors, before, after, by_metadata=by_metadata)
 
     def comment(self, table: Table) -> int:
-        return comment_mirror(self._mirror(table.name), table)
+        return comment_mirror(self._mirrors, table)
 
     def rename(self, former: TableName, table: Table, version: int, position: Lsn) -> int:
-        held = self._mirror(former).at(version)
+        held = self._mirrors.open(former).at(version)
         if held is None:
             raise LakeError(f"has no version {version} any more", thing=f"mirror {former}")
-        place = self._mirror(table.name)
+        place = self._mirrors.open(table.name)
         others = place.snapshot_lsn == position and place.oid != table.oid
         if others and place.effective_replay_lsn(self._points) != position:
             # A later run that opens the mirror would take the position of the other table's copy for the position of
             # this table.
             raise LakeError(f"holds a copy of {position} that has gone on", thing=f"mirror {place.name}", lsn=position)
-        return rename_mirror(held, place, table, self._layout.root, position)
+        return rename_mirror(held, place, table, self._mirrors.layout.root, position)
 
     # Publish ------------------------------------------------------------------------------------
 
@@ -145,11 +138,11 @@ class DeltaTarget:
     # Upkeep -------------------------------------------------------------------------------------
 
     def unmoved(self, name: TableName, version: int) -> int | None:
-        mirror = self._mirror(name)
+        mirror = self._mirrors.open(name)
         return mirror.version if mirror.exists and upkeep.stands_as(mirror, version) else None
 
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
-        mirror = self._mirror(name)
+        mirror = self._mirrors.open(name)
         if not mirror.exists or not upkeep.stands_as(mirror, published):
             return False
         # This must come before any new version: points of the last days name the current version.
@@ -163,17 +156,18 @@ class DeltaTarget:
         return True
 
     def keeps(self, name: TableName) -> bool:
-        return self._mirror(name).exists
+        return self._mirrors.open(name).exists
 
     def forget(self, name: TableName) -> Freed:
-        freed = Freed(*remove_table(self._layout.mirror(name)))
+        freed = Freed(*remove_table(self._mirrors.layout.mirror(name)))
+        self._mirrors.forget(name)
         self._settlement.forget(name)
         return freed
 
     def let_go(
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
     ) -> Freed | None:
-        mirror = self._mirror(name)
+        mirror = self._mirrors.open(name)
         if not mirror.exists:
             return None
         found = passing(mirror, promised, grace)

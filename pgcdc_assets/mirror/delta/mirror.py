@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import OWN_NAME
 from pgcdc_assets.delta.definition import create_table
-from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, open_delta
+from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, OpenLogs, open_delta
 from pgcdc_assets.delta.mapping import is_mapped, physical
 from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import IdentityMismatch, LakeError
@@ -86,56 +85,72 @@ def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> L
     return None if snapshot is None else Lsn(max(snapshot, positions.get(f"{owner}/{snapshot:X}", snapshot)))
 
 
-class Mirror:
-    """One table's mirror as it was when first read; :meth:`again` returns its current state."""
+@dataclass(frozen=True)
+class Mirrors:
+    """The mirrors of a lake, as one run uses them. Their logs stay open: opening a mirror again reads only the commits
+    that were added since."""
 
-    def __init__(self, layout: Layout, identity: Identity, name: TableName) -> None:
-        self.name = name
-        self.path = layout.mirror(name)
-        self._layout = layout
-        self.identity = identity
+    layout: Layout
+    identity: Identity
+    """The stream whose changes the mirrors take."""
+    _logs: OpenLogs = field(default_factory=OpenLogs)
 
-    @cached_property
-    def delta(self) -> DeltaVersion | None:
-        """The mirror's table, or None. IdentityMismatch if another stream or another owner has it."""
-        table = open_delta(self.path)
+    def open(self, name: TableName) -> Mirror:
+        """The mirror in its current state. IdentityMismatch if another stream or another owner has its folder."""
+        path, owner = self.layout.mirror(name), self.identity.app_id()
+        table = self._logs.of(path).newest()
         if table is None:
-            return None
-        owner = table.configuration.get(IDENTITY)
-        if owner != self.identity.app_id():
+            return Mirror(self, name, None)
+        found = table.configuration.get(IDENTITY)
+        if found != owner:
             raise IdentityMismatch(
-                f"belongs to {owner or 'nobody that we know'}, not to {self.identity.app_id()}",
-                thing=f"Delta table {self.path}",
+                f"belongs to {found or 'nobody that we know'}, not to {owner}",
+                thing=f"Delta table {path}",
                 do="use a lake of its own, or move that table away",
             )
-        other = table.configuration.get(SOURCE_TABLE, str(self.name))
-        if other != str(self.name):
+        other = table.configuration.get(SOURCE_TABLE, str(name))
+        if other != str(name):
             raise IdentityMismatch(
-                f"is the mirror of {other}: this file system takes its folder and that of {self.name} for one",
-                thing=f"Delta table {self.path}",
+                f"is the mirror of {other}: this file system takes its folder and that of {name} for one",
+                thing=f"Delta table {path}",
                 do="keep the lake on a file system that tells upper from lower case, or leave one of the two out",
             )
-        return table
+        return Mirror(self, name, table)
+
+    def forget(self, name: TableName) -> None:
+        """Forget the log of a mirror that is deleted or moved away, because another one may be created in its place."""
+        self._logs.forget(self.layout.mirror(name))
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """One table's mirror at one version. A later version is another value: :meth:`again` returns the newest."""
+
+    mirrors: Mirrors
+    name: TableName
+    delta: DeltaVersion | None
+    """None if there is no mirror."""
 
     @property
-    def staging(self) -> Location:
-        """The folder for files that do not have their final names yet."""
-        return self._layout.staging
+    def path(self) -> Location:
+        return self.mirrors.layout.mirror(self.name)
+
+    @property
+    def identity(self) -> Identity:
+        return self.mirrors.identity
 
     def again(self) -> Mirror:
         """The same mirror, in its current state."""
-        return Mirror(self._layout, self.identity, self.name)
+        return self.mirrors.open(self.name)
 
     def at(self, version: int) -> Mirror | None:
         """The same mirror at one of its versions; None if its log no longer holds that version."""
         if version == self.version:
             return self
-        older = self.again()
         try:
-            older.delta = DeltaLog(self.path).at(version)
+            return replace(self, delta=DeltaLog(self.path).at(version))
         except LakeError:
             return None
-        return older
 
     @property
     def exists(self) -> bool:
@@ -155,7 +170,7 @@ class Mirror:
     def snapshot_app_id(self) -> str:
         return self.identity.app_id("snapshot", self.name.folder)
 
-    @cached_property
+    @property
     def snapshot_lsn(self) -> Lsn | None:
         """Consistent point of the copy that the mirror holds; None if no copy was committed."""
         return self._position(self.snapshot_app_id)
@@ -165,7 +180,7 @@ class Mirror:
         """The application id under which changes are applied on top of this copy. Each copy has a new id."""
         return None if self.snapshot_lsn is None else self.identity.app_id(f"{self.snapshot_lsn:X}")
 
-    @cached_property
+    @property
     def replay_lsn(self) -> Lsn | None:
         """The position that the mirror itself records: the consistent point of its copy, or the end of the changes
         applied since."""

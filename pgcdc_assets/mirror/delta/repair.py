@@ -12,20 +12,20 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.plan import Followed
+from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.apply import collapsed
 from pgcdc_assets.mirror.delta.match import LACKS
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.tablework import Counts, merged, total
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
@@ -33,33 +33,32 @@ from pgcdc_assets.mirror.target import Applied
 
 
 def repair_table(
-    spark: SparkSession, log: ChangeLog, layout: Layout, identity: Identity, table: Table, span: LsnRange,
-    replay_lsn: Lsn,
-) -> Applied:  # fmt: skip
+    spark: SparkSession, log: ChangeLog, mirrors: Mirrors, table: Table, span: LsnRange, replay_lsn: Lsn
+) -> Applied:
     """Derive again what ``span`` did, and merge the result. The mirror is at ``replay_lsn`` before and after.
 
     The feed is also derived again, from the start of ``span``. Nothing is done for a range below the table's copy.
     Raises NotRepairable if the log does not hold enough.
     """
     started = time.monotonic()
-    mirror = Mirror(layout, identity, table.name)
+    mirror = mirrors.open(table.name)
     if mirror.snapshot_lsn is None:
         raise NotRepairable("has no copy", thing=f"mirror {table.name}", do=_again(table))
     start = max(span.start, mirror.snapshot_lsn)
     nothing = Applied(table, mirror.version, replay_lsn)
     if start >= span.end:
         return nothing
-    part = transform(spark, log, LsnRange(start, replay_lsn), [Followed(table, start)], again=True)[table.name]
+    whole, feeds = LsnRange(start, replay_lsn), Feeds(mirrors.layout, mirrors.identity)
+    part = transform(spark, log, feeds, whole, [Followed(table, start)], again=True)[table.name]
     if part.set_aside is not None:
         raise NotRepairable(part.set_aside[1], thing=str(table.name), lsn=part.set_aside[0], do=_again(table))
-    pending = PendingChanges.of(layout, part, LsnRange(start, replay_lsn))
+    pending = PendingChanges.of(mirrors.layout, part, whole)
     if pending is None:
         return nothing
     touched = LsnRange(start, span.end)
     counts = again_after_lost_races(lambda: _repaired(spark, pending, mirror.again(), touched))
     numbers = (counts.inserted, counts.updated, counts.deleted)
-    version = Mirror(layout, identity, table.name).version
-    return Applied(table, version, replay_lsn, *numbers, time.monotonic() - started)
+    return Applied(table, mirror.again().version, replay_lsn, *numbers, time.monotonic() - started)
 
 
 def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touched: LsnRange) -> Counts:

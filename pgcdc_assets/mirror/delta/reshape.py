@@ -16,9 +16,8 @@ from typing import Final
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
 
-from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.delta.commit import unfit
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, replace_table
@@ -27,7 +26,7 @@ from pgcdc_assets.delta.mapping import HIGHEST, Columns, physical, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.leaving import without_leaves
-from pgcdc_assets.mirror.delta.mirror import Mirror, structured
+from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors, structured
 from pgcdc_assets.mirror.delta.mirrorschema import OWN_COLUMNS, MirrorSchema, needs_column_mapping, own_fields
 from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
@@ -46,16 +45,15 @@ tasks is a job of its own."""
 
 
 def reshape_mirror(
-    spark: SparkOnDemand, layout: Layout, identity: Identity, before: Table, after: Table, *,
-    by_metadata: bool = False,
-) -> int:  # fmt: skip
+    spark: SparkOnDemand, mirrors: Mirrors, before: Table, after: Table, *, by_metadata: bool = False
+) -> int:
     """Change the mirror from one structure to the next (of :func:`pgcdc_assets.structure.successor.successor`); returns
     its version after that. The mirror may already have that structure.
 
     Dropped columns are removed. Rows of leaves that ``after`` lacks are deleted; in this case the columns do not
     change. ``by_metadata``: no file is rewritten if Delta's column mapping and type widening can express the change.
     """
-    found = Mirror(layout, identity, after.name)
+    found = mirrors.open(after.name)
     if found.snapshot_lsn is None:
         raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
     return again_after_lost_races(partial(_reshaped, spark, found, before, after, by_metadata))

@@ -11,9 +11,8 @@ import pyarrow as pa
 from deltalake import Schema as DeltaSchema
 from pyroaring import BitMap64
 
-from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -25,7 +24,7 @@ from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
@@ -61,16 +60,15 @@ class TableWork:
 
     @classmethod
     def of(
-        cls, layout: Layout, identity: Identity, part: FeedPart, upto: Lsn,
-        known: Mapping[TableName, Table] | None = None,
-    ) -> TableWork | None:  # fmt: skip
+        cls, mirrors: Mirrors, part: FeedPart, upto: Lsn, known: Mapping[TableName, Table] | None = None
+    ) -> TableWork | None:
         """None if the mirror has already applied all of the part, or if the part holds nothing."""
-        mirror = Mirror(layout, identity, part.table.name)
+        mirror = mirrors.open(part.table.name)
         stands = mirror.replay_lsn
         if stands is None:
             raise LakeError("has no copy that changes could be applied to", thing=f"mirror {part.table.name}")
         start = max(part.span.start, stands)
-        pending = PendingChanges.of(layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
+        pending = PendingChanges.of(mirrors.layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
         before = (known or {}).get(part.table.name)
         return cls(pending, mirror, _unmirrorable(part.table, before, mirror)) if pending else None
 
@@ -78,13 +76,13 @@ class TableWork:
     def table(self) -> Table:
         return self.pending.table
 
-    def begin(self) -> Applied | list[Collapsing]:
-        """Do what is possible after reading the mirror once: set it aside, link the files, or return the units to
-        collapse."""
+    def begin(self) -> Applied | tuple[TableWork, list[Collapsing]]:
+        """Do what is possible without Spark: set the table aside, or add new columns and link the files. Otherwise
+        return the work on the mirror with its new columns, and the units to collapse."""
         if self.refused is not None:
             return self.set_aside(self.refused)
-        self.widen()
-        return self.link() if self.linkable else self.units()
+        work = self.widened()
+        return work.link() if work.linkable else (work, work.units())
 
     @property
     def linkable(self) -> bool:
@@ -105,11 +103,12 @@ class TableWork:
         assert app_id is not None
         return {app_id: self.pending.span.end}
 
-    def widen(self) -> None:
-        """Add the new columns to the mirror, before the data. This changes no row."""
+    def widened(self) -> TableWork:
+        """Add the new columns to the mirror, before the data; returns the work on the mirror that has them. This
+        changes no row."""
         missing = pa.schema(_missing(self.table, self.mirror))
         if not missing.names:
-            return
+            return self
         held = {field.name.lower(): field.name for field in self._delta.schema.fields}
         if taken := [name for name in missing.names if name.lower() in held]:
             other = held[taken[0].lower()]
@@ -120,7 +119,7 @@ class TableWork:
         mapped = self.mirror.mapped or needs_column_mapping(missing.names)
         commit_columns(self._delta, stated(self._delta.metadata).followed_by(wanted, names, mapped=mapped))
         passed(FaultPoint.MIRROR_WIDENED)
-        del self.mirror.delta
+        return replace(self, mirror=self.mirror.again())
 
     def link(self) -> Applied:
         started = time.monotonic()
