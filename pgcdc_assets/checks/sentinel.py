@@ -16,7 +16,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
-from pgcdc_assets.source.positions import flush_lsn
+from pgcdc_assets.source.slot.positions import flush_lsn
 
 _WRITTEN = """
 SELECT r.write_lsn::text FROM pg_catalog.pg_replication_slots s

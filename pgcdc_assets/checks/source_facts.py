@@ -13,10 +13,10 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import Published, read_published
 from pgcdc_assets.source.connect.connection import SourceConnection
-from pgcdc_assets.source.positions import flush_lsn
 from pgcdc_assets.source.setup.publications import made_by_us, read_publication
 from pgcdc_assets.source.setup.selection import meant_tables, wanted_tables
 from pgcdc_assets.source.slot.blockers import transactions
+from pgcdc_assets.source.slot.positions import flush_lsn
 from pgcdc_assets.source.slot.slotstatus import SlotStatus, identity
 
 # The values are in the units that pg_settings names. The units differ between versions.

@@ -39,8 +39,7 @@ from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import read_published
-from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
-from pgcdc_assets.source.snapshot.shown import shown_tables
+from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot, shown_tables
 
 SNAPSHOTS = 5
 """The maximum number of snapshots under which one table is compared. Further snapshots are taken only if the table was

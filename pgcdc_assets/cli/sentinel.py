@@ -89,7 +89,7 @@ def _set_up() -> Settings:
 def _source_position(settings: Settings) -> Lsn:
     from pgcdc_assets.checks.origin import source_of
     from pgcdc_assets.source.connect.connection import APPLICATION, connect
-    from pgcdc_assets.source.positions import boundary
+    from pgcdc_assets.source.slot.positions import boundary
 
     with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
         return boundary(conn)

@@ -18,7 +18,7 @@ from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, SourceLook
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.protocol.layouts import CHANGES
 from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
-from pgcdc_assets.source.positions import FLUSH_LSN
+from pgcdc_assets.source.slot.positions import FLUSH_LSN
 
 if TYPE_CHECKING:
     from pgcdc_assets.log.reader import ChangeLog

@@ -17,8 +17,7 @@ from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.setup.rights import lacking_rights
 from pgcdc_assets.source.slot.blockers import Blocker
-from pgcdc_assets.source.snapshot.export import exported_snapshot
-from pgcdc_assets.source.snapshot.shown import shown_tables
+from pgcdc_assets.source.snapshot.export import exported_snapshot, shown_tables
 
 _GRANTED = "then run again: it copies the table"
 

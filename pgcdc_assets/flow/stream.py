@@ -17,7 +17,7 @@ from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.source.catalog.pgclass import without_rows
 from pgcdc_assets.source.catalog.tables import CatalogSnapshot
-from pgcdc_assets.source.positions import boundary, flush_lsn
+from pgcdc_assets.source.slot.positions import boundary, flush_lsn
 
 
 class LogStream:

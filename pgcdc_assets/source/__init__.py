@@ -3,6 +3,4 @@
 connect/ --> catalog/ --+--> setup/      creates publications and slot, reports findings
     |                   +--> snapshot/   exports a snapshot, reads tables in pieces
     +------> slot/ -----+--> stream/     frames from the slot: first a drain, then the stream
-
-positions   positions of the WAL, by SQL
 """

@@ -31,8 +31,7 @@ from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.snapshot import reading
-from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
-from pgcdc_assets.source.snapshot.shown import shown_tables
+from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot, shown_tables
 from tests.checks import mirrors
 from tests.checks.lakes import Lake, Point, Row
 

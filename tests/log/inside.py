@@ -17,9 +17,8 @@ from pgcdc_assets.source.connect.connection import SourceConnection, connect
 from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.stream.catchup import begin
 from pgcdc_assets.source.stream.drain import LEAST_BYTES, RANGE_LIMITS, RangeLimits
-from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
+from pgcdc_assets.source.stream.subscribe import Subscription, begin, check_identity
 from tests.log.conftest import PUBLICATION, Source
 
 Confirmation = Callable[[Lsn], None]

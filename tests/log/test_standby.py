@@ -16,8 +16,7 @@ from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
 from pgcdc_assets.source.snapshot.pieces import pieces
-from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks
-from pgcdc_assets.source.snapshot.waiters import giving_way
+from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, giving_way
 from tests.fix_postgres import TEST_SETTINGS, Database
 from tests.log.conftest import Source, content, eventually, until_event
 from tests.servers import new_server, standby_of

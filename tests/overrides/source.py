@@ -48,7 +48,7 @@ def rewrite_before_the_copy_is_missed(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.source.snapshot.waiters:interrupt",
+    "pgcdc_assets.source.snapshot.reading:interrupt",
     rule="whoever waits for a table that a copy reads gets the table",
     test="tests/source/test_waiters.py::test_a_session_that_wants_a_table_gets_it_while_a_copy_reads_it[cancelled]",
 )

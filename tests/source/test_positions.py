@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.source.positions import RECORD_END
+from pgcdc_assets.source.slot.positions import RECORD_END
 from tests.fix_postgres import Database
 
 

@@ -17,10 +17,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup, teardown
-from pgcdc_assets.source.snapshot.export import exported_snapshot
+from pgcdc_assets.source.snapshot.export import exported_snapshot, shown_tables
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks, read_whole
-from pgcdc_assets.source.snapshot.shown import shown_tables
 from tests.checks import mirrors
 from tests.checks.lakes import Lake, Point
 from tests.fix_postgres import Database

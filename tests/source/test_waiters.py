@@ -15,8 +15,7 @@ from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.source.snapshot import reading
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 from pgcdc_assets.source.snapshot.pieces import Piece
-from pgcdc_assets.source.snapshot.reading import copy_blocks, read_whole
-from pgcdc_assets.source.snapshot.waiters import giving_way
+from pgcdc_assets.source.snapshot.reading import copy_blocks, giving_way, read_whole
 from tests.fix_postgres import Database
 from tests.source.snapshots import T, copied, cut, publish, read, scalar
 from tests.waiting import wait_for

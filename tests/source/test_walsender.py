@@ -11,7 +11,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import CopyBlocked, SlotActive, SlotMissing, SourceFailed, SourceNotReady, SourceUnavailable
-from pgcdc_assets.source.connect.quoting import identifier, literal
+from pgcdc_assets.source.connect.libpq import identifier, literal
 from pgcdc_assets.source.connect.readers import LibpqReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.fix_postgres import Database

@@ -14,8 +14,8 @@ from pgcdc_assets.log.receive.whole import Described, described
 from pgcdc_assets.protocol.messages import Relation
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog.tables import relation_facts
-from pgcdc_assets.source.slot.blockers import lockers
-from pgcdc_assets.source.slot.creation import TELL_SECONDS, log_waiting
+from pgcdc_assets.source.connect.silence import TELL_SECONDS
+from pgcdc_assets.source.slot.blockers import lockers, log_blockers
 
 
 class WaitEnded(Exception):
@@ -60,7 +60,7 @@ class CatalogFacts:
                 return relation_facts(self._conn, together, self._publications)
             if time.monotonic() - told >= TELL_SECONDS:
                 told = time.monotonic()
-                log_waiting(lockers(self._conn, list(together)))
+                log_blockers(lockers(self._conn, list(together)))
             self._rest()
 
 

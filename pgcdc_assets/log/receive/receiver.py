@@ -33,8 +33,8 @@ from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience, Silence
-from pgcdc_assets.source.stream.catchup import FrameStream
-from pgcdc_assets.source.stream.clock import SourceClock
+from pgcdc_assets.source.slot.positions import SourceClock
+from pgcdc_assets.source.stream.subscribe import FrameStream
 
 _RUN_BYTES = 1 << 20
 """Bytes of frames that are indexed together: enough to make the cost of numpy's calls per frame negligible."""

@@ -3,11 +3,9 @@
 Messages contain no secrets.
 
 connection    a connection for SQL, by psycopg
-libpq         a connection for direct calls of libpq
+libpq         a connection for direct calls of libpq, and the quoting of names and values in its commands
 walsender     the replication connection
-readers       read frames from a connection
-socketreader  reads thousands of frames at a time
-quoting       quotes names and values in commands
+readers       read frames from a connection, by libpq or thousands at a time from its socket
 failures      maps SQLSTATE to a class of error and an advice
 pluginoptions the options of pgoutput, by the server's version
 route         how another machine reaches the source

@@ -19,7 +19,6 @@ from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.errors import SettingsError, SourceUnavailable
 from pgcdc_assets.projectfile import NO_SOURCE, SOURCE_FORM, is_secret
 from pgcdc_assets.source.connect.failures import of_exception, of_refusal
-from pgcdc_assets.source.connect.quoting import literal
 from pgcdc_assets.source.connect.silence import FOR_QUERIES, Patience, Session, Silence
 
 logger = logging.getLogger(__name__)
@@ -241,7 +240,7 @@ def session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
     # Servers before 17 do not know transaction_timeout, and would refuse a connection that names it at start-up.
     if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
         late["transaction_timeout"] = "0"
-    calls = [f"set_config('{name}', {literal(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]
+    calls = [f"set_config('{name}', {sql.quote(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]
     return f"SELECT pg_backend_pid(), {', '.join(calls)}"
 
 

@@ -1,7 +1,7 @@
 """A connection for direct calls of libpq. The replication connection is based on it.
 
 psycopg itself has no calls for replication commands (:mod:`pgcdc_assets.source.connect.walsender`), nor for data that
-we read from the connection ourselves.
+we read from the connection ourselves. Commands are sent as text, so this module also quotes names and values.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pgcdc_assets.source.connect.connection import (
     source_conninfo,
 )
 from pgcdc_assets.source.connect.failures import ServerError, first_line, result_error
+from pgcdc_assets.source.connect.readers import SocketReader
 from pgcdc_assets.source.connect.silence import Session, Silence
-from pgcdc_assets.source.connect.socketreader import SocketReader
 
 POLL_SECONDS = 0.5
 """The longest single wait of a command, so that signals are handled and ``waiting`` is called between two waits."""
@@ -172,3 +172,14 @@ class LibpqConnection:
 
     def _text(self, value: bytes | None) -> str | None:
         return None if value is None else self.encoding.shown(value)
+
+
+def identifier(name: str) -> str:
+    """Quotes a name, both for the replication grammar and for publication_names."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: str) -> str:
+    """Quotes a text as a literal, with doubled quotes. The replication grammar has no other escape, such as libpq's
+    E'...'."""
+    return "'" + value.replace("'", "''") + "'"

@@ -1,7 +1,7 @@
 """The replication connection: receives frames and sends status updates.
 
 psycopg has no replication API, but its libpq wrapper has all calls that the protocol needs. The commands are described
-in PostgreSQL's "Streaming Replication Protocol". :mod:`pgcdc_assets.source.connect.socketreader` reads frames, and
+in PostgreSQL's "Streaming Replication Protocol". :mod:`pgcdc_assets.source.connect.readers` reads frames, and
 :mod:`pgcdc_assets.protocol.frames` decodes them.
 """
 
@@ -18,9 +18,8 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.frames import status_update
 from pgcdc_assets.protocol.layouts import EPOCH
 from pgcdc_assets.source.connect.connection import SourceConnection
-from pgcdc_assets.source.connect.libpq import POLL_SECONDS, LibpqConnection
+from pgcdc_assets.source.connect.libpq import POLL_SECONDS, LibpqConnection, identifier, literal
 from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions, Streaming
-from pgcdc_assets.source.connect.quoting import identifier, literal
 from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader
 from pgcdc_assets.source.connect.silence import Silence
 

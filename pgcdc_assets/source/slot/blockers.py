@@ -9,6 +9,8 @@ from typing import Any
 
 import psycopg
 
+from pgcdc_assets.source.connect.connection import log_waiting
+
 # Slot creation waits for every transaction with an xid, in the whole cluster.
 _WITH_XID = """
 SELECT a.backend_xid::text::int8, age(a.backend_xid), a.pid, NULL, a.datname::text, a.application_name,
@@ -79,3 +81,7 @@ def alterers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Block
 def _holder(row: tuple[Any, ...]) -> Blocker:
     xid, _, pid, gid, database, application, age = row
     return Blocker(xid, pid, gid, database, application or None, age)
+
+
+def log_blockers(blockers: list[Blocker]) -> None:
+    log_waiting(", ".join(str(blocker) for blocker in blockers) or "nobody named")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +9,13 @@ from typing import Any
 import psycopg
 
 from pgcdc_assets.errors import CopyBlocked, SourceFailed
+from pgcdc_assets.source.connect.silence import TELL_SECONDS
 from pgcdc_assets.source.connect.walsender import CreatedSlot, ReplicationConnection
-from pgcdc_assets.source.slot.blockers import Blocker, transactions
-
-logger = logging.getLogger(__name__)
+from pgcdc_assets.source.slot.blockers import Blocker, log_blockers, transactions
 
 LOCK_SECONDS = 600
 """lock_timeout of slot creation, for each transaction that it waits for. A nightly report may take minutes. But a
 forgotten session must not make the new slot hold WAL and dead rows for hours."""
-TELL_SECONDS = 10
-"""Seconds between two messages about the same wait."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
 """Part of 'initial slot snapshot too large': more subtransactions are open than a snapshot holds. This is temporary."""
@@ -38,7 +34,7 @@ def create_slot(
     with the transactions that the server waits for.
     """
     connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
-    tell = _Teller(conn, on_wait or log_waiting)
+    tell = _Teller(conn, on_wait or log_blockers)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return connection.create_slot(name, temporary=temporary, export=True, two_phase=two_phase, waiting=tell)
@@ -67,7 +63,3 @@ class _Teller:
         if time.monotonic() - self._last >= TELL_SECONDS:
             self._last = time.monotonic()
             self._on_wait(transactions(self._conn))
-
-
-def log_waiting(holders: list[Blocker]) -> None:
-    logger.warning("the source keeps us waiting: %s", ", ".join(str(holder) for holder in holders) or "nobody named")

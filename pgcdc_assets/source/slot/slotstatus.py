@@ -13,7 +13,7 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotAhead, SlotLost, SlotMissing
 from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
-from pgcdc_assets.source.positions import INSERT_LSN
+from pgcdc_assets.source.slot.positions import INSERT_LSN
 
 PLUGIN = "pgoutput"
 

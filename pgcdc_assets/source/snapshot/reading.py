@@ -2,8 +2,8 @@
 
 We hold no lock while we wait for the table's lock. Our session requests this lock with NOWAIT, again and again, while
 it holds no other lock. It releases the lock as soon as the piece has been read. If another session waits for the table
-during the reading, the reading is interrupted (:mod:`pgcdc_assets.source.snapshot.waiters`), and the piece is read
-again from its beginning.
+during the reading, the holder of the snapshot interrupts the reading (:func:`giving_way`), and the piece is read again
+from its beginning.
 
 So no lock keeps the table as the snapshot shows it. After a TRUNCATE or a rewrite, the copy would be empty without an
 error. After two columns have swapped names, each would get the other's values. All these changes leave a new
@@ -13,9 +13,10 @@ relfilenode or a new row of pg_attribute. Both are compared before and after the
 from __future__ import annotations
 
 import select
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -42,7 +43,6 @@ _POLL_MILLISECONDS: Final = 500
 _LOCK_TIMEOUT: Final = "100ms"
 """lock_timeout for the other relations that COPY locks: the indexes and the TOAST table. REINDEX may have locked
 them."""
-
 INTERRUPTED: Final = {
     "57014",  # cancelled
     "57P01",  # terminated
@@ -58,7 +58,6 @@ SELECT format('%%I.%%I', n.nspname, c.relname), c.relfilenode,
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = %s AND c.relkind = 'r'
 """
-
 T = TypeVar("T")
 
 
@@ -259,3 +258,56 @@ def _expect(pgconn: pq.abc.PGconn, status: pq.ExecStatus) -> None:
         raise SourceUnavailable("the server gave no answer", thing="copy")
     if result.status != status:
         raise _Refused(result_error(result, pgconn))
+
+
+# Sessions that wait for a table -----------------------------------------------------------------
+
+_SEARCH_SECONDS = 0.2
+"""Seconds between two searches for waiting sessions. Applications that queue behind such a session lose that time."""
+_CONNECT_SECONDS = 3
+# ACCESS SHARE conflicts only with ACCESS EXCLUSIVE. We do not use pg_blocking_pids: it stops the lock manager for a
+# moment, and it does not show the replay process of a standby. Sessions in ``asked`` are terminated, because a cancel
+# request has not ended them.
+_INTERRUPT = """
+SELECT a.pid, CASE WHEN a.pid = ANY(%(asked)s::int[]) THEN pg_catalog.pg_terminate_backend(a.pid)
+                   ELSE pg_catalog.pg_cancel_backend(a.pid) END
+FROM pg_catalog.pg_stat_activity a
+WHERE a.application_name = %(reading)s AND a.datname = current_database() AND a.usename = session_user AND a.pid IN (
+  SELECT held.pid FROM pg_catalog.pg_locks held
+  JOIN pg_catalog.pg_locks wanted ON wanted.database = held.database AND wanted.relation = held.relation
+  WHERE held.granted AND NOT wanted.granted AND wanted.mode = 'AccessExclusiveLock')
+"""
+
+
+@contextmanager
+def giving_way(conninfo: str) -> Iterator[None]:
+    """During the block, a session that waits for a table that we are reading gets the table within half a second."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_interrupt_readings, args=(conninfo, ended), name="waiters", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_CONNECT_SECONDS)
+
+
+def _interrupt_readings(conninfo: str, ended: threading.Event) -> None:
+    """Connects again when its connection is lost. The holder of the snapshot notices when the source is gone."""
+    while not ended.wait(_SEARCH_SECONDS):
+        with (
+            suppress(PgcdcError, psycopg.Error),
+            connect(conninfo, application_name=f"{APPLICATION}/watch", connect_timeout=_CONNECT_SECONDS) as conn,
+        ):
+            asked: set[int] = set()
+            while not ended.wait(_SEARCH_SECONDS):
+                asked = interrupt(conn, asked)
+
+
+def interrupt(conn: SourceConnection, asked: set[int]) -> set[int]:
+    """Cancels our readings that other sessions wait for, and returns their pids.
+
+    Readings in ``asked``, which were cancelled before, are terminated. A backend that waits until we read its rows does
+    not react to a cancel request.
+    """
+    return {pid for pid, _ in conn.execute(_INTERRUPT, {"asked": sorted(asked), "reading": READING})}

@@ -27,12 +27,11 @@ from pgcdc_assets.errors import PgcdcError, SlotActive, SourceUnavailable
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive_frame
 from pgcdc_assets.protocol.layouts import COMMIT, XLOG_DATA, MessageKind
 from pgcdc_assets.source.connect.failures import of_exception
+from pgcdc_assets.source.connect.libpq import literal
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
-from pgcdc_assets.source.connect.quoting import literal
-from pgcdc_assets.source.connect.readers import FrameSource
-from pgcdc_assets.source.connect.socketreader import SocketReader
+from pgcdc_assets.source.connect.readers import FrameSource, SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.positions import FLUSH_LSN, WITHIN
+from pgcdc_assets.source.slot.positions import FLUSH_LSN, WITHIN
 
 LEAST_BYTES: Final = 32 << 20
 """A smaller backlog is streamed. A drain first has to copy the slot, and in that time the stream sends this much

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError, SlotMissing, SourceUnavailable
-from pgcdc_assets.source.connect.socketreader import SocketReader
+from pgcdc_assets.source.connect.readers import SocketReader
 from tests.protocol.copydata import message
 
 ENDED = pack("!cI", b"c", 4)

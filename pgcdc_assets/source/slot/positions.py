@@ -5,6 +5,7 @@ A standby replays only flushed WAL. So on a standby all positions are the same: 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Final
 
 import psycopg
@@ -14,15 +15,12 @@ from pgcdc_assets.core.lsn import Lsn
 INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)"
 """SQL: the end of the WAL that has been written, flushed or not. It may include a page header that no record
 follows."""
-
 FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
 """SQL: the end of the durable WAL. It may lie inside a record, but then only at the end of a page (:data:`WITHIN`)."""
-
 WITHIN: Final = f"({FLUSH_LSN} < {INSERT_LSN} AND ({FLUSH_LSN} - '0/0') % current_setting('wal_block_size')::int8 = 0)"
 """SQL: whether the flush position may lie inside a record. A commit flushes WAL up to a record's end. Without a commit,
 the WAL writer flushes whole pages only (XLogBackgroundFlush). The flush position may then stay inside a record until a
 transaction commits."""
-
 _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
 """Bytes of the header of a page, and of the header of the first page of a segment file (xlog_internal.h)."""
@@ -34,22 +32,11 @@ FROM (SELECT {INSERT_LSN} AS lsn, current_setting('wal_block_size')::int AS page
 """  # noqa: S608  (put together of our own constants)
 """SQL: a query for the end of the last record. The flush position can always reach this end. It does not always
 reach the insert position."""
-_FLUSHED: Final = f"SELECT {FLUSH_LSN}::text"
-_BOUNDARY: Final = f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END"
-
-
-def wal_writer_delay(conn: psycopg.Connection[Any]) -> float:
-    """Returns the setting wal_writer_delay in seconds."""
-    row = conn.execute("SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_writer_delay'").fetchone()
-    assert row is not None
-    return float(row[0])
 
 
 def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
     """Returns the source's flush position. All durable WAL ends at or below this position."""
-    row = conn.execute(_FLUSHED).fetchone()
-    assert row is not None
-    return Lsn.parse(row[0])
+    return Lsn.parse(_row(conn, f"SELECT {FLUSH_LSN}::text")[0])
 
 
 def boundary(conn: psycopg.Connection[Any]) -> Lsn:
@@ -57,6 +44,28 @@ def boundary(conn: psycopg.Connection[Any]) -> Lsn:
 
     This is the flush position. If the flush position may lie inside a record, it is the end of the last written record.
     """
-    row = conn.execute(_BOUNDARY).fetchone()
+    return Lsn.parse(_row(conn, f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END")[0])
+
+
+class SourceClock:
+    """Reads the source's positions during the stream. The connection is not the stream's connection."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self._conn = conn
+
+    @cached_property
+    def wal_writer_delay(self) -> float:
+        """The setting wal_writer_delay in seconds."""
+        query = "SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_writer_delay'"
+        return float(_row(self._conn, query)[0])
+
+    def positions(self) -> tuple[Lsn, Lsn]:
+        """Returns the current insert position and flush position."""
+        inserted, flushed = _row(self._conn, f"SELECT {INSERT_LSN}::text, {FLUSH_LSN}::text")
+        return Lsn.parse(inserted), Lsn.parse(flushed)
+
+
+def _row(conn: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
+    row: tuple[Any, ...] | None = conn.execute(query.encode()).fetchone()
     assert row is not None
-    return Lsn.parse(row[0])
+    return row
