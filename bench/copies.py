@@ -16,7 +16,7 @@ from bench.source import database, program, run
 from bench.usage import usage
 from pgcdc_assets.demo.server import PORT, USER, EmbeddedServer
 from pgcdc_assets.flow.decide import Bounds
-from pgcdc_assets.spark.maven import Artifact, cached, retrieve
+from pgcdc_assets.spark.jars import Artifact, cached, retrieve
 
 FLOOR = "COPY text by psql"
 JDBC = Artifact("org.postgresql", "postgresql", "42.7.8", title="PostgreSQL's JDBC driver", size="1 MB")

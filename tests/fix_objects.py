@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.spark.maven import Artifact, cached, java_command, retrieve
+from pgcdc_assets.spark.jars import Artifact, cached, java_command, retrieve
 from tests.ports import held_port
 from tests.waiting import wait_for
 

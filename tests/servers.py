@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.spark.maven import Artifact, cached, retrieve
+from pgcdc_assets.spark.jars import Artifact, cached, retrieve
 
 VERSIONS = (14, 15, 16, 17, 18)
 _FETCHED = {14: "14.24.0", 15: "15.19.0", 17: "17.11.0"}

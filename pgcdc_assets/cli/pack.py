@@ -15,7 +15,7 @@ from pgcdc_assets.cli.lines import say
 def pack(output: Path) -> int:
     """Pack this environment for the executors of a Spark cluster. Name the archive in `spark: {archive: ...}`."""
     from pgcdc_assets.spark import archive
-    from pgcdc_assets.spark.versions import versions
+    from pgcdc_assets.spark.attempt import versions
 
     if not output.name.endswith((".tar.gz", ".tgz")):
         raise click.BadParameter("Spark unpacks .tar.gz and .tgz", param_hint="-o")

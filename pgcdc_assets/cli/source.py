@@ -116,7 +116,7 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     from pgcdc_assets.projectnote import load_note, note_made
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.setup.setup import setup
-    from pgcdc_assets.spark.maven import java_command
+    from pgcdc_assets.spark.jars import java_command
 
     # Check Java first. Without Java no sync could read the new slot, and the slot would keep WAL on the source.
     java_command()

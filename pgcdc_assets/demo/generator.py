@@ -10,7 +10,7 @@ from functools import partial
 
 import psycopg
 
-from pgcdc_assets.demo.actions import WEIGHTS, Conn, Shop
+from pgcdc_assets.demo.shop import WEIGHTS, Conn, Shop
 
 _ROLLED_BACK = 0.05
 """The share of transactions that the generator rolls back on purpose."""

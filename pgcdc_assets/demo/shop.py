@@ -1,10 +1,17 @@
-"""The sample shop in a database: its tables and first rows."""
+"""The sample shop in a database: its tables and first rows, and the actions of its customers and programs."""
 
 from __future__ import annotations
 
+import json
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any, TypeAlias
 
 import psycopg
+from psycopg import sql
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.settings import STATE_FOLDER
@@ -32,3 +39,212 @@ def ensure(conninfo: str, *, scale: float = 1.0) -> bool:
         conn.execute("SELECT set_config('shop.scale', %s, true)", [str(scale)])
         conn.execute(files(__package__).joinpath("shop.sql").read_bytes())
         return True
+
+
+Conn: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Action: TypeAlias = Callable[["Shop", Conn], None]
+
+_WORDS = ("blue", "green", "ümlaut", "naïve", "日本語", "🐘", "tab\there", 'quo"te', "back\\slash", "comma,", "")
+
+
+@dataclass(frozen=True)
+class Shop:
+    """The shop's actions. Each method runs the statements of one transaction.
+
+    The actions choose with the given random numbers, so that the same seed gives the same choices.
+    """
+
+    random: random.Random
+
+    # Everyday writes ----------------------------------------------------------------------------
+
+    def order(self, conn: Conn) -> None:
+        """A customer orders one to five things. The order's total is an update of a row that was just inserted."""
+        customer = self._pick(conn, "customers")
+        if customer is None:
+            return
+        (order,) = _row(
+            conn.execute(
+                "INSERT INTO orders (customer_id, note) VALUES (%s, %s) RETURNING id", [customer, self._note()]
+            )
+        )
+        for line in range(1, self.random.randint(2, 6)):
+            conn.execute(
+                "INSERT INTO order_lines (order_id, line, sku, quantity, price) "
+                "SELECT %s, %s, sku, %s, price FROM products WHERE active ORDER BY md5(sku || %s::text) LIMIT 1",
+                [order, line, self.random.randint(1, 9), self.random.random()],
+            )
+        conn.execute(
+            "UPDATE orders SET total = (SELECT coalesce(sum(quantity * price), 0) FROM order_lines "
+            "WHERE order_id = orders.id) WHERE id = %s", [order],
+        )  # fmt: skip
+
+    def pay(self, conn: Conn) -> None:
+        """An order's status changes, and a payment is inserted. The order's long note, stored out of line, does not
+        change."""
+        order = self._pick(conn, "orders")
+        conn.execute("UPDATE orders SET status = 'paid' WHERE id = %s", [order])
+        conn.execute(
+            "INSERT INTO payments (paid_on, order_id, amount, method, details) VALUES (%s, %s, %s, %s, %s)",
+            [self._day(), order, round(self.random.uniform(1, 900), 2), self.random.choice(["card", "cash"]),
+             json.dumps({"reference": self._word()})],
+        )  # fmt: skip
+
+    def deliver(self, conn: Conn) -> None:
+        conn.execute(
+            "UPDATE orders SET status = 'delivered', delivery = now() - placed_at WHERE id = %s",
+            [self._pick(conn, "orders")],
+        )
+
+    def register(self, conn: Conn) -> None:
+        conn.execute(
+            "INSERT INTO customers (email, name, tags, address, born) VALUES (%s, %s, %s, %s, %s)",
+            [f"{uuid.UUID(int=self.random.getrandbits(128))}@example.com", self._word(), [self._word(), None],
+             json.dumps({"city": self._word()}), self._day()],
+        )  # fmt: skip
+
+    def promote(self, conn: Conn) -> None:
+        """Several updates of one row in one transaction."""
+        customer = self._pick(conn, "customers")
+        for tier in ("regular", "gold"):
+            conn.execute("UPDATE customers SET tier = %s, credit = credit + 1.25 WHERE id = %s", [tier, customer])
+
+    def reprice(self, conn: Conn) -> None:
+        """Several rows change. Their descriptions, stored out of line, do not change and are not sent."""
+        conn.execute(
+            "UPDATE products SET price = round(price * 1.01, 2), changed_at = now() WHERE sku IN "
+            "(SELECT sku FROM products WHERE price < 100000 ORDER BY md5(sku || %s::text) LIMIT 10 FOR UPDATE)",
+            [self.random.random()],
+        )
+
+    def describe(self, conn: Conn) -> None:
+        """A long text changes."""
+        text = " ".join(self._word() for _ in range(1500))
+        conn.execute("UPDATE products SET description = %s WHERE sku = %s", [text, self._sku(conn)])
+
+    def view(self, conn: Conn) -> None:
+        """Several events are inserted. Some of them can be equal rows."""
+        session = uuid.UUID(int=self.random.getrandbits(9))
+        for _ in range(self.random.randint(1, 6)):
+            conn.execute(
+                "INSERT INTO events (kind, session, duration, payload) VALUES ('view', %s, %s, '{\"page\": 1}')",
+                [session, self.random.random()],
+            )
+
+    def fill_cart(self, conn: Conn) -> None:
+        conn.execute(
+            "INSERT INTO carts (session, items) VALUES (%s, %s) ON CONFLICT (session) DO UPDATE SET "
+            "items = carts.items || excluded.items, seen_at = now()",
+            [uuid.UUID(int=self.random.getrandbits(10)), json.dumps([self._word()])],
+        )
+
+    # Rarer writes ---------------------------------------------------------------------------------
+
+    def renumber(self, conn: Conn) -> None:
+        """A key changes, and with it the order lines that refer to it. The long description is not sent."""
+        conn.execute(
+            "UPDATE products SET sku = %s WHERE sku = %s", [f"N-{self.random.getrandbits(48):x}", self._sku(conn)]
+        )
+
+    def merge_orders(self, conn: Conn) -> None:
+        """Lines move to another order. This changes a key of two columns."""
+        one, other = self._pick(conn, "orders"), self._pick(conn, "orders")
+        conn.execute(
+            "UPDATE order_lines SET order_id = %s, line = line + "
+            "(SELECT coalesce(max(line), 0) FROM order_lines WHERE order_id = %s) WHERE order_id = %s",
+            [one, one, other],
+        )
+
+    def swap_lines(self, conn: Conn) -> None:
+        """Two rows exchange their keys in one transaction, by way of a third value."""
+        order = self._pick(conn, "orders")
+        for old, new in ((1, -1), (2, 1), (-1, 2)):
+            conn.execute("UPDATE order_lines SET line = %s WHERE order_id = %s AND line = %s", [new, order, old])
+
+    def postpone(self, conn: Conn) -> None:
+        """A payment gets another date, which may move it to another partition."""
+        payment = self._pick(conn, "payments")
+        conn.execute("UPDATE payments SET paid_on = %s WHERE id = %s", [self._day(), payment])
+
+    def cancel(self, conn: Conn) -> None:
+        """An order is deleted. The delete cascades to other tables."""
+        conn.execute("DELETE FROM orders WHERE id = %s", [self._pick(conn, "orders")])
+
+    def replace_order(self, conn: Conn) -> None:
+        """An order is deleted and inserted again under the same key."""
+        found = conn.execute(
+            "DELETE FROM orders WHERE id = %s RETURNING id, customer_id", [self._pick(conn, "orders")]
+        ).fetchone()
+        if found:
+            conn.execute("INSERT INTO orders (id, customer_id, note) VALUES (%s, %s, 'again')", list(found))
+
+    def forget_events(self, conn: Conn) -> None:
+        """Some events are deleted and some change, also if there are several equal rows."""
+        conn.execute(
+            "DELETE FROM events WHERE ctid = ANY(ARRAY(SELECT ctid FROM events LIMIT 3 FOR UPDATE SKIP LOCKED))"
+        )
+        conn.execute(
+            "UPDATE events SET kind = 'kept' WHERE ctid = ANY(ARRAY(SELECT ctid FROM events WHERE kind = 'click' "
+            "LIMIT 2 FOR UPDATE SKIP LOCKED))"
+        )
+
+    def savepoint(self, conn: Conn) -> None:
+        """A subtransaction is rolled back in a transaction that commits."""
+        conn.execute("INSERT INTO events (kind) VALUES ('before')")
+        with conn.transaction() as inner:
+            conn.execute("INSERT INTO events (kind) VALUES ('never seen')")
+            raise psycopg.Rollback(inner)
+
+    def empty_carts(self, conn: Conn) -> None:
+        conn.execute("TRUNCATE carts")
+        conn.execute(
+            "INSERT INTO carts (session, items) VALUES (%s, '[\"first\"]')",
+            [uuid.UUID(int=self.random.getrandbits(10))],
+        )
+
+    def import_events(self, conn: Conn, rows: int) -> None:
+        """One large transaction."""
+        conn.execute(
+            "INSERT INTO events (kind, session, duration) SELECT 'import', md5(g::text)::uuid, g FROM "
+            "generate_series(1, %s) AS g", [rows],
+        )  # fmt: skip
+        conn.execute("UPDATE customers SET credit = credit + 0.5 WHERE mod(id, 3) = 0")
+
+    # Choices ----------------------------------------------------------------------------------------
+
+    def _pick(self, conn: Conn, table: str) -> Any:
+        """The id of a random row, found by the index. None if the table is empty."""
+        query = sql.SQL("SELECT id FROM {t} WHERE id >= %s * (SELECT max(id) FROM {t}) ORDER BY id LIMIT 1")
+        row = conn.execute(query.format(t=sql.Identifier(table)), [self.random.random()]).fetchone()
+        return row[0] if row else None
+
+    def _sku(self, conn: Conn) -> Any:
+        found = conn.execute("SELECT sku FROM products ORDER BY md5(sku || %s::text) LIMIT 1", [self.random.random()])
+        return _row(found)[0]
+
+    def _day(self) -> str:
+        return f"{self.random.randint(2024, 2026)}-{self.random.randint(1, 12):02}-{self.random.randint(1, 28):02}"
+
+    def _note(self) -> str | None:
+        kind = self.random.random()
+        if kind < 0.5:
+            return None
+        return self._word() if kind < 0.8 else "\n".join(self._word() for _ in range(1200))
+
+    def _word(self) -> str:
+        return self.random.choice(_WORDS) + f"{self.random.getrandbits(16):x}"
+
+
+def _row(cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
+    row = cursor.fetchone()
+    assert row is not None
+    return row
+
+
+WEIGHTS: tuple[tuple[int, Action], ...] = (
+    (20, Shop.order), (16, Shop.pay), (10, Shop.deliver), (6, Shop.register), (6, Shop.promote), (4, Shop.reprice),
+    (3, Shop.describe), (16, Shop.view), (8, Shop.fill_cart), (2, Shop.renumber), (2, Shop.merge_orders),
+    (2, Shop.swap_lines), (4, Shop.postpone), (2, Shop.cancel), (2, Shop.replace_order), (4, Shop.forget_events),
+    (3, Shop.savepoint),
+)  # fmt: skip
+"""How often each action happens, relative to the other actions."""

@@ -62,8 +62,7 @@ from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import NEW_LAKE
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot import slotstatus
-from pgcdc_assets.spark.ondemand import SparkOnDemand
-from pgcdc_assets.spark.session import jvm_death_told
+from pgcdc_assets.spark.session import SparkOnDemand, jvm_death_told
 
 
 class Engine:

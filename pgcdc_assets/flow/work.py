@@ -16,7 +16,7 @@ from pgcdc_assets.flow.reshaping import Reshapes
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.spark.session import SparkOnDemand
 
 
 @dataclass

@@ -21,7 +21,7 @@ from typing import Final
 
 import pgcdc_assets
 from pgcdc_assets.errors import MachineError
-from pgcdc_assets.spark.versions import OURS, versions
+from pgcdc_assets.spark.attempt import OURS, versions
 
 NAME: Final = "pgcdc_env.tar.gz"
 OF_TASKS: Final = ("numpy", "pyarrow", "pyroaring", "obstore", "psycopg", "psycopg-binary", "pyyaml", "deltalake")

@@ -1,18 +1,27 @@
-"""One attempt at a task, in a worker. Every job imports this module there, so it must not import Spark or the driver's
-part.
+"""One attempt at a task, in a worker, after a check that worker and driver have the same versions: each side unpickles
+what the other side has pickled.
 
-The result begins with its kind; the rest is pickled.
+Every job imports this module in the worker, so it must not import Spark or the driver's part. The result begins with
+its kind; the rest is pickled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import socket
+import sys
 from enum import StrEnum
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.failures import of_the_machine
-from pgcdc_assets.spark.versions import Versions, difference, versions
+
+OURS: Final = "pgcdc_assets"
+Versions = dict[str, str]
 
 
 class Kind(StrEnum):
@@ -37,3 +46,37 @@ def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
             raise
         failed = refused
     return Kind.FAILED, pickle.dumps((socket.gethostname(), failed))
+
+
+@cache
+def versions() -> Versions:
+    """The versions of this process: our package with a digest of its code, Python's minor and pyarrow's major
+    version."""
+    return {
+        OURS: f"{_version(OURS)} ({_code()})",
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "pyarrow": _version("pyarrow").partition(".")[0],
+    }
+
+
+def difference(there: Versions, here: Versions) -> str | None:
+    """How a worker differs from the driver, as text; None if it does not differ."""
+    for name, wanted in here.items():
+        if (found := there.get(name, "none")) != wanted:
+            return f"has {name} {found}, and the driver {wanted}"
+    return None
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _code() -> str:
+    """A short digest of the package's source: two checkouts may have the same version."""
+    digest, root = hashlib.sha256(), Path(__file__).parent.parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:7]

@@ -1,4 +1,4 @@
-"""Starts and stops Spark's session, and runs jobs that can be cancelled."""
+"""Starts and stops Spark's session, one for all parts of a run, and cancels its jobs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
@@ -21,9 +22,29 @@ from pgcdc_assets.errors import LakeError, MachineError, SparkDied
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.configuration import EXTENSION, configuration, worker_python
 from pgcdc_assets.spark.executors import await_executors, cores
-from pgcdc_assets.spark.maven import java_command
+from pgcdc_assets.spark.jars import java_command
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+class SparkOnDemand:
+    """Call it to get the session. A run without changes never starts a session."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._starting = threading.Lock()
+        """Copies and turns ask for the session in different threads."""
+        self.started: SparkSession | None = None
+        """None until something has needed the session."""
+
+    def __call__(self) -> SparkSession:
+        with self._starting:
+            if self.started is None:
+                self.started = self._start()
+            return self.started
 
 
 def spark_session(settings: Settings) -> SparkSession:

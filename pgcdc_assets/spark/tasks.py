@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pgcdc_assets.errors import MachineError
-from pgcdc_assets.spark.attempt import Kind
+from pgcdc_assets.spark.attempt import Kind, versions
 from pgcdc_assets.spark.executors import beside
-from pgcdc_assets.spark.versions import versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
-from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.spark.session import SparkOnDemand
 from tests.deltatables import commit
 
 OWNER = Identity("1", "db", "slot")

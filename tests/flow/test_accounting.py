@@ -33,7 +33,7 @@ from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slotstatus import identity
-from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.record import TableRecord
 from tests.fix_postgres import Database

@@ -21,7 +21,7 @@ from pgcdc_assets.flow.structurechanges import land
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.structure.successor import successor
 from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, delta_target, no_spark
 from tests.structure.marked import marks, remarked

@@ -30,7 +30,7 @@ from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
-from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.structure.listing import shown
 from tests.fix_postgres import Database
 from tests.flow.mirrors import copied_mirror, delta_target, no_spark

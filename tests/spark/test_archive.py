@@ -15,14 +15,14 @@ from pgcdc_assets.cli.main import run
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.spark import archive
 from pgcdc_assets.spark.archive import OF_TASKS, PYTHON_VARIABLE, pack
-from pgcdc_assets.spark.versions import versions
+from pgcdc_assets.spark.attempt import versions
 from tests.spark.workers import WORKERS
 
 _IMPORT = """
 import importlib, json, sys
 for name in {names}:
     importlib.import_module(name)
-from pgcdc_assets.spark.versions import versions
+from pgcdc_assets.spark.attempt import versions
 print(json.dumps([versions(), sorted({{m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None)}})]))
 """
 

@@ -12,8 +12,7 @@ from pyspark import cloudpickle
 
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.spark import tasks
-from pgcdc_assets.spark.attempt import Kind, attempted
-from pgcdc_assets.spark.versions import difference, versions
+from pgcdc_assets.spark.attempt import Kind, attempted, difference, versions
 
 
 def marking(path: str) -> str:

@@ -12,8 +12,7 @@ import pyspark
 import pytest
 
 from pgcdc_assets.errors import MachineError
-from pgcdc_assets.spark.jars import delta_jars, pinned
-from pgcdc_assets.spark.maven import REPOSITORY_VARIABLE, Artifact, java_command
+from pgcdc_assets.spark.jars import REPOSITORY_VARIABLE, Artifact, delta_jars, java_command, pinned
 
 
 @pytest.fixture

@@ -35,8 +35,7 @@ from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.mirror.delta.thinning import passing
 from pgcdc_assets.mirror.target import Applied, CopyReport, Failures, Freed, Generation
 from pgcdc_assets.points.points import ConsistentPoints, Point
-from pgcdc_assets.spark.ondemand import SparkOnDemand
-from pgcdc_assets.spark.session import cancel_jobs
+from pgcdc_assets.spark.session import SparkOnDemand, cancel_jobs
 
 if TYPE_CHECKING:
     from pgcdc_assets.source.snapshot.export import Snapshot

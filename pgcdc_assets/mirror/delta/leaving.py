@@ -15,7 +15,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.task import Collapsing, collapse_units
 from pgcdc_assets.spark.executors import cores
-from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.spark.tasks import run_tasks
 
 

@@ -32,7 +32,7 @@ from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts,
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.protocol.text.types import may_not_fit
 from pgcdc_assets.spark.executors import cores
-from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.spark.tasks import run_tasks
 from pgcdc_assets.structure.casts import holds
 
