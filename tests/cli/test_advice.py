@@ -15,7 +15,6 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from tests.advice import FOLLOWED
 from tests.cli.conftest import Shell
 
 OTHERS: list[ReplicationConnection] = []
@@ -94,7 +93,6 @@ def _publication_by_hand(shell: Shell) -> None:
 @dataclass(frozen=True)
 class Case:
     advice: str
-    """The advice as :mod:`tests.advice` has it."""
     prepare: Callable[[Shell], object]
     command: str
     code: int
@@ -135,7 +133,6 @@ CASES = (
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice[:40])
 def test_a_command_succeeds_after_its_advice_was_followed(case: Case, shell: Shell) -> None:
-    assert FOLLOWED[case.advice].endswith("::test_a_command_succeeds_after_its_advice_was_followed")
     case.prepare(shell)
     said = shell.pgcdc(*case.command.split(), expect=case.code)
     assert case.said in said
@@ -158,12 +155,3 @@ def test_a_table_that_got_an_identity_is_followed_in_full(shell: Shell) -> None:
     assert "give it a primary key, or ALTER TABLE public.keyless REPLICA IDENTITY FULL; then run `pgcdc setup`" in said
     run_sql(shell, "ALTER TABLE public.keyless REPLICA IDENTITY FULL")
     assert "are not seen" not in shell.pgcdc("setup")
-
-
-def test_each_case_is_named_in_the_table_of_advice() -> None:
-    here = {
-        text
-        for text, node in FOLLOWED.items()
-        if node.endswith("test_advice.py::test_a_command_succeeds_after_its_advice_was_followed")
-    }
-    assert {case.advice for case in CASES} == here

@@ -35,33 +35,30 @@ def other(database: Database) -> Iterator[Database]:
         yield other
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_without_the_source_variable_nothing_is_changed(shell: Shell, arguments: list[str]) -> None:
+def test_without_the_source_variable_nothing_is_changed(shell: Shell) -> None:
     shell.pgcdc("setup")
     Path("pgcdc.yaml").unlink()
     shell.set(SOURCE=None)
     before = shell.files()
-    said = shell.pgcdc(*arguments, expect=2)
-    assert "PGCDC_SOURCE is not set" in said
-    assert f"set up for postgres@{shell.database.server.socket_folder}:5432/{shell.database.name}" in said
-    assert len(said.strip().splitlines()) == 1
-    assert shell.files() == before
+    for arguments in COMMANDS:
+        said = shell.pgcdc(*arguments, expect=2)
+        assert "PGCDC_SOURCE is not set" in said
+        assert f"set up for postgres@{shell.database.server.socket_folder}:5432/{shell.database.name}" in said
+        assert len(said.strip().splitlines()) == 1
+        assert shell.files() == before, arguments
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_another_source_is_refused_before_anything_is_written(
-    shell: Shell, other: Database, arguments: list[str]
-) -> None:
+def test_another_source_is_refused_before_anything_is_written(shell: Shell, other: Database) -> None:
     shell.pgcdc("setup")
     before = shell.files()
     shell.set(SOURCE=other.conninfo)
-    said = shell.pgcdc(*arguments, expect=2)
-    assert f"is database {other.name} of system" in said
-    assert f"this project was set up for postgres@{shell.database.server.socket_folder}" in said
-    assert "pgcdc teardown --forget" in said
-    assert len(said.strip().splitlines()) == 1
-    assert shell.files() == before
-    assert traces(other) == []
+    for arguments in COMMANDS:
+        said = shell.pgcdc(*arguments, expect=2)
+        assert f"is database {other.name} of system" in said
+        assert f"this project was set up for postgres@{shell.database.server.socket_folder}" in said
+        assert "pgcdc teardown --forget" in said
+        assert len(said.strip().splitlines()) == 1
+        assert (shell.files(), traces(other)) == (before, []), arguments
 
 
 def test_another_system_with_the_same_database_name_is_refused(shell: Shell) -> None:
@@ -93,13 +90,13 @@ def test_the_embedded_server_is_refused_for_a_project_of_another_source(shell: S
     assert shell.files() == before
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_without_a_source_and_without_setup_the_message_shows_both_choices(shell: Shell, arguments: list[str]) -> None:
+def test_without_a_source_and_without_setup_the_message_shows_both_choices(shell: Shell) -> None:
     shell.set(SOURCE=None)
-    said = shell.pgcdc(*arguments, expect=2)
-    assert "PGCDC_SOURCE='host=" in said
-    assert "PGCDC_SOURCE=embedded" in said
-    assert shell.files() == {}
+    for arguments in COMMANDS:
+        said = shell.pgcdc(*arguments, expect=2)
+        assert "PGCDC_SOURCE='host=" in said
+        assert "PGCDC_SOURCE=embedded" in said
+        assert shell.files() == {}, arguments
 
 
 def test_setup_writes_the_source_into_the_settings_file(shell: Shell) -> None:

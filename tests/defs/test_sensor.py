@@ -23,7 +23,6 @@ from pgcdc_assets.defs.sync import sync_job
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.outcomes import OperationKind, recorded
-from pgcdc_assets.flow.ownlake import note_lake
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
@@ -98,36 +97,12 @@ def test_an_unreachable_source_is_reported_without_its_password(
     assert "geheim" not in said
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("level")
-def test_with_another_lake_the_checks_fail_and_no_run_is_requested(
-    instance: dg.DagsterInstance, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    note_lake(ChangeLog(settings.layout))
-    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "elsewhere"))
-    found = look(instance, Settings.load())
-    assert "has no change log, and the lake of this project is" in why(found)
-    checks = [event for event in found.asset_events or () if isinstance(event, dg.AssetCheckEvaluation)]
-    assert checks
-    assert not any(check.passed for check in checks)
-    assert not (tmp_path / "elsewhere").exists()
-
-
 @pytest.mark.usefixtures("catalog")
 def test_a_table_to_copy_requests_a_run(instance: dg.DagsterInstance, settings: Settings) -> None:
     (request,) = look(instance, settings).run_requests or ()
     assert request.run_config["ops"]["sync_changes"]["config"] == {
         "follow": True, "max_seconds": 1800.0, "idle_seconds": 30.0, "give_way": True,
     }  # fmt: skip
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("level")
-def test_without_changes_no_run_is_requested(instance: dg.DagsterInstance, settings: Settings) -> None:
-    first = look(instance, settings)
-    why(first)
-    cursor = Cursor.parse(first.cursor)
-    why(look(instance, settings, cursor))
 
 
 @pytest.mark.usefixtures("level")

@@ -76,20 +76,6 @@ def test_a_feed_names_the_origin_of_each_transaction(pipe: Pipeline) -> None:
     assert [(row["id"], row["_pgcdc_origin"]) for row in pipe.feed("t")] == [(1, None), (2, name), (3, None)]
 
 
-@pytest.mark.long
-@pytest.mark.spark
-def test_only_transactions_after_the_position_of_the_table_are_taken(pipe: Pipeline) -> None:
-    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
-    pipe.follow("t")
-    pipe.run("INSERT INTO t VALUES (1)")
-    middle = pipe.receive()
-    pipe.run("INSERT INTO t VALUES (2)")
-    end = pipe.receive()
-    pipe.replayed["t"] = middle
-    pipe.derive(end)
-    assert [row["id"] for row in pipe.feed("t")] == [2]
-
-
 @pytest.mark.spark
 def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
@@ -110,41 +96,6 @@ def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -
     assert not before & names(pipe)
     assert [row["id"] for row in pipe.feed("t")] == [1, 2]
     assert pipe.feeds.open(pipe.tables["t"]).covered == LsnRange(start, end)
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_a_range_derived_ahead_of_the_others_leaves_no_hole(pipe: Pipeline) -> None:
-    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
-    pipe.follow("t")
-    pipe.run("INSERT INTO t VALUES (1)")
-    pipe.turn()
-    pipe.run("INSERT INTO t VALUES (2)")
-    middle = pipe.receive()
-    pipe.run("INSERT INTO t VALUES (3)")
-    end = pipe.receive()
-    transform(pipe.spark, pipe.log, pipe.feeds, LsnRange(middle, end), [Followed(pipe.tables["t"], middle)])
-    assert [row["id"] for row in pipe.feed("t")] == [1, 3]
-    pipe.turn(end)
-    pipe.same("t")
-    assert [row["id"] for row in pipe.feed("t")] == [1, 2, 3]
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_changes_are_split_by_key_and_applied_in_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
-    pipe.run("CREATE TABLE t (a text, b int, v int, PRIMARY KEY (a, b))")
-    pipe.follow("t")
-    pipe.run("INSERT INTO t SELECT 'a' || g % 7, g, g FROM generate_series(1, 300) g", "UPDATE t SET v = -v",
-             "DELETE FROM t WHERE b % 3 = 0")  # fmt: skip
-    done = pipe.turn()["t"]
-    assert len(pipe.parts["t"].files) == 7
-    assert done.inserted == 200
-    pipe.same("t")
-    pipe.run("UPDATE t SET v = v + 1", "UPDATE t SET b = b + 1000 WHERE b < 50")
-    pipe.turn()
-    pipe.same("t")
 
 
 @pytest.mark.long

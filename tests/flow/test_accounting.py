@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.catalog import Catalog, Lineage, Outside, Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
@@ -28,7 +27,6 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.mirror import Mirrors
-from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_tables
@@ -38,9 +36,8 @@ from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.record import TableRecord
 from tests.fix_postgres import Database
 from tests.flow.mirrors import delta_target, no_spark
-from tests.flow.rig import Rig, following
+from tests.flow.rig import Rig
 from tests.mirror.pipeline import Pipeline
-from tests.waiting import wait_for
 
 _PARTITIONED = (
     "CREATE TABLE p (id int, part int, PRIMARY KEY (id, part)) PARTITION BY LIST (part); "
@@ -193,39 +190,3 @@ def test_rows_of_an_added_partition_are_not_reported_as_removed(database: Databa
         assert {entry.name.name: entry.why for entry in found if entry.name.name != "p_1"} == {
             "p_2": came, "p_3": came, "p_4": Why.LEFT,
         }  # fmt: skip
-
-
-@pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.timeout(600)
-def test_rows_of_a_briefly_detached_partition_are_never_lost_silently(rig: Rig) -> None:
-    """The catalog is read while the partition is detached, so only its OID shows to which table the rows belong."""
-    rig.conn.execute(_PARTITIONED.encode())
-    rig.conn.execute("INSERT INTO p SELECT g, g % 2 + 1 FROM generate_series(1, 10) g")
-    rig.setup()
-    rig.sync()
-    p, copies = TableName("public", "p"), len(rig.observer.copies)
-    log = ChangeLog(rig.settings.layout)
-
-    def written(statement: str) -> None:
-        goal = rig.commit(statement)
-        wait_for(lambda: log.position() >= goal, what="the change log")
-
-    with following(rig):
-        wait_for(rig.streaming, what="the stream")
-        written("INSERT INTO p VALUES (101, 2)")
-        rig.conn.execute("ALTER TABLE p DETACH PARTITION p_2")
-        written("INSERT INTO p_2 VALUES (102, 2)")
-        rig.conn.execute("ALTER TABLE p ATTACH PARTITION p_2 FOR VALUES IN (2)")
-        written("INSERT INTO p VALUES (103, 2)")
-        states = TableStates(rig.settings.layout)
-
-        def told() -> bool:
-            """The table was set aside because of the rows, or copied again after a catalog check, whichever came
-            first."""
-            anew = any(report.table == p for report in rig.observer.copies[copies:])
-            return anew or states.all()[p].state is not TableState.CATCHING_UP
-
-        wait_for(told, what="a word about the table")
-    rig.sync()
-    rig.assert_equal("public.p", "public.t")

@@ -190,30 +190,6 @@ def test_mirror_that_cannot_store_comments_delays_nothing(rig: Rig, monkeypatch:
     assert {T, U} <= point.tables.keys()
 
 
-@pytest.mark.long
-def test_partitioned_table_has_the_comments_of_its_root(rig: Rig) -> None:
-    rig.conn.execute("CREATE TABLE r (id int, v text, PRIMARY KEY (id)) PARTITION BY LIST (id)")
-    rig.conn.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
-    rig.conn.execute("INSERT INTO r VALUES (1, 'a')")
-    rig.setup()
-    rig.sync()
-    root = TableName("public", "r")
-    _say(rig, "TABLE r", "root")
-    _say(rig, "TABLE r1", "leaf")
-    _say(rig, "COLUMN r.v", "of the root")
-    _say(rig, "COLUMN r1.v", "of the leaf")
-    rig.sync()
-    assert _told(rig, root) == {"": "root", "v": "of the root"}
-    rig.conn.execute("CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2)")
-    rig.sync()
-    rig.conn.execute("INSERT INTO r VALUES (2, 'b')")
-    rig.conn.execute("DROP TABLE r1")
-    rig.sync()
-    assert _told(rig, root) == {"": "root", "v": "of the root"}
-    rig.assert_equal("public.r")
-    assert len(rig.observer.copies) == 3
-
-
 def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
     """The saved table, and its mirror as Dagster shows it."""
     catalog = load_catalog(CATALOG_FILE)

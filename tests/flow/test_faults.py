@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import CopyBlocked, IdentityMismatch
+from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.flow import copies, copying
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.turns import Turns
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.target import CopyReport
-from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.savedcatalog import load_catalog, save_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.snapshot import export
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig, T, U
@@ -50,27 +44,6 @@ def test_table_that_cannot_be_copied_holds_back_no_other_table(rig: Rig, monkeyp
             rig.conn.execute("UPDATE t SET v = v || '!'")
     rig.sync()
     rig.assert_equal()
-
-
-@pytest.mark.long
-def test_feed_with_a_new_column_is_not_derived_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run dies after the commit of a feed with a new column, and before the apply."""
-    rig.setup()
-    rig.sync()
-    rig.conn.execute("ALTER TABLE t ADD COLUMN extra int")
-    rig.conn.execute("INSERT INTO t VALUES (400, 'wider', NULL, 7)")
-
-    def dies(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(deltatarget, "apply_tables", dies)
-        with pytest.raises(KeyboardInterrupt):
-            rig.sync()
-    assert rig.sync().set_aside == []
-    rig.assert_equal()
-    feed = QueryBuilder().register("f", DeltaTable(rig.lake / "_pgcdc/changes/public/t"))
-    assert len(feed.execute("SELECT id FROM f").read_all()) == 1
 
 
 @pytest.mark.long
@@ -113,42 +86,6 @@ def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
     thread.start()
     thread.join(100)
     assert [table for table, _ in reports[0].set_aside] == [T]
-
-
-@pytest.mark.long
-def test_copy_that_no_point_lists_is_published_by_the_next_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run died after the copy and before the point, and the source has been quiet since then."""
-
-    def dies(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    rig.conn.execute("CREATE TABLE t2 (id int PRIMARY KEY); INSERT INTO t2 VALUES (1)")
-    rig.setup()
-    with monkeypatch.context() as patch:
-        patch.setattr(ConsistentPoints, "publish", dies)
-        with pytest.raises(KeyboardInterrupt):
-            rig.sync()
-    rig.sync()
-    newest = ConsistentPoints(rig.settings.layout).newest()
-    assert newest is not None
-    assert TableName("public", "t2") in newest.tables
-    rig.assert_equal("public.t2")
-    assert rig.sync().turns == 0
-    assert len(ConsistentPoints(rig.settings.layout).all()) == 1, "a quiet run publishes nothing"
-
-
-@pytest.mark.long
-def test_another_source_is_refused_before_anything_is_copied(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    saved = load_catalog(CATALOG_FILE)
-    assert saved is not None
-    save_catalog(replace(saved, identity=replace(saved.identity, system_identifier="1")), CATALOG_FILE)
-    with pytest.raises(IdentityMismatch, match="set up for"):
-        rig.engine().sync(Bounds(), copy_anew=[T])
-    save_catalog(replace(saved, identity=replace(saved.identity, slot="other")), CATALOG_FILE)
-    with pytest.raises(IdentityMismatch, match="change log"):
-        rig.engine().sync(Bounds(), copy_anew=[T])
 
 
 @pytest.mark.long

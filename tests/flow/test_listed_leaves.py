@@ -119,27 +119,6 @@ def test_partition_that_the_role_may_not_publish_sets_its_table_aside(rig: Rig, 
 
 
 @pytest.mark.long
-def test_partition_removed_from_the_publication_sets_its_table_aside(rig: Rig) -> None:
-    rig.commit(_NEW, _FULL)
-    rig.sync()
-    rig.commit(f"ALTER PUBLICATION {rig.settings.publication} DROP TABLE k_2", _ROW)
-    assert [name for name, _ in rig.sync().set_aside] == [K]
-    rig.setup()
-    assert rig.sync().set_aside == []
-    rig.assert_equal("public.k")
-
-
-@pytest.mark.long
-def test_partition_unpublished_for_a_while_causes_a_copy(rig: Rig) -> None:
-    listing = f"ALTER PUBLICATION {rig.settings.publication} {{}} TABLE k_1"
-    rig.commit(listing.format("DROP"))
-    rig.commit("INSERT INTO k VALUES (1, 'unseen')")
-    rig.commit(listing.format("ADD"))
-    rig.sync()
-    rig.assert_equal("public.k")
-
-
-@pytest.mark.long
 def test_publication_of_another_owner_is_followed_as_listed(rig: Rig, database: Database) -> None:
     with rig.conn.transaction():
         rig.conn.execute(sql.SQL("COMMENT ON PUBLICATION {} IS NULL").format(sql.Identifier(rig.settings.publication)))

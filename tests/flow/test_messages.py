@@ -109,17 +109,6 @@ def test_row_and_message_of_a_transaction_appear_at_the_same_point(rig: Rig) -> 
 
 
 @pytest.mark.long
-def test_message_without_rows_makes_a_point(rig: Rig) -> None:
-    before = Lake(rig.lake).at().lsn
-    rig.conn.execute("SELECT pg_logical_emit_message(true, 'outbox.alone', 'inside')")
-    emit(rig, "outbox.alone", "between")
-    rig.sync()
-    at = Lake(rig.lake).at()
-    assert at.lsn > before
-    assert contents(at.messages()) == ["inside", "between"]
-
-
-@pytest.mark.long
 def test_point_inside_a_batch_has_only_the_messages_below_it(rig: Rig) -> None:
     order(rig, 1)
     middle = emit(rig, "outbox.loose", "below")

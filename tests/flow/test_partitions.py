@@ -26,15 +26,9 @@ _MAKE = (
 
 
 @pytest.fixture
-def via_root() -> bool:
-    return False
-
-
-@pytest.fixture
-def rig(rig: Rig, via_root: bool) -> Rig:
+def rig(rig: Rig) -> Rig:
     # A publication by setup would list the leaves of a table without a key one by one.
-    root = f" WITH (publish_via_partition_root = {via_root})"
-    rig.commit(*_MAKE, f"CREATE PUBLICATION {rig.settings.publication} FOR TABLE p, k, t{root}")
+    rig.commit(*_MAKE, f"CREATE PUBLICATION {rig.settings.publication} FOR TABLE p, k, t")
     rig.started(batch_seconds=0.1, range_seconds=1)
     rig.commit("UPDATE p SET v = v || '!' WHERE id % 4 = 0", "DELETE FROM k WHERE v = 'v3'")
     rig.sync()
@@ -99,48 +93,3 @@ def test_feed_rows_of_a_removed_partition_above_the_mirror_are_deleted(rig: Rig)
 
 def _fed(rig: Rig) -> int:
     return int(pa.table(DeltaTable(path_of(rig.settings.layout.changes(P))).to_pyarrow_table()).num_rows)
-
-
-@pytest.mark.long
-def test_new_partition_with_rows_causes_a_copy(rig: Rig) -> None:
-    rig.commit("CREATE TABLE p_4 (LIKE p INCLUDING ALL)", "INSERT INTO p_4 VALUES (100, 4, 'before')",
-               "ALTER TABLE p ATTACH PARTITION p_4 FOR VALUES IN (4)")  # fmt: skip
-    rig.sync()
-    _assert_followed(rig, P)
-
-
-@pytest.mark.long
-def test_partition_detached_and_attached_again_causes_a_copy(rig: Rig) -> None:
-    rig.commit("ALTER TABLE p DETACH PARTITION p_1")
-    rig.sync()
-    _assert_followed(rig)
-    rig.commit("DELETE FROM p_1", "ALTER TABLE p ATTACH PARTITION p_1 FOR VALUES IN (1)", "TRUNCATE p_1")
-    rig.sync()
-    _assert_followed(rig, P)
-
-
-@pytest.mark.long
-def test_partition_with_a_former_name_of_another_causes_a_copy(rig: Rig) -> None:
-    """The mirror knows a leaf by the name that it had when it was added."""
-    rig.commit("ALTER TABLE p_1 RENAME TO p_old", "CREATE TABLE p_1 PARTITION OF p FOR VALUES IN (4)")
-    rig.sync()
-    _assert_followed(rig, P)
-    rig.commit("INSERT INTO p VALUES (100, 4, 'new')", "TRUNCATE p_old")
-    rig.sync()
-    _assert_followed(rig, P)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("via_root", [True])
-@pytest.mark.parametrize("change", ["come", "go"])
-def test_partitions_published_via_the_root_are_followed_or_copied(rig: Rig, change: str) -> None:
-    """The stream does not show to which leaf a row belongs, so the rows of a removed leaf cannot be taken out."""
-    if change == "come":
-        rig.commit("CREATE TABLE p_4 PARTITION OF p FOR VALUES IN (4)")
-        rig.sync()
-        rig.commit("INSERT INTO p VALUES (100, 4, 'new')", "UPDATE p SET day = 4 WHERE id = 5")
-        rig.commit("DELETE FROM k WHERE v = 'v1' AND day = 2", "UPDATE k SET day = 1, v = 'v2' WHERE v = 'v4'")
-    else:
-        rig.commit("UPDATE p SET v = 'x' WHERE id = 5", "DROP TABLE p_1")
-    rig.sync()
-    _assert_followed(rig, *([] if change == "come" else [P]))

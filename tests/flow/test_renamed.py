@@ -10,11 +10,9 @@ from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import UnknownTable, UsageError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig, T, following
 from tests.waiting import wait_for
@@ -66,37 +64,6 @@ def test_status_reports_a_waiting_rename_while_a_run_only_receives(rig: Rig) -> 
     rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
     (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {W}"]
     assert "waits" not in told.what
-
-
-@pytest.mark.long
-def test_mirror_follows_to_another_schema_and_back(rig: Rig) -> None:
-    rig.commit('CREATE SCHEMA "else"', "ALTER TABLE t RENAME TO w", "UPDATE w SET v = '1' WHERE id = 1")
-    rig.sync()
-    rig.commit("UPDATE w SET v = '2' WHERE id = 2", 'ALTER TABLE w SET SCHEMA "else"')
-    rig.sync()
-    rig.assert_equal("else.w", "public.u")
-    rig.commit('ALTER TABLE "else".w SET SCHEMA public', "ALTER TABLE w RENAME TO t", "DELETE FROM t WHERE id = 3")
-    rig.sync()
-    rig.assert_equal()
-    rig.commit("UPDATE t SET id = -id WHERE id < 9")
-    rig.sync()
-    rig.assert_equal()
-    assert len(rig.observer.copies) == 2
-    states = TableStates(rig.settings.layout).all()
-    assert [states[name].state for name in (W, ELSEWHERE)] == [TableState.MOVED] * 2
-    assert states[ELSEWHERE].reason == "goes on as public.t"
-
-
-@pytest.mark.long
-def test_rename_and_schema_change_are_followed_together(rig: Rig) -> None:
-    rig.commit(
-        "INSERT INTO t VALUES (1000, 'a', NULL)", "ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO x",
-        "ALTER TABLE t RENAME TO w", "UPDATE w SET n = 6 WHERE id = 1000",
-    )  # fmt: skip
-    rig.sync()
-    rig.assert_equal("public.w", "public.u")
-    assert len(rig.observer.copies) == 2
-    assert [one.table for one in rig.observer.structures] == [W, W]
 
 
 @pytest.mark.long

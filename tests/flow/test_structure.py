@@ -14,14 +14,11 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import NotRepairable, UnknownTable
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from tests.flow.rig import Rig, T, following
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
-
-SECONDS = 120.0
 
 
 @pytest.fixture
@@ -96,24 +93,5 @@ def test_applying_a_range_by_hand_across_a_schema_change_is_refused(rig: Rig) ->
     row = TableStates(rig.settings.layout).get(T)
     assert row is not None
     assert row.state is TableState.CATCHING_UP
-    rig.sync()
-    rig.assert_equal()
-
-
-@pytest.mark.long
-def test_column_without_values_is_added_by_the_catalog_check(rig: Rig) -> None:
-    """No row comes with the column. Each point has the columns of its time."""
-    before = Lake(rig.lake).at().lsn
-    rig.conn.execute("ALTER TABLE t ADD w int")
-    rig.commit("UPDATE u SET v = 1 WHERE a = 1")
-    rig.sync()
-    rig.assert_equal()
-    assert "w" in Lake(rig.lake).at().arrow(T).column_names
-    assert "w" not in Lake(rig.lake).at(before).arrow(T).column_names
-    assert len(rig.observer.copies) == 2
-    points = ConsistentPoints(rig.settings.layout).all()
-    listed = [point.replay_lsn for point in points if point.replay_lsn > before and T in point.tables]
-    assert all("w" in Lake(rig.lake).at(lsn).arrow(T).column_names for lsn in listed)
-    rig.commit("UPDATE t SET w = 3 WHERE id = 3")
     rig.sync()
     rig.assert_equal()

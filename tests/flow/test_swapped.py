@@ -10,14 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
-from pgcdc_assets.core.faultpoints import FaultPoint
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import NotRepairable
-from pgcdc_assets.flow import progress
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.mirror.delta import rename
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.fix_postgres import Database
@@ -73,22 +70,6 @@ def _hold(rig: Rig, *tables: str, copied: int = 0, swapped: Lsn = ZERO) -> None:
     assert len(rig.observer.copies) == copied, [copy.table for copy in rig.observer.copies]
 
 
-@pytest.mark.long
-def test_tables_that_swap_names_are_copied(rig: Rig) -> None:
-    """With rows before, in the same transaction and after it."""
-    before = Lake(rig.lake).at().lsn
-    _change(rig, "a", "b", 1)
-    rig.sync()
-    swapped = rig.commit("UPDATE a SET n = 7 WHERE id = 2", *_SWAP, "UPDATE b SET n = 8 WHERE id = 2")
-    _change(rig, "b", "a", 2)
-    rig.sync()
-    _hold(rig, copied=2, swapped=swapped)
-    assert set(Lake(rig.lake).at(before).arrow("a")["v"].to_pylist()) == {"one"}
-    _change(rig, "b", "a", 3)
-    rig.sync()
-    _hold(rig, copied=2, swapped=swapped)
-
-
 _DEPLOY = ("ALTER TABLE a RENAME TO a_old", "ALTER TABLE b RENAME TO a")
 """The DDL of a migration that builds a new table beside the old one."""
 
@@ -119,39 +100,6 @@ def test_feeds_of_swapped_tables_do_not_mix_rows(rig: Rig, monkeypatch: pytest.M
     _change(rig, "b", "a", 2)
     rig.sync()
     _hold(rig, copied=2, swapped=swapped)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "point", [FaultPoint.RENAMED_FILES_LINKED, FaultPoint.RENAME_COMMITTED, FaultPoint.RENAME_RECORDED]
-)
-def test_run_that_dies_during_a_rename_mixes_no_rows(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint
-) -> None:
-    """Before the next run, another table takes the former name. Neither table gets the other table's rows."""
-    _change(rig, "a", "b", 1)
-    swapped = rig.commit("ALTER TABLE a RENAME TO a_old")
-    _dies_at(rig, monkeypatch, point, 1)
-    rig.commit("ALTER TABLE b RENAME TO a", "UPDATE a SET n = 3", "UPDATE a_old SET n = 4 WHERE id < 5")
-    for _ in range(2):
-        rig.sync()
-    _hold(rig, "a", "a_old", "c", copied=len(rig.observer.copies), swapped=swapped)
-    assert {copy.table for copy in rig.observer.copies} <= {A, TableName("public", "a_old")}
-
-
-def _dies_at(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint, nth: int) -> None:
-    met: list[FaultPoint] = []
-
-    def passes(passed: FaultPoint) -> None:
-        met.extend([passed] * (passed is point))
-        if met.count(point) == nth:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as broken:
-        broken.setattr(rename, "passed", passes)
-        broken.setattr(progress, "passed", passes)
-        with pytest.raises(KeyboardInterrupt):
-            rig.sync()
 
 
 @pytest.mark.long

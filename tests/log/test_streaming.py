@@ -11,7 +11,6 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.log.receive.client import ReceiverProcess
-from tests.fix_postgres import committed
 from tests.log.conftest import SECONDS, Source, eventually, until_event
 from tests.log.received_twice import Row, Twins, little_memory, many
 
@@ -41,26 +40,6 @@ def test_streamed_blocks_leave_the_log_of_whole_transactions(twins: Twins) -> No
     receiver.join(SECONDS)
     assert kinds(twins.check(facts=True)) == "IC" + "I" * 3000 + "TCIC"
     assert twins.streamed.reading.late > 2
-
-
-@pytest.mark.long
-def test_locked_table_with_a_row_filter_stops_no_other_table(twins: Twins) -> None:
-    """Its filter cannot be read beside the lock. The receiver reads it after the commit."""
-    source = twins.source
-    source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
-    receiver = twins.start()
-    with source.database.connect() as other:
-        other.execute(("BEGIN; TRUNCATE rf; " + many(1, 1000, "rf")).encode())
-        twins.flushed()
-        twins.until_spooled()
-        source.run("BEGIN", "INSERT INTO a VALUES (-1, 'beside')")
-        beside = committed(source.conn)
-        eventually(lambda: twins.streamed.log.position() >= beside)
-        other.execute("COMMIT")
-    receiver.until(source.run("INSERT INTO a VALUES (-2, 'after')"))
-    until_event(receiver, "arrived")
-    receiver.join(SECONDS)
-    assert kinds(twins.check()) == "ICT" + "I" * 1000 + "CIC"
 
 
 def history(source: Source) -> None:

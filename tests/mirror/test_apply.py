@@ -174,23 +174,6 @@ def test_a_mirror_of_many_turns_has_few_files(pipe: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_table_that_cannot_be_followed_is_set_aside_without_affecting_others(pipe: Pipeline) -> None:
-    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
-    pipe.follow("t, u")
-    pipe.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO u VALUES (1, 'a')")
-    pipe.turn()
-    pipe.run("INSERT INTO t VALUES (2, 'b')", "ALTER TABLE t RENAME v TO w", "INSERT INTO t VALUES (3, 'c')",
-             "INSERT INTO u VALUES (3, 'c')")  # fmt: skip
-    pipe.turn()
-    lsn, reason = pipe.set_aside["t"]
-    assert reason == "column 'v' was renamed to 'w'"
-    assert pipe.mirrored("t") == [("1", "a"), ("2", "b")], "all before the change is applied"
-    assert [row["id"] for row in pipe.feed("t")] == [1, 2]
-    assert pipe.feed("u")[-1]["_pgcdc_commit_lsn"] > lsn
-    pipe.same("u")
-
-
-@pytest.mark.long
 def test_a_mirror_that_differs_is_set_aside_unchanged(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
@@ -224,20 +207,3 @@ def test_an_apply_can_be_repeated_and_resumed(pipe: Pipeline) -> None:
     assert pipe.turn(end) == {}
     pipe.same("t")
     assert len(pipe.feed("t")) == 4
-
-
-@pytest.mark.long
-def test_columns_of_another_writer_are_kept_and_its_features_set_the_table_aside(pipe: Pipeline) -> None:
-    """Columns are kept, as after a run that added a column to a mirror and died."""
-    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
-    pipe.follow("t, u")
-    pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "INSERT INTO u VALUES (1, 'a')")
-    pipe.turn()
-    t, u = (f"ALTER TABLE delta.`{pipe.mirror(name).path}`" for name in ("t", "u"))
-    pipe.spark.sql(f"{t} ADD COLUMNS (more DECIMAL(9, 2))").collect()
-    pipe.spark.sql(f"{u} ADD CONSTRAINT short CHECK (length(v) < 9)").collect()
-    pipe.run("UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO t VALUES (3, 'c')", "UPDATE u SET v = 'x'")
-    pipe.turn()
-    pipe.same("t")
-    assert pipe.content("t")["more"].null_count == 3
-    assert pipe.set_aside["u"][1] == "its mirror has a feature that changes cannot be applied to: checkConstraints"

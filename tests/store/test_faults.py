@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,28 +77,6 @@ def test_a_file_of_another_writer_is_not_taken_for_ours_after_a_lost_answer(faul
     with pytest.raises(FileExistsError):
         storage.create(bucket / "a", b"ours")
     assert storage.read(bucket / "a") == b"of others"
-
-
-@pytest.mark.long
-def test_of_concurrent_creates_exactly_one_succeeds(faults: Faults, bucket: Location) -> None:
-    faults.share = 0.3
-    for number in range(20):
-        place, won = bucket / str(number), list[bytes]()
-
-        def create(content: bytes, place: Location = place, won: list[bytes] = won) -> None:
-            try:
-                storage.create(place, content)
-            except FileExistsError:
-                return
-            won.append(content)
-
-        threads = [threading.Thread(target=create, args=[f"{one}".encode()]) for one in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert won == [storage.read(place)]
-    assert sum(faults.seen[fault] for fault in Fault) > 10, faults.seen
 
 
 @pytest.mark.parametrize("commits", [30, pytest.param(300, marks=pytest.mark.long)])

@@ -95,14 +95,6 @@ def test_a_lease_is_renewed_beyond_its_time(place: Location) -> None:
         assert len(seen) <= 12, "old numbers go"
 
 
-@pytest.mark.long
-def test_a_lease_is_free_after_its_holder_was_killed(place: Location) -> None:
-    with holder(place) as other:
-        other.kill()
-        other.wait()
-        wait_for(lambda: taken(place), what="the place")
-
-
 def test_nothing_guarded_is_written_while_the_lease_is_not_sure(
     bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
