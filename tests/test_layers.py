@@ -39,7 +39,7 @@ FILE_SYSTEM = {"os", "shutil", "fcntl", "pathlib", "tempfile", "glob", "io"}
 NOT_OF_THE_LAKE = {
     "log.receive.client": "pipes of the receiver",
     "log.receive.process": "pipes of the receiver",
-    "log.receive.orders": "pipes of the receiver",
+    "log.receive.connections": "pipes of the receiver",
     "flow.lock": "the number of this process",
     "flow.outcomes": "the number of this process",
     "lake": "paths as users give them",

@@ -44,10 +44,10 @@ from pgcdc_assets.flow import hold, lock, outcomes
 from pgcdc_assets.flow.hold import Hold
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.flow.ownlake import refuse_other_lake
-from pgcdc_assets.log.prepared import PreparedTransaction
-from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.announce import Announcement, announced
+from pgcdc_assets.log.receive.progressfile import Announcement, announced
+from pgcdc_assets.log.spill import PreparedFolder
+from pgcdc_assets.log.transactions import PreparedTransaction
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings

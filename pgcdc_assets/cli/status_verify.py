@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.core.lsn import Lsn
     from pgcdc_assets.core.names import TableName
     from pgcdc_assets.flow.boundary import SyncTo
-    from pgcdc_assets.log.receive.announce import Announcement
+    from pgcdc_assets.log.receive.progressfile import Announcement
     from pgcdc_assets.settings import Settings
 
 _LSN_WIDTH = 17

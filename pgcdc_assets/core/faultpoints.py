@@ -37,7 +37,7 @@ class FaultPoint(StrEnum):
     BATCH_COMMITTED = "batch-committed"
     BATCH_DURABLE = "batch-durable"
     BATCH_CONFIRMED = "batch-confirmed"
-    STREAM_SPOOLED = "stream-spooled"
+    STREAM_SPILLED = "stream-spilled"
     STREAM_DROPPED = "stream-dropped"
     STREAM_RESTARTED = "stream-restarted"
     PREPARED_KEPT = "prepared-kept"

@@ -27,8 +27,7 @@ from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
-from pgcdc_assets.log.counting import rows_by_relation
-from pgcdc_assets.log.reader import ChangeLog, Segment
+from pgcdc_assets.log.reader import ChangeLog, Segment, rows_by_relation
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks

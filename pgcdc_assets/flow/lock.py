@@ -72,7 +72,7 @@ def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Itera
         if held.inherited_as is not None:
             # Imported here, because Dagster's definitions only read who holds the lake, and should not load the code
             # that writes tables.
-            from pgcdc_assets.log.fencing import shut_out
+            from pgcdc_assets.log.commit import shut_out
 
             shut_out(layout, held.inherited_as)
         yield

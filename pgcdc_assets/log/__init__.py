@@ -2,20 +2,20 @@
 
 receive/ -> framerun -> rows -> segment (spill) -> batch -> commit        written by one process
                                                               |
-                                          reader, counting <--+           read by everybody
+                                        reader, summary <-----+           read by everybody
 
-framerun    received frames, indexed            rows        turns frames into rows of the log
-streamed    which frame belongs to which transaction in progress, in the form of protocol version 1
-inprogress  transactions in progress
-prepared    prepared transactions, whose content came at PREPARE    preparedfolder  keeps their content
-segment     the Parquet files of the log        spill       segments of open transactions
-spool       content of transactions in progress
-latefacts   facts of a file's rows that are known only at the commit, after the file was written
-batch       the smallest durable piece          commit      compare-and-set; durable before it is reported; repair
-reader      position, batches, segments         counting    the receiver's counts of rows by relation
-summary     the summary row of a batch          soundness   checks the rows against the summaries
-transactions  the transaction that is open after a run
-relations   the Relation message in force for each row
-fencing     shuts out a writer that has lost the lake
-upkeep      compaction and retention
+framerun      received frames, indexed
+streamed      which frame belongs to which transaction in progress, in the form of protocol version 1
+relations     the Relation message in force for each row
+transactions  transactions whose end has not come: open, in progress, prepared
+rows          turns frames into rows of the log
+segment       the Parquet files of the log
+commitfacts   facts of rows that are known only at the commit, after the rows were written
+content       content of transactions in progress
+spill         keeps this content, and the content of prepared transactions, on disk
+batch         the smallest durable piece
+commit        compare-and-set; durable before it is reported; repairs the log; shuts out an earlier writer
+summary       the summary row of a batch, and the check of the rows against it
+reader        position, batches, segments, row counts
+upkeep        compaction and retention
 """

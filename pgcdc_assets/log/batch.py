@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -19,27 +18,25 @@ import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
-from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
-from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
-from pgcdc_assets.log.preparedfolder import PreparedFolder
-from pgcdc_assets.log.relations import RelationRecord, Relations
-from pgcdc_assets.log.rows import ABSENT, Rows, Tally, TransactionEnd, rows_of
-from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes
-from pgcdc_assets.log.spill import SpillFolder
-from pgcdc_assets.log.spool import (
+from pgcdc_assets.log.commitfacts import CommitFacts
+from pgcdc_assets.log.content import (
     BlockFrames,
-    EndedStream,
-    PendingBlocks,
-    PendingStream,
-    PendingStreams,
-    Staged,
-    StreamEnd,
+    CommittedContent,
+    ContentByXid,
+    InProgressContent,
+    InProgressFrames,
+    StagedSegments,
 )
-from pgcdc_assets.log.transactions import OpenTransaction
+from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
+from pgcdc_assets.log.relations import RelationRecord, Relations
+from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_of
+from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes
+from pgcdc_assets.log.spill import PreparedFolder, SpillFolder
+from pgcdc_assets.log.summary import summary_of
+from pgcdc_assets.log.transactions import OpenTransaction, PreparedKey, PreparedTransaction
 
 
 @dataclass
@@ -64,33 +61,33 @@ class PendingFrames:
 
 @dataclass
 class PendingBatch:
-    """What has been received and not yet handed to a commit. Only the writing thread fills and reads a Staged; this
-    object only holds the reference."""
+    """What has been received and not yet handed to a commit. Only the writing thread fills and reads StagedSegments;
+    this object only holds the reference."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
     """Whole transactions. The first transaction may have begun in ``staged``."""
-    staged: list[Staged] = field(default_factory=list)
+    staged: list[StagedSegments] = field(default_factory=list)
     """Segments of whole transactions."""
     open: PendingFrames = field(default_factory=PendingFrames)
-    spilled: list[Staged] = field(default_factory=list)
+    spilled: list[StagedSegments] = field(default_factory=list)
     """Segments of the open transaction, whose Commit has not come yet."""
     since: float | None = None
     """When the first whole transaction came; None while there is no whole transaction."""
     staged_size: int = 0
     spilled_size: int = 0
     """``staged_size`` and ``spilled_size``: bytes of the frames that went into these segments."""
-    streams: PendingStreams = field(default_factory=PendingStreams)
+    in_progress: ContentByXid = field(default_factory=ContentByXid)
     """Transactions in progress."""
-    ended: list[EndedStream] = field(default_factory=list)
+    committed: list[CommittedContent] = field(default_factory=list)
     """Transactions that came in blocks and have committed, and are not staged yet."""
 
     @property
     def in_memory(self) -> int:
-        return self.closed_in_memory + self.open.size + self.streams.size
+        return self.closed_in_memory + self.open.size + self.in_progress.size
 
     @property
     def closed_in_memory(self) -> int:
-        return self.closed.size + sum(ended.size for ended in self.ended)
+        return self.closed.size + sum(content.size for content in self.committed)
 
     @property
     def closed_size(self) -> int:
@@ -109,51 +106,53 @@ class PendingBatch:
         if len(rest) and after is not None:
             self.open.append(rest)
 
-    def end(self, xid: int, end: StreamEnd, commit: FrameRun, now: float) -> None:
+    def commit(self, xid: int, facts: CommitFacts, commit: FrameRun, now: float) -> None:
         """A transaction in progress has committed; ``commit`` is its Commit as one frame."""
-        stream = self.streams.pop(xid)
-        if stream is not None and stream.changes:
-            self._ended(EndedStream(stream, end), commit, now)
+        content = self.in_progress.pop(xid)
+        if content is not None and content.changes:
+            self._commit(CommittedContent(content, facts), commit, now)
 
     def prepare(self, transaction: PreparedTransaction, now: float) -> None:
         """A transaction is prepared. It is kept with the next batch at the latest."""
-        self.streams.prepare(transaction)
+        self.in_progress.prepare(transaction)
         self.since = now if self.since is None else self.since
 
-    def end_prepared(self, transaction: PreparedTransaction, end: StreamEnd, commit: FrameRun, now: float) -> None:
+    def commit_prepared(
+        self, transaction: PreparedTransaction, facts: CommitFacts, commit: FrameRun, now: float
+    ) -> None:
         """A prepared transaction has committed; ``commit`` is its Commit as one frame."""
-        stream = self.streams.pop_prepared(transaction.key)
-        kept = transaction.key if stream is None else None
-        stream = stream or PendingStream.of(transaction)
-        if stream.changes or kept:
-            self._ended(EndedStream(stream, end, kept), commit, now)
+        content = self.in_progress.pop_prepared(transaction.key)
+        kept = transaction.key if content is None else None
+        content = content or InProgressContent.of(transaction)
+        if content.changes or kept:
+            self._commit(CommittedContent(content, facts, kept), commit, now)
 
-    def _ended(self, ended: EndedStream, commit: FrameRun, now: float) -> None:
-        stream = ended.stream
-        stream.add(BlockFrames(commit, np.full(len(commit), ABSENT, dtype=np.int64)), stream.pending.opening.origin)
-        self.ended.append(ended)
-        self.staged_size += stream.spooled_size
+    def _commit(self, committed: CommittedContent, commit: FrameRun, now: float) -> None:
+        content = committed.content
+        content.add(BlockFrames(commit, np.full(len(commit), ABSENT, dtype=np.int64)), content.frames.opening.origin)
+        self.committed.append(committed)
+        self.staged_size += content.spilled_size
         self.since = now if self.since is None else self.since
 
-    def take_closed(self) -> tuple[PendingFrames, list[EndedStream], list[Staged]]:
+    def take_closed(self) -> tuple[PendingFrames, list[CommittedContent], list[StagedSegments]]:
         """Hand over all whole transactions. The open transactions stay."""
-        taken = self.closed, self.ended, self.staged
-        self.closed, self.ended, self.staged, self.since, self.staged_size = PendingFrames(), [], [], None, 0
+        taken = self.closed, self.committed, self.staged
+        self.closed, self.committed, self.staged, self.since, self.staged_size = PendingFrames(), [], [], None, 0
         return taken
 
-    def stage_closed(self) -> tuple[PendingFrames, list[EndedStream], Staged]:
+    def stage_closed(self) -> tuple[PendingFrames, list[CommittedContent], StagedSegments]:
         """Hand over the frames of whole transactions, to be written before their commit."""
         self.staged_size += self.closed_in_memory
-        frames, ended = self.closed, self.ended
-        self.closed, self.ended = PendingFrames(), []
-        self.staged.append(Staged())
-        return frames, ended, self.staged[-1]
+        frames, committed = self.closed, self.committed
+        self.closed, self.committed = PendingFrames(), []
+        self.staged.append(StagedSegments())
+        return frames, committed, self.staged[-1]
 
-    def spill_open(self, state: OpenTransaction) -> tuple[PendingFrames, Staged]:
+    def spill_open(self, state: OpenTransaction) -> tuple[PendingFrames, StagedSegments]:
         """Hand over the open transaction's frames; ``state`` is the transaction as it continues after these frames."""
         frames, self.open = self.open, PendingFrames(opening=state)
         self.spilled_size += frames.size
-        self.spilled.append(Staged())
+        self.spilled.append(StagedSegments())
         return frames, self.spilled[-1]
 
     def _close(self, run: FrameRun, now: float) -> None:
@@ -197,30 +196,30 @@ class BatchWriter:
         self._relations = relations
         self.position = self._log.position
 
-    def stage(self, frames: PendingFrames, into: Staged, ended: Sequence[EndedStream] = ()) -> None:
+    def stage(self, frames: PendingFrames, into: StagedSegments, committed: Sequence[CommittedContent] = ()) -> None:
         """Write frames as segments of a later batch."""
         into.add(self._spill.stage(frames.rows(self._relations)))
-        for stream in ended:
-            staged, rows = self._spill.settled(stream)
+        for content in committed:
+            staged, rows = self._spill.committed(content)
             into.add(staged)
             into.add(self._spill.stage(rows))
         passed(FaultPoint.SEGMENT_STAGED)
 
-    def spool(self, pending: PendingBlocks, stream: PendingStream) -> None:
+    def spill(self, frames: InProgressFrames, content: InProgressContent) -> None:
         """Write frames of a transaction in progress."""
-        stream.spooled += self._spill.spool(pending.rows(stream.overlay))
-        passed(FaultPoint.STREAM_SPOOLED)
+        content.spilled += self._spill.spill(frames.rows(content.overlay))
+        passed(FaultPoint.STREAM_SPILLED)
 
-    def drop(self, stream: PendingStream) -> None:
+    def drop(self, content: InProgressContent) -> None:
         """Delete the segments of a transaction in progress that was rolled back, or that does not belong to the log."""
-        for spooled in stream.spooled:
-            spooled.segment.draft.discard()
+        for spilled in content.spilled:
+            spilled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)
 
-    def keep(self, transaction: PreparedTransaction, stream: PendingStream) -> None:
+    def keep(self, transaction: PreparedTransaction, content: InProgressContent) -> None:
         """Keep the content of a prepared transaction until the transaction ends. Durable when this returns."""
-        segments = [*stream.spooled, *self._spill.spool(stream.take().rows(stream.overlay))]
-        aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
+        segments = [*content.spilled, *self._spill.spill(content.take().rows(content.overlay))]
+        aborted = tuple(sorted(transaction.aborted))
         counted = sum(segment.counted(aborted) for segment in segments)
         self._prepared.keep(replace(transaction, counted=counted), segments)
         passed(FaultPoint.PREPARED_KEPT)
@@ -230,16 +229,20 @@ class BatchWriter:
         self._prepared.drop([key])
 
     def commit(
-        self, closed: PendingFrames, parts: Sequence[Staged], end: Lsn, ended: Sequence[EndedStream] = ()
-    ) -> Committed:
+        self,
+        closed: PendingFrames,
+        parts: Sequence[StagedSegments],
+        end: Lsn,
+        committed: Sequence[CommittedContent] = (),
+    ) -> Committed:  # fmt: skip
         """Commit one batch: the staged segments, the frames still in memory, and the notes that make the batch readable
         by itself."""
-        staged = Staged()
+        staged = StagedSegments()
         for part in parts:
             staged.add(part)
         in_memory = [closed.rows(self._relations)]
-        for stream in ended:
-            part, rows = self._spill.settled(stream)
+        for content in committed:
+            part, rows = self._spill.committed(content)
             staged.add(part)
             in_memory.append(rows)
         tables: list[pa.Table] = []
@@ -261,7 +264,7 @@ class BatchWriter:
     def advance(self, end: Lsn) -> Committed:
         """Move only the position, past WAL that holds nothing for us."""
         start = self.position
-        self._move(end, Staged())
+        self._move(end, StagedSegments())
         return Committed(start, end)
 
     def drop_spill(self) -> None:
@@ -269,7 +272,7 @@ class BatchWriter:
         start."""
         self._spill.clear()
 
-    def _move(self, end: Lsn, staged: Staged) -> None:
+    def _move(self, end: Lsn, staged: StagedSegments) -> None:
         files = self._spill.move(staged, end)
         self._prepared.committing(staged.kept)
         passed(FaultPoint.SEGMENTS_MOVED)
@@ -281,30 +284,6 @@ class BatchWriter:
         records = [self._relations.record(schema_id) for schema_id in sorted(tally.schema_ids)]
         summary = summary_of(start, end, self._timeline, tally, records)
         return [Note(SUMMARY, _json(summary)), *_relation_notes(records)]
-
-
-def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Sequence[RelationRecord]) -> dict[str, Any]:
-    """The summary row of a batch. The counts do not include the notes."""
-    counts: dict[str, dict[str, int]] = {}
-    for (relation_id, kind), number in sorted(tally.counts.items()):
-        counts.setdefault("" if relation_id == ABSENT else str(relation_id), {})[kind] = number
-    partitions: dict[str, list[int]] = {}
-    for root, leaf in sorted(tally.partitions):
-        partitions.setdefault(str(root), []).append(leaf)
-    return {
-        "start": int(start),
-        "end": int(end),
-        "timeline": timeline,
-        "transactions": tally.transactions,
-        "last_xid": tally.last.xid if tally.last else None,
-        "first_commit_ts": _time(tally.first),
-        "last_commit_ts": _time(tally.last),
-        "counts": counts,
-        "bytes": tally.bytes,
-        "relations": {str(record.relation_id): [record.name.schema, record.name.name] for record in records},
-        "schemas": sorted(tally.schema_ids),
-        "partitions": partitions,
-    }
 
 
 def _relation_notes(records: Iterable[RelationRecord]) -> Iterable[Note]:
@@ -319,10 +298,3 @@ def _relation_notes(records: Iterable[RelationRecord]) -> Iterable[Note]:
 
 def _json(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _time(ended: TransactionEnd | None) -> str | None:
-    """ISO 8601, so that a person who opens the log with another tool can read it."""
-    if ended is None:
-        return None
-    return (EPOCH + timedelta(microseconds=ended.commit_ts)).isoformat()

@@ -2,11 +2,13 @@
 
 Segments and their names are fsynced before the commit, and the commit before :meth:`LogWriter.commit` returns. The
 version that the commit builds on must be at the position that the caller names. :func:`check_file` compares a file with
-its entry in the log.
+its entry in the log. :func:`recover_log` repairs the log after a power cut. :func:`shut_out` keeps an earlier writer
+from committing.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,14 +18,14 @@ from deltalake import Schema
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.formats import FORMAT, FORMAT_PROPERTY, check_format
-from pgcdc_assets.core.layout import DELTA_LOG, commit_name
+from pgcdc_assets.core.layout import DELTA_LOG, Layout, commit_name
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.delta.commit import LEADER, replace_files, settle
+from pgcdc_assets.delta.commit import LEADER, fence, replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, opened_parquet
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
-from pgcdc_assets.delta.logfiles import above, checkpoint_files, commit_numbers, put_aside, whole_commits
+from pgcdc_assets.delta.logfiles import COMMIT, above, checkpoint_files, commit_numbers, put_aside, whole_commits
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict, LogCorrupt, SetupNeeded
 from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, OPTIONAL
 from pgcdc_assets.store import storage
@@ -187,3 +189,33 @@ def check_file(path: Location, size: int, rows: int) -> None:
     schema = footer.schema.to_arrow_schema()
     if not schema.equals(LOG_SCHEMA if OPTIONAL & set(schema.names) else FILLED_SCHEMA):
         raise LogCorrupt("has other columns than the log", thing=str(path))
+
+
+_log = logging.getLogger(__name__)
+
+
+def shut_out(layout: Layout, leader: int) -> None:
+    """Put a commit of the new leader on all tables of the lake. ``leader`` is higher than the number of any earlier
+    leader.
+
+    This shuts out a writer that has lost the lake and may not know it yet, because it was stopped or cut off, and
+    continues. That writer's next commit to a table takes the number after the newest version that the writer has seen.
+    The commit is refused if that number exists. So the new holder of the lake first puts an empty commit on each table,
+    and on the change log before all other tables. The old writer then checks again who holds the lake. Its receiver,
+    which holds nothing itself, sees another leader in the log.
+    """
+    tables = _newest(layout.root)
+    _log.warning("the last writer did not give the lake back: its commits are shut out of %d tables", len(tables))
+    for folder in sorted(tables, key=lambda folder: folder != layout.change_log):
+        fence(folder, tables[folder], leader)
+
+
+def _newest(root: Location) -> dict[Location, int]:
+    """The newest version of each Delta table."""
+    found: dict[Location, int] = {}
+    for entry in storage.walk(root, hidden=True):
+        folder, _, name = entry.name.rpartition(f"/{DELTA_LOG}/")
+        if folder and (commit := COMMIT.fullmatch(name)):
+            table = root / folder
+            found[table] = max(found.get(table, -1), int(commit[1]))
+    return found

@@ -1,4 +1,4 @@
-"""Reads the change log: its position, batches, segments and shapes, and whether it is sound.
+"""Reads the change log: its position, batches, segments, shapes and row counts, and whether it is sound.
 
 Reading needs neither the source nor a JVM, and works while a receiver is running.
 """
@@ -6,10 +6,11 @@ Reading needs neither the source nor a JVM, and works while a receiver is runnin
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +26,13 @@ from pgcdc_assets.delta.commit import LEADER
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
 from pgcdc_assets.log.commit import check_file, create_log, newest_of, start_app_id, timeline_app_id
-from pgcdc_assets.log.latefacts import SUBXID, LateFacts
+from pgcdc_assets.log.commitfacts import SUBXID, CommitFacts
 from pgcdc_assets.log.segment import FACTS, FIRST_BATCH_END, LAST_BATCH_END, SUMMARY, SegmentFile, read_rows
-from pgcdc_assets.log.soundness import check_rows
-from pgcdc_assets.log.summary import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary, check_rows
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
 from pgcdc_assets.store import storage
+
+ROW_KINDS: Final = ("I", "U", "D", "T")
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ class Segment:
     """When the file was added to the table. A compacted file is as old as its compaction."""
     unrelated: bool = True
     """Whether the file may have rows that belong to no relation."""
-    late: LateFacts | None = None
+    commit_facts: CommitFacts | None = None
 
     @property
     def file(self) -> SegmentFile:
-        """The file with its late facts, from which rows are read."""
-        return SegmentFile(self.path, self.late)
+        """The file with its commit facts, from which rows are read."""
+        return SegmentFile(self.path, self.commit_facts)
 
     def reaches_into(self, span: LsnRange) -> bool:
         """Whether transactions of the file may commit in the span."""
@@ -252,18 +254,18 @@ def _segment(folder: Location, file: Added) -> Segment:
         notes=low.get("kind") == SUMMARY,
         unrelated=(stats.get("nullCount") or {}).get("relation_id") != 0,
         written=EPOCH + timedelta(milliseconds=file.action["modificationTime"]),
-        late=_late(path, tags, needed=SUBXID in (stats.get("nullCount") or {})),
+        commit_facts=_commit_facts(path, tags, needed=SUBXID in (stats.get("nullCount") or {})),
     )
 
 
-def _late(path: Location, tags: Mapping[str, str], *, needed: bool) -> LateFacts | None:
+def _commit_facts(path: Location, tags: Mapping[str, str], *, needed: bool) -> CommitFacts | None:
     try:
-        late = LateFacts.of_tags(tags)
+        facts = CommitFacts.of_tags(tags)
     except ValueError:
         raise LogCorrupt("has tags that cannot be read", thing=str(path)) from None
-    if needed and late is None:
+    if needed and facts is None:
         raise LogCorrupt("has rows of a transaction in progress, and no tags of its commit", thing=str(path))
-    return late
+    return facts
 
 
 def _notes_in(file: SegmentFile, kinds: Iterable[str]) -> pa.Table:
@@ -285,3 +287,32 @@ def _shapes_in(file: SegmentFile) -> dict[int, Shape]:
 
 def _lsn(value: int | None) -> Lsn | None:
     return None if value is None else Lsn(value)
+
+
+def rows_by_relation(log: ChangeLog, span: LsnRange) -> dict[int, Counter[str]]:
+    """Rows, by relation and kind, of the transactions that commit in the span.
+
+    The summaries of the batches hold these counts. The rows themselves are counted only for a batch that the span cuts,
+    because the consistent point of a copy may be inside a batch.
+    """
+    found: dict[int, Counter[str]] = {}
+    for batch in log.batches(span.start):
+        if batch.start >= span.end:
+            continue
+        part = LsnRange(max(batch.start, span.start), min(batch.end, span.end))
+        whole = part == LsnRange(batch.start, batch.end)
+        counted = batch.counts.items() if whole else _counted(log, part)
+        for relation, kinds in counted:
+            rows = {kind: number for kind, number in kinds.items() if kind in ROW_KINDS}
+            found.setdefault(relation, Counter()).update(rows)
+    return found
+
+
+def _counted(log: ChangeLog, span: LsnRange) -> Iterator[tuple[int, dict[str, int]]]:
+    """Rows of the span by relation and kind, from the files of the log."""
+    at, kind = pc.field("commit_lsn"), pc.field("kind")
+    asked = (at >= int(span.start)) & (at < int(span.end)) & kind.isin(list(ROW_KINDS))
+    for segment in log.segments(span):
+        rows = read_rows(segment.file, ["relation_id", "kind"], asked)
+        for row in rows.group_by(["relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist():
+            yield row["relation_id"], {row["kind"]: row["count_all"]}

@@ -3,7 +3,7 @@
 A segment may be written before the end of its batch is known, for example if an open transaction spills. It is never
 rewritten. Facts that are known only later are stored once per file, as tags of the file's add action: the end of the
 batch, and what the commit says about a transaction that was in progress when its rows were written
-(:mod:`pgcdc_assets.log.latefacts`).
+(:mod:`pgcdc_assets.log.commitfacts`).
 
 A segment's name ends in the CRC-32 of its bytes. Without a checksum, a flipped bit would be read as another value.
 """
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.datafile import FileReport, opened_parquet, statistics
 from pgcdc_assets.errors import LogCorrupt
-from pgcdc_assets.log.latefacts import SUBXID, LateFacts
+from pgcdc_assets.log.commitfacts import SUBXID, CommitFacts
 from pgcdc_assets.log.rows import ABSENT, Rows
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.scratch import DraftFile
@@ -49,7 +49,7 @@ LOG_SCHEMA = pa.schema(
 )
 """The table's columns, one row per stored message. docs/concepts.md explains each column. All are nullable."""
 OPTIONAL: Final = frozenset({SUBXID})
-"""Columns that only files with late facts have."""
+"""Columns that only files with commit facts have."""
 FILLED_SCHEMA = pa.schema([entry for entry in LOG_SCHEMA if entry.name not in OPTIONAL])
 """The columns of all other files, and of rows when they are read."""
 
@@ -57,6 +57,8 @@ SUMMARY = "#"
 """Our own kind of row: the summary of a batch, as JSON."""
 FACTS = "="
 """Our own kind of row: the catalog facts of a relation in force, as JSON."""
+NOTES: Final = (SUMMARY, FACTS, "R", "Y")
+"""The kinds of rows that belong to a batch as a whole."""
 
 OWN_FILE_BYTES = 4 << 20
 """A relation with at least this many bytes of a segment gets its own file. The other relations share a file. With
@@ -107,32 +109,32 @@ def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
 
 
 @dataclass(frozen=True)
-class StagedSegment:
+class SegmentDraft:
     """A segment whose content is durable, but not in the log's folder yet."""
 
     draft: DraftFile
     report: FileReport
 
-    def put(self, folder: Location, first_end: int, last_end: int, late: LateFacts | None = None) -> FileReport:
+    def put(self, folder: Location, first_end: int, last_end: int, facts: CommitFacts | None = None) -> FileReport:
         """Put it into the log's folder. It has rows of the batches that end at ``first_end`` to ``last_end``.
 
-        ``late`` is given for rows with ``subxid``: the facts of their transaction's commit.
+        ``facts`` is given for rows with ``subxid``: the facts of their transaction's commit.
         """
         storage.put(self.draft, folder / self.report.path)
         tags = {FIRST_BATCH_END: str(int(first_end)), LAST_BATCH_END: str(int(last_end))}
-        if late is None:
+        if facts is None:
             return replace(self.report, tags=tags)
         stats = json.loads(self.report.stats)
         low, high = stats["minValues"], stats["maxValues"]
-        told = late.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(late, aborted=())
+        told = facts.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(facts, aborted=())
         # Readers find the file by its ``commit_lsn``. The column is NULL in all of the file's rows, so remove the null
         # count, which would mislead readers.
-        low["commit_lsn"] = high["commit_lsn"] = int(late.commit_lsn)
+        low["commit_lsn"] = high["commit_lsn"] = int(facts.commit_lsn)
         stats["nullCount"].pop("commit_lsn", None)
         return replace(self.report, stats=json.dumps(stats), tags=tags | told.to_tags())
 
 
-def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> StagedSegment:
+def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> SegmentDraft:
     """Write one file with a row group per table of LOG_SCHEMA's columns. Empty tables are left out."""
     held = [table for table in groups if table.num_rows]
     schema = held[0].schema if held else _ROW_SCHEMA
@@ -142,7 +144,7 @@ def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> StagedSegment
     draft.settle()
     crc, footer = _crc(draft.pieces()), pq.read_metadata(draft.path)
     report = FileReport(f"{uuid4().hex}-{crc:08x}.parquet", draft.size, footer.num_rows, statistics(footer, LOG_SCHEMA))
-    return StagedSegment(draft, report)
+    return SegmentDraft(draft, report)
 
 
 def draft_name() -> str:
@@ -169,14 +171,14 @@ class SegmentFile:
     """A segment to read: the file, and the facts that are missing in its rows."""
 
     path: Location
-    late: LateFacts | None = None
+    commit_facts: CommitFacts | None = None
 
 
 def read_rows(
     file: SegmentFile, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
 ) -> pa.Table:
-    """The rows of a segment that count, with late facts filled in. Calls :func:`check_content` first, because a reader
-    of damaged Parquet may hang.
+    """The rows of a segment that count, with commit facts filled in. Calls :func:`check_content` first, because a
+    reader of damaged Parquet may hang.
 
     Without ``columns``, returns the columns of FILLED_SCHEMA in its order. Row groups whose statistics do not match the
     filter are not read. The filter may name any column except the payload. Raises LogCorrupt.
@@ -184,35 +186,35 @@ def read_rows(
     check_content(file.path)
     columns = list(columns or FILLED_SCHEMA.names)
     try:
-        if file.late is not None:
-            return _filled(file.path, file.late, columns, filters)
+        if file.commit_facts is not None:
+            return _filled(file.path, file.commit_facts, columns, filters)
         return pq.read_table(storage.open_file(file.path), columns=columns, filters=filters, partitioning=None)
     except (OSError, pa.ArrowException) as error:
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(file.path)) from None
 
 
 def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterator[pa.Table]:
-    """The rows of a segment that count, with late facts filled in, in pieces of about ``size`` bytes. Calls
+    """The rows of a segment that count, with commit facts filled in, in pieces of about ``size`` bytes. Calls
     :func:`check_content` first."""
     check_content(file.path)
-    asked = [*columns, *(OPTIONAL if file.late is not None else ())]
+    asked = [*columns, *(OPTIONAL if file.commit_facts is not None else ())]
     with opened_parquet(file.path) as parquet:
         for group in range(parquet.num_row_groups):
             meta = parquet.metadata.row_group(group)
             per_row = max(meta.total_byte_size // max(meta.num_rows, 1), 1)
             for batch in parquet.iter_batches(max(size // per_row, 1), [group], columns=asked):
                 rows = pa.Table.from_batches([batch])
-                yield rows if file.late is None else file.late.fill(rows)
+                yield rows if file.commit_facts is None else file.commit_facts.fill(rows)
 
 
-def _filled(path: Location, late: LateFacts, columns: list[str], filters: pc.Expression | None) -> pa.Table:
-    """Fills in the late facts first, then filters. The filter is not pushed down to the file, whose rows lack these
+def _filled(path: Location, facts: CommitFacts, columns: list[str], filters: pc.Expression | None) -> pa.Table:
+    """Fills in the commit facts first, then filters. The filter is not pushed down to the file, whose rows lack these
     facts."""
     import pyarrow.dataset as ds
 
     wanted = {*columns, *(OPTIONAL if filters is None else set(LOG_SCHEMA.names) - {"payload"})}
     held = [name for name in LOG_SCHEMA.names if name in wanted]
-    rows = late.fill(pq.read_table(storage.open_file(path), columns=held, partitioning=None))
+    rows = facts.fill(pq.read_table(storage.open_file(path), columns=held, partitioning=None))
     return ds.dataset(rows).to_table(columns=columns, filter=filters)
 
 

@@ -1,32 +1,54 @@
-"""Segments that are not in the table yet: written under ``_spill/``, and moved into the table when their batch is cut.
+"""Content of open transactions on disk, next to the log's files.
 
-VACUUM ignores names that begin with ``_``, so a transaction may stay open for longer than the retention of VACUUM. No
-commit names the files in this folder. They are all deleted at each connect, because the server sends the transactions
-again from the start.
+``_spill/``: segments that are not in the table yet. They are moved into the table when their batch is cut. VACUUM
+ignores names that begin with ``_``, so a transaction may stay open for longer than the retention of VACUUM. No commit
+names the files in this folder. They are all deleted at each connect, because the server sends the transactions again
+from the start.
+
+``_prepared/``: the content of prepared transactions, from PREPARE to COMMIT PREPARED, which the server does not send
+again. Each prepared transaction has a manifest and the segments that the manifest names. The segments are written like
+those of any transaction in progress. At the COMMIT PREPARED they are copied into the log (as hard links, if the store
+has links). They are copied, not moved, because the log's commit may be lost: then the COMMIT PREPARED comes again, and
+needs the segments again. If the log's commit is not lost, the COMMIT PREPARED never comes again, because the stream
+begins where the log ends. So, before the commit, a mark next to the manifest records the ``commit_lsn``. If the log is
+above this LSN, it holds the content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.formats import MALFORMED, reading
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.errors import LogCorrupt, ProtocolError
+from pgcdc_assets.log.commitfacts import CommitFacts
+from pgcdc_assets.log.content import CommittedContent, SpilledSegment, StagedSegments
 from pgcdc_assets.log.framerun import IS_CHANGE
-from pgcdc_assets.log.preparedfolder import PreparedFolder
+from pgcdc_assets.log.relations import Overlay
 from pgcdc_assets.log.rows import Rows, tally_of
-from pgcdc_assets.log.segment import StagedSegment, clustered, draft_name, table_of, write_segment
-from pgcdc_assets.log.spool import EndedStream, SpooledSegment, Staged
+from pgcdc_assets.log.segment import SegmentDraft, check_content, clustered, draft_name, table_of, write_segment
+from pgcdc_assets.log.transactions import PreparedKey, PreparedTransaction
+from pgcdc_assets.source.connect.failures import COPY_ANEW
 from pgcdc_assets.store import storage
+from pgcdc_assets.store.scratch import DraftFile, Scratch
 
-SPILL = "_spill"
+SPILL: Final = "_spill"
 _PUT_AT_A_TIME: Final = 4
 """Segments that are sent in parallel. Each is held in memory during this."""
+PREPARED: Final = "_prepared"
+_MANIFEST: Final = ".json"
+_COMMITTING: Final = ".committing"
+"""``_MANIFEST`` and ``_COMMITTING`` end the file names of the manifest and of the mark."""
 
 
 class SpillFolder:
@@ -41,53 +63,176 @@ class SpillFolder:
     def clear(self) -> None:
         self._drafts.clear()
 
-    def write(self, groups: Sequence[pa.Table]) -> StagedSegment:
+    def write(self, groups: Sequence[pa.Table]) -> SegmentDraft:
         """Write a segment with a row group for each table."""
         with self._drafts.named():
             return write_segment(self._drafts.draft(draft_name()), groups)
 
-    def stage(self, rows: Rows) -> Staged:
+    def stage(self, rows: Rows) -> StagedSegments:
         """Write rows, clustered by relation."""
         staged, rest = self.stage_large(rows)
         if len(rest):
             staged.files.append((self.write([table_of(rest)]), None))
         return staged
 
-    def stage_large(self, rows: Rows) -> tuple[Staged, Rows]:
+    def stage_large(self, rows: Rows) -> tuple[StagedSegments, Rows]:
         """Write the relations that get their own file, and return the rest. The tally counts all rows."""
         alone, rest = clustered(rows)
-        return Staged([(self.write([table_of(part)]), None) for part in alone], tally_of(rows)), rest
+        return StagedSegments([(self.write([table_of(part)]), None) for part in alone], tally_of(rows)), rest
 
-    def spool(self, rows: Rows) -> list[SpooledSegment]:
+    def spill(self, rows: Rows) -> list[SpilledSegment]:
         """Write rows of a transaction in progress, clustered by relation."""
         alone, rest = clustered(rows)
-        return [self._spooled(part) for part in (*alone, rest) if len(part)]
+        return [self._spilled(part) for part in (*alone, rest) if len(part)]
 
-    def _spooled(self, rows: Rows) -> SpooledSegment:
+    def _spilled(self, rows: Rows) -> SpilledSegment:
         assert rows.subxid is not None
         segment = self.write([table_of(rows)])
-        return SpooledSegment(segment, tally_of(rows), int(rows.subxid.min()), int(rows.subxid.max()))
+        return SpilledSegment(segment, tally_of(rows), int(rows.subxid.min()), int(rows.subxid.max()))
 
-    def settled(self, ended: EndedStream) -> tuple[Staged, Rows]:
+    def committed(self, committed: CommittedContent) -> tuple[StagedSegments, Rows]:
         """The part of a committed transaction that counts: the segments with such rows, and the rows that are still in
         memory."""
-        staged, stream = Staged(), ended.stream
-        spools = stream.spooled
-        if ended.kept is not None:
-            staged.kept[ended.kept] = ended.end.commit_lsn
-            spools = self._prepared.taken(ended.kept, self._drafts)
-        for spooled in spools:
-            if (counted := spooled.at(ended.end)) is None:
-                spooled.segment.draft.discard()
+        staged, content, facts = StagedSegments(), committed.content, committed.facts
+        segments = content.spilled
+        if committed.kept is not None:
+            staged.kept[committed.kept] = facts.commit_lsn
+            segments = self._prepared.taken(committed.kept, self._drafts)
+        for spilled in segments:
+            if (counted := spilled.at(facts)) is None:
+                spilled.segment.draft.discard()
             else:
                 staged.add(counted)
-        rows = ended.end.rows(stream.pending.rows(stream.overlay))
+        rows = facts.fill_rows(content.frames.rows(content.overlay))
         if not staged.files and not IS_CHANGE[rows.kind].any():
             rows = rows.take(np.zeros(0, dtype=np.int64))
         return staged, rows
 
-    def move(self, staged: Staged, batch_end: Lsn) -> list[FileReport]:
+    def move(self, staged: StagedSegments, batch_end: Lsn) -> list[FileReport]:
         """Move the segments of the batch that ends at ``batch_end`` into the table, unchanged."""
-        calls = [partial(file.put, self._table, batch_end, batch_end, late) for file, late in staged.files]
+        calls = [partial(file.put, self._table, batch_end, batch_end, facts) for file, facts in staged.files]
         begins = range(0, len(calls), _PUT_AT_A_TIME)
         return [put for begin in begins for put in storage.together(self._table, calls[begin : begin + _PUT_AT_A_TIME])]
+
+
+class PreparedFolder:
+    """The folder of one log. Only the receiver writes; other processes may read :meth:`pending`."""
+
+    def __init__(self, log: Location) -> None:
+        self._folder = log / PREPARED
+
+    def keep(self, transaction: PreparedTransaction, segments: Sequence[SpilledSegment]) -> None:
+        """Keep a transaction whose content is in these segments. Durable when this returns."""
+        for spilled in segments:
+            storage.put(spilled.segment.draft, self._folder / spilled.segment.report.path)
+        if segments:
+            storage.settle([self._folder])
+        content = _content(transaction, [spilled.to_json() for spilled in segments])
+        storage.replace(self._place(transaction.key, _MANIFEST), json.dumps(content).encode())
+        storage.settle([self._folder.parent])
+
+    def recover(self, position: Lsn) -> list[PreparedTransaction]:
+        """Returns the transactions that still wait for their end, for a log at ``position``. Deletes everything else in
+        the folder.
+
+        A transaction prepared above ``position`` comes again, and a transaction that commits below it is in the log.
+        """
+        found: list[PreparedTransaction] = []
+        names = {entry.name for entry in storage.list_after(self._folder)}
+        kept: set[str] = set()
+        for name in sorted(name for name in names if name.endswith(_MANIFEST)):
+            content = _read(self._folder / name)
+            transaction = _transaction(content)
+            mark = self._place(transaction.key, _COMMITTING)
+            with reading(mark, LogCorrupt, COPY_ANEW):
+                commits = int(storage.read(mark)) if mark.name in names else position
+            if transaction.key.end_lsn <= position <= commits:
+                found.append(transaction)
+                kept |= {name, *(segment["file"] for segment in content["segments"])}
+        storage.delete(self._folder / name for name in sorted(names - kept))
+        return found
+
+    def clear(self) -> None:
+        """Deletes everything, because the slot's two_phase was turned off: all prepared transactions come whole at
+        their COMMIT PREPARED."""
+        storage.delete(self._folder / entry.name for entry in storage.list_after(self._folder))
+
+    def pending(self) -> list[PreparedTransaction]:
+        """The transactions that are kept. A transaction that has just committed may be among them."""
+        names = [entry.name for entry in storage.list_after(self._folder) if entry.name.endswith(_MANIFEST)]
+        found: list[PreparedTransaction] = []
+        for name in names:
+            with suppress(FileNotFoundError):
+                found.append(_transaction(_read(self._folder / name)))
+        return found
+
+    def taken(self, key: PreparedKey, into: Scratch) -> list[SpilledSegment]:
+        """The segments of a transaction that commits, as drafts. Raises LogCorrupt if the manifest or a segment is
+        missing or damaged."""
+        segments: list[SpilledSegment] = []
+        manifest = self._place(key, _MANIFEST)
+        if not storage.exists(manifest):
+            raise LogCorrupt("is missing", thing=str(manifest), do=COPY_ANEW)
+        for given in _read(manifest)["segments"]:
+            place, draft = self._folder / given["file"], into.draft(draft_name())
+            check_content(place)
+            storage.copy(place, Location(draft.path))
+            segments.append(SpilledSegment.of_json(given, draft))
+        return segments
+
+    def committing(self, commits: Mapping[PreparedKey, int]) -> None:
+        """Write the marks of transactions that are about to be committed to the log, each with its ``commit_lsn``."""
+        for key, commit_lsn in commits.items():
+            storage.replace(self._place(key, _COMMITTING), str(int(commit_lsn)).encode())
+            passed(FaultPoint.PREPARED_COMMITTING)
+
+    def drop(self, keys: Iterable[PreparedKey]) -> None:
+        """Delete transactions that the log holds, or that were rolled back. Each manifest goes first, durably, because
+        after a rollback no later message would lead to its deletion."""
+        for key in keys:
+            manifest = self._place(key, _MANIFEST)
+            segments = _read(manifest)["segments"] if storage.exists(manifest) else ()
+            storage.delete([manifest])
+            storage.settle([self._folder])
+            passed(FaultPoint.PREPARED_DROPPED)
+            storage.delete([*(self._folder / given["file"] for given in segments), self._place(key, _COMMITTING)])
+
+    def _place(self, key: PreparedKey, kind: str) -> Location:
+        # Two transactions with the same xid end at different LSNs. The gid is left out, because it may hold any
+        # character.
+        return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{kind}"
+
+
+def _read(place: Location) -> dict[str, Any]:
+    """Reads a manifest. Raises LogCorrupt if it is not as it was written."""
+    content = storage.read(place)
+    try:
+        found: dict[str, Any] = json.loads(content)
+        relations = range(len(_transaction(found).overlay.payloads))
+        committed = CommitFacts(0, 0, schema_ids={number: number for number in relations})
+        for given in found["segments"]:
+            SpilledSegment.of_json(given, DraftFile(given["file"])).at(committed)
+    except (ProtocolError, AssertionError, *MALFORMED):
+        raise LogCorrupt("cannot be read", thing=str(place), do=COPY_ANEW) from None
+    return found
+
+
+def _content(transaction: PreparedTransaction, segments: list[dict[str, Any]]) -> dict[str, Any]:
+    overlay = transaction.overlay
+    return {
+        "xid": transaction.key.xid, "gid": transaction.key.gid, "end_lsn": int(transaction.key.end_lsn),
+        "prepare_ts": transaction.prepare_ts, "aborted": sorted(transaction.aborted),
+        "changes": transaction.changes, "bytes": transaction.bytes, "origin": transaction.origin,
+        "counted": transaction.counted,
+        "relations": [payload.hex() for payload in overlay.payloads], "types": [one.hex() for one in overlay.types],
+        "segments": segments,
+    }  # fmt: skip
+
+
+def _transaction(given: Mapping[str, Any]) -> PreparedTransaction:
+    overlay = Overlay.of(map(bytes.fromhex, given["relations"]), map(bytes.fromhex, given["types"]))
+    return PreparedTransaction(
+        PreparedKey(given["xid"], given["gid"], Lsn(given["end_lsn"])), given["prepare_ts"],
+        frozenset(given["aborted"]), overlay, given["changes"], given["bytes"], given["origin"],
+        given["counted"],
+    )  # fmt: skip

@@ -1,13 +1,29 @@
-"""The summary row of a batch, for readers. :func:`pgcdc_assets.log.batch.summary_of` writes it."""
+"""The summary row of a batch: how it is made, how it is read, and the check of the log's rows against it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Self
+from datetime import datetime, timedelta
+from typing import Any, Final, Self
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.formats import EPOCH
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.log.relations import RelationRecord
+from pgcdc_assets.log.rows import ABSENT, Tally, TransactionEnd
+from pgcdc_assets.log.segment import NOTES, SegmentFile, read_rows
+
+_NO_BATCH: Final = -1
+_COLUMNS: Final = ("commit_lsn", "commit_ts", "lsn", "relation_id", "schema_id", "kind")
 
 
 @dataclass(frozen=True)
@@ -57,3 +73,124 @@ class BatchSummary:
 
 def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
+
+
+def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Sequence[RelationRecord]) -> dict[str, Any]:
+    """The summary row of a batch. The counts do not include the notes."""
+    counts: dict[str, dict[str, int]] = {}
+    for (relation_id, kind), number in sorted(tally.counts.items()):
+        counts.setdefault("" if relation_id == ABSENT else str(relation_id), {})[kind] = number
+    partitions: dict[str, list[int]] = {}
+    for root, leaf in sorted(tally.partitions):
+        partitions.setdefault(str(root), []).append(leaf)
+    return {
+        "start": int(start),
+        "end": int(end),
+        "timeline": timeline,
+        "transactions": tally.transactions,
+        "last_xid": tally.last.xid if tally.last else None,
+        "first_commit_ts": _iso(tally.first),
+        "last_commit_ts": _iso(tally.last),
+        "counts": counts,
+        "bytes": tally.bytes,
+        "relations": {str(record.relation_id): [record.name.schema, record.name.name] for record in records},
+        "schemas": sorted(tally.schema_ids),
+        "partitions": partitions,
+    }
+
+
+def _iso(ended: TransactionEnd | None) -> str | None:
+    """ISO 8601, so that a person who opens the log with another tool can read it."""
+    if ended is None:
+        return None
+    return (EPOCH + timedelta(microseconds=ended.commit_ts)).isoformat()
+
+
+def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], span: LsnRange, log: Location) -> None:
+    """Check that the files' rows of the span match the counts in the summaries. Raises LogCorrupt."""
+    held = _Held(batches, span, log, _commit_times(files))
+    for file in files:
+        held.add(file)
+    for number, batch in enumerate(batches):
+        held.check(number, batch)
+    held.check_commits()
+    if _NO_BATCH in held.counts:
+        raise LogCorrupt("holds rows of a batch without a summary", thing=str(log), lsn=span.end)
+
+
+class _Held:
+    """Rows of the span, by the number of their batch; _NO_BATCH for rows that belong to no batch."""
+
+    def __init__(
+        self, batches: Sequence[BatchSummary], span: LsnRange, log: Location, commit_times: Mapping[int, int]
+    ) -> None:
+        self._starts = np.array([batch.start for batch in batches], np.int64)
+        self._ends = np.array([*(batch.end for batch in batches), 0], np.int64)
+        self._span = span
+        self._log = log
+        self._commit_times = commit_times
+        self._seen: dict[int, int] = {}
+        """Commit time by ``commit_lsn``, from the transactions' own Commit rows."""
+        self.counts: dict[int, Counter[tuple[int | None, str]]] = {}
+        """By batch: the number of rows per relation and kind."""
+        self._schema_ids: dict[int, set[int]] = {}
+
+    def add(self, file: SegmentFile) -> None:
+        """Count the rows of a file. A row belongs to the batch that contains the start of its commit record. The LSN of
+        a message outside of transactions is the end of its record."""
+        rows = read_rows(file, _COLUMNS)
+        rows = rows.filter(pc.invert(pc.is_in(rows["kind"], value_set=pa.array(NOTES))))
+        at = pc.coalesce(rows["commit_lsn"], pc.subtract(rows["lsn"], 1)).to_numpy()
+        number = np.searchsorted(self._starts, at, side="right") - 1
+        number = np.where((number >= 0) & (at < self._ends[number]), number, _NO_BATCH)
+        inside = (at >= self._span.start) & (at < self._span.end)
+        rows = rows.append_column("batch", pa.array(number)).filter(pa.array(inside))
+        groups = rows.group_by(["batch", "relation_id", "schema_id", "kind"]).aggregate([([], "count_all")])
+        for group in groups.to_pylist():
+            held = self.counts.setdefault(group["batch"], Counter())
+            held[group["relation_id"], group["kind"]] += group["count_all"]
+            if group["relation_id"] is not None:
+                self._schema_ids.setdefault(group["batch"], set()).add(group["schema_id"])
+        if self._commit_times:
+            self._see_commits(rows)
+
+    def check(self, number: int, batch: BatchSummary) -> None:
+        told: dict[tuple[int | None, str], int] = {(None, kind): count for kind, count in batch.others.items()}
+        told |= {(relation, kind): count for relation, kinds in batch.counts.items() for kind, count in kinds.items()}
+        held = self.counts.get(number, Counter())
+        if held != told:
+            raise LogCorrupt(
+                f"batch {batch.start}..{batch.end} holds {held.total()} rows where its summary counts "
+                f"{sum(told.values())}", thing=str(self._log),
+            )  # fmt: skip
+        if odd := self._schema_ids.get(number, set()) - set(batch.schemas):
+            raise LogCorrupt(
+                f"batch {batch.start}..{batch.end} holds rows of {len(odd)} relations that it does not describe",
+                thing=str(self._log),
+            )
+
+    def check_commits(self) -> None:
+        """Check that the commit facts of each file match the Commit of its transaction."""
+        for commit_lsn, commit_ts in self._commit_times.items():
+            if self._span.holds_commit(Lsn(commit_lsn)) and self._seen.get(commit_lsn) != commit_ts:
+                raise _unlike_its_commit(self._log, commit_lsn)
+
+    def _see_commits(self, rows: pa.Table) -> None:
+        late = pc.is_in(rows["commit_lsn"], value_set=pa.array(list(self._commit_times), pa.int64()))
+        commits = rows.filter(pc.and_(late, pc.equal(rows["kind"], "C")))
+        times = commits["commit_ts"].cast(pa.int64()).to_pylist()
+        self._seen.update(zip(commits["commit_lsn"].to_pylist(), times, strict=True))
+
+
+def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
+    """The commit times of the transactions with commit facts, by ``commit_lsn``."""
+    found: dict[int, int] = {}
+    for file in files:
+        facts = file.commit_facts
+        if facts is not None and found.setdefault(int(facts.commit_lsn), facts.commit_ts) != facts.commit_ts:
+            raise _unlike_its_commit(file.path, facts.commit_lsn)
+    return found
+
+
+def _unlike_its_commit(thing: Location, commit_lsn: int) -> LogCorrupt:
+    return LogCorrupt("says other things of a transaction than its Commit", thing=str(thing), lsn=Lsn(commit_lsn))

@@ -26,10 +26,9 @@ from pgcdc_assets.errors import CommitLost, LakeError, LogConflict
 from pgcdc_assets.log.commit import ATTEMPTS, start_app_id
 from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.segment import (
-    FACTS,
+    NOTES,
     OPTIONAL,
     OWN_FILE_BYTES,
-    SUMMARY,
     draft_name,
     read_rows,
     write_segment,
@@ -41,7 +40,6 @@ MERGE_BYTES = 32 << 20
 _SMALL_BYTES = 4 << 20
 """Files with fewer uncompressed bytes are merged. A busy stream is written in larger files. Merging those would cost as
 much as receiving the stream, and would save few file openings."""
-_NOTES = pa.array([SUMMARY, FACTS, "R", "Y"])
 
 
 def compact(log: ChangeLog, span: LsnRange) -> int:
@@ -96,10 +94,10 @@ def _uncompressed(path: Location) -> int:
 
 
 def _merged(folder: Location, group: Sequence[Segment]) -> list[FileReport]:
-    # Files are checked when read, so that damage does not become the content of a sound file. Late facts are filled in,
-    # because the merged file has rows of several transactions, and tags hold for all rows of a file.
+    # Files are checked when read, so that damage does not become the content of a sound file. Commit facts are filled
+    # in, because the merged file has rows of several transactions, and tags hold for all rows of a file.
     table = pa.concat_tables(read_rows(segment.file) for segment in group).combine_chunks()
-    is_note = pc.is_in(table["kind"], value_set=_NOTES)
+    is_note = pc.is_in(table["kind"], value_set=pa.array(NOTES))
     notes, rows = table.filter(is_note), table.filter(pc.invert(is_note))
     # A stable sort: within a relation, rows keep the order of their batches, which is commit order.
     order = np.argsort(pc.fill_null(rows["relation_id"], -1).to_numpy(), kind="stable")

@@ -13,7 +13,7 @@ number below still exists.
 
 A clock alone does not protect the lake: a machine can be stopped after it has read the clock and before it sends the
 request. So a process that inherits a place that was not given back also creates the files that the earlier holder would
-have to create next (:mod:`pgcdc_assets.log.fencing`).
+have to create next (:func:`pgcdc_assets.log.commit.shut_out`).
 """
 
 from __future__ import annotations

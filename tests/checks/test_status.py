@@ -24,9 +24,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import WrongSource
 from pgcdc_assets.flow.lock import lake_lock
-from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
-from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.spill import PREPARED, PreparedFolder
+from pgcdc_assets.log.transactions import PreparedKey, PreparedTransaction
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates

@@ -11,7 +11,7 @@ import pytest
 from pgcdc_assets.checks import sentinel
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.receive.announce import Announcement
+from pgcdc_assets.log.receive.progressfile import Announcement
 from pgcdc_assets.store import lease
 from tests.cli.conftest import Shell
 

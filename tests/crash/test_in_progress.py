@@ -27,12 +27,12 @@ from tests.log.received_twice import Row, Twins, assert_same, little_memory, man
 
 LEVEL = "with transactions in progress"
 POINTS = (
-    FaultPoint.STREAM_SPOOLED, FaultPoint.STREAM_DROPPED, FaultPoint.STREAM_RESTARTED, FaultPoint.SEGMENT_STAGED,
+    FaultPoint.STREAM_SPILLED, FaultPoint.STREAM_DROPPED, FaultPoint.STREAM_RESTARTED, FaultPoint.SEGMENT_STAGED,
     FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
     FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED,
 )  # fmt: skip
-EARLY = (FaultPoint.STREAM_SPOOLED, FaultPoint.STREAM_DROPPED)
-FEW = (FaultPoint.STREAM_SPOOLED, FaultPoint.STREAM_RESTARTED, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_DURABLE)
+EARLY = (FaultPoint.STREAM_SPILLED, FaultPoint.STREAM_DROPPED)
+FEW = (FaultPoint.STREAM_SPILLED, FaultPoint.STREAM_RESTARTED, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_DURABLE)
 """Points of the default set: one of each stage."""
 EMIT = "SELECT pg_logical_emit_message(true, 'app', '{}')"
 
@@ -95,7 +95,7 @@ class Rig:
             assert_same(rows, [row for row in found if row[0] < position])
         assert self.twins.streamed.receiver is not None
         self.twins.streamed.receiver.stop()
-        assert self.twins.spooled == []
+        assert self.twins.spilled == []
         assert self.twins.streamed.reading.late > 0
 
 

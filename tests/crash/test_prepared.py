@@ -13,7 +13,7 @@ import pytest
 from pgcdc_assets.core.faultpoints import FaultPoint
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ReceiverDied
-from pgcdc_assets.log.preparedfolder import PREPARED
+from pgcdc_assets.log.spill import PREPARED
 from pgcdc_assets.store.local import path_of
 from tests.crash.faults import Faults, Kind, wait_until
 from tests.crash.tally import Tally
@@ -22,7 +22,7 @@ from tests.log.conftest import SECONDS, source_in, until_event
 from tests.log.received_twice import Twins, little_memory, many
 
 LEVEL = "with prepared transactions"
-KEEPING = (FaultPoint.STREAM_SPOOLED, FaultPoint.PREPARED_KEPT, FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE)
+KEEPING = (FaultPoint.STREAM_SPILLED, FaultPoint.PREPARED_KEPT, FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE)
 TAKING = (
     FaultPoint.SEGMENT_WRITTEN, FaultPoint.PREPARED_COMMITTING, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING,
     FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE, FaultPoint.PREPARED_DROPPED, FaultPoint.BATCH_CONFIRMED,

@@ -1,4 +1,4 @@
-"""Feeds derived from files with late facts equal those from the same rows in ordinary files."""
+"""Feeds derived from files with commit facts equal those from the same rows in ordinary files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
 @pytest.mark.long
 @pytest.mark.spark
 def test_the_transform_takes_as_many_rows_as_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
-    """With late facts that are sent to Spark's workers."""
+    """With commit facts that are sent to Spark's workers."""
     _, log = twins(tmp_path, HISTORY)
     # The rows have only this column.
     tables = [replace(TABLES[number], columns=TABLES[number].columns[:1]) for number in (1, 2)]

@@ -22,8 +22,7 @@ from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Place, Router
 from pgcdc_assets.feed.schema import feed_name
 from pgcdc_assets.feed.transform import grouped, transform
-from pgcdc_assets.log.counting import rows_by_relation
-from pgcdc_assets.log.reader import Segment
+from pgcdc_assets.log.reader import Segment, rows_by_relation
 from pgcdc_assets.mirror.delta import apply
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.protocol.shape import Shape

@@ -24,8 +24,7 @@ from pgcdc_assets.flow.accounting import Why, untaken
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.counting import rows_by_relation
-from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog, rows_by_relation
 from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings

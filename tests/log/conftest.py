@@ -21,9 +21,9 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
-from pgcdc_assets.log.receive.connections import Receiving
-from pgcdc_assets.log.receive.fallback import FALLBACK_SECONDS
+from pgcdc_assets.log.receive.connections import Orders, Receiving
 from pgcdc_assets.log.receive.messages import (
+    FALLBACK_SECONDS,
     SEGMENT_BYTES,
     Event,
     EventName,
@@ -31,7 +31,6 @@ from pgcdc_assets.log.receive.messages import (
     OrderName,
     ReceiverSettings,
 )
-from pgcdc_assets.log.receive.orders import Orders
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES

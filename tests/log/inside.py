@@ -10,7 +10,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.batches import Limits
-from pgcdc_assets.log.receive.choice import Choice
+from pgcdc_assets.log.receive.messagefilter import MessageFilter
 from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import SourceConnection, connect
@@ -74,7 +74,7 @@ def receive_inside(
         receiver = Receiver(
             frames, conn, writer(log.path, identity, found.timeline, relations), relations,
             publications=[PUBLICATION], floor=floor, limits=receiving,
-            report=lambda report: None, orders=orders, patience=patience, choice=Choice(["*"]),
+            report=lambda report: None, orders=orders, patience=patience, wanted=MessageFilter(["*"]),
         )  # fmt: skip
         if until is not None:
             receiver.until(until)

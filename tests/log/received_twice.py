@@ -48,7 +48,7 @@ class Reading:
         for segment in self.log.all_segments():
             if segment.path.name not in self._read:
                 self._read.add(segment.path.name)
-                self.late += segment.late is not None
+                self.late += segment.commit_facts is not None
                 self._add(read_rows(segment.file).to_pylist())
         self._rows.sort(key=lambda row: row[0])
         return [(*row[1:-1], self._of(row[-1], facts)) for row in self._rows]
@@ -149,13 +149,13 @@ class Twins:
         return found
 
     @property
-    def spooled(self) -> list[str]:
+    def spilled(self) -> list[str]:
         """Names in the folder of segments that have no batch yet."""
         place = self.streamed.log.path / SPILL
         return sorted(path.name for path in Path(storage.store_of(place).scratch(place)).iterdir())
 
     def until_spooled(self, files: int = 1) -> None:
-        eventually(lambda: len(self.spooled) >= files)
+        eventually(lambda: len(self.spilled) >= files)
 
 
 def sent(twins: Twins, lsn: Lsn) -> bool:

@@ -14,8 +14,8 @@ from pgcdc_assets.core.reported import ReportedPositions
 from pgcdc_assets.log.batch import Committed
 from pgcdc_assets.log.receive import batches as batches_module
 from pgcdc_assets.log.receive.batches import Batches, Limits
-from pgcdc_assets.log.receive.parts import Taken
 from pgcdc_assets.log.receive.receiver import Receiver
+from pgcdc_assets.log.receive.wholetransactions import Taken
 from tests.log.streams import begin, commit, frame, insert, run_of
 
 SECONDS, START = 10.0, 1000.0

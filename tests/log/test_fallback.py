@@ -9,7 +9,7 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogAhead
 from pgcdc_assets.log.batch import BatchWriter
-from pgcdc_assets.log.receive.fallback import Fallback
+from pgcdc_assets.log.receive.connections import Fallback
 from pgcdc_assets.log.receive.messages import EventName
 from pgcdc_assets.log.relations import Relations
 from tests.log.conftest import SECONDS, Source, eventually, until_event
@@ -35,14 +35,14 @@ def streams_again(twins: Twins, first: int) -> None:
         other.execute("BEGIN; INSERT INTO b VALUES (-1, 1)")
         number = first
 
-        def spooled() -> bool:
+        def spilled() -> bool:
             nonlocal number
             other.execute(many(number, 100))
             number += 100
             twins.catch_up()
-            return bool(twins.spooled)
+            return bool(twins.spilled)
 
-        eventually(spooled)
+        eventually(spilled)
         other.execute("COMMIT")
     twins.streamed.complete_to(twins.flushed())
     twins.streamed.reading.rows()
@@ -91,7 +91,7 @@ def test_transaction_that_cannot_be_decoded_in_progress_is_received_whole(
     assert [event.name for event in events].count(EventName.STARTED) == 1
     assert [event.lsn for event in events if event.name == EventName.COMPLETE][:3] == [early, small, later]
     assert len(twins.check(upto=goal)) > 1600
-    assert twins.spooled == []
+    assert twins.spilled == []
 
 
 def walsender(twins: Twins) -> Any:

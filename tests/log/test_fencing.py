@@ -16,8 +16,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.definition import commit_properties, create_table
 from pgcdc_assets.delta.log import open_delta
 from pgcdc_assets.errors import CommitLost, LogConflict
-from pgcdc_assets.log.commit import LogWriter
-from pgcdc_assets.log.fencing import shut_out
+from pgcdc_assets.log.commit import LogWriter, shut_out
 from pgcdc_assets.log.reader import ChangeLog
 
 WHO = Identity("7", "db", "slot")

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.receive import describe
+from pgcdc_assets.log.receive import relationfacts
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from tests.log.conftest import SECONDS, Source, eventually, rows, until_event
 from tests.log.inside import receive_inside
@@ -120,7 +120,7 @@ def test_stop_during_the_wait_ends_the_run_at_the_last_boundary(twins: Twins) ->
         stopped(receiver)
         assert log.position() < commit
         assert kinds(twins.streamed.reading.rows()) == "IC"
-        assert twins.spooled == []
+        assert twins.spilled == []
         stopped(twins.start())
         assert log.position() < commit
         twins.start()
@@ -145,7 +145,7 @@ def test_goal_below_the_wait_is_reached_during_the_wait(source: Source) -> None:
 def test_session_that_holds_the_lock_is_logged(
     source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(describe, "TELL_SECONDS", 0.2)
+    monkeypatch.setattr(relationfacts, "TELL_SECONDS", 0.2)
     log = filtered(source, WHOLE).streamed.log
     goal = source.run("INSERT INTO rf VALUES (1, 'x')")
     with source.database.connect() as locker:

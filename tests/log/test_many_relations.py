@@ -76,7 +76,7 @@ def test_status_is_sent_between_two_catalog_reads(source: Source, monkeypatch: p
         asking[1] = len(told)
         return asked_for(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pgcdc_assets.log.receive.describe.relation_facts", slow)
+    monkeypatch.setattr("pgcdc_assets.log.receive.relationfacts.relation_facts", slow)
     receive_inside(source, log, fill(source, 100), told.append, receiving=receiving)
     assert asking[0] >= 10
     assert asking[1] >= asking[0] - 1, "a status after each round"

@@ -7,7 +7,7 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.receive.resendcheck import ResendCheck
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import LogicalMessage
 from tests.log.conftest import Source, rows
@@ -123,10 +123,10 @@ def test_overlap_requires_only_rows_that_every_subscription_receives(source: Sou
     confirmed = source.confirmed(log)
     source.run("INSERT INTO a VALUES (1, 'x')")
     source.receive(log, source.lsn())
-    of_rows = Overlap.of(log, confirmed)
+    of_rows = ResendCheck.of(log, confirmed)
     source.run(INSIDE.format("one"))
     source.receive(log, source.lsn())
-    of_message = Overlap.of(log, confirmed)
+    of_message = ResendCheck.of(log, confirmed)
     assert of_rows is not None
     assert of_message is not None
     assert (of_rows.came, of_message.came) == (False, True)

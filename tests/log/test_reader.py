@@ -19,10 +19,10 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.errors import LogConflict, LogCorrupt, SetupNeeded, UnknownFormat
 from pgcdc_assets.log.commit import LogWriter
+from pgcdc_assets.log.content import StagedSegments
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import LOG_SCHEMA
 from pgcdc_assets.log.spill import SPILL
-from pgcdc_assets.log.spool import Staged
 from pgcdc_assets.store.local import path_of
 from tests.log.written import START, WHO, frames_of, writer_of
 
@@ -196,7 +196,7 @@ def _version(log: ChangeLog) -> int:
 
 def test_leftovers_of_a_dead_process_are_deleted_at_the_next_start(log: ChangeLog) -> None:
     writer, _ = writer_of(log)
-    staged = Staged()
+    staged = StagedSegments()
     writer.stage(frames_of(200), staged)
     assert len(list(path_of(log.path / SPILL).iterdir())) == 1
     again, _ = writer_of(log)

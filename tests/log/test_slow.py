@@ -15,8 +15,8 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingFrames
+from pgcdc_assets.log.content import CommittedContent, StagedSegments
 from pgcdc_assets.log.receive.messages import ReceiverSettings
-from pgcdc_assets.log.spool import EndedStream, Staged
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.inside import receive_inside
 from tests.log.writers import writing
@@ -84,7 +84,7 @@ class SlowDisk(BatchWriter):
     """Each commit takes three times as long as the server's patience."""
 
     def commit(  # type: ignore[override]
-        self, closed: PendingFrames, parts: list[Staged], end: Lsn, ended: Sequence[EndedStream] = ()
+        self, closed: PendingFrames, parts: list[StagedSegments], end: Lsn, ended: Sequence[CommittedContent] = ()
     ) -> Committed:
         time.sleep(3)
         return super().commit(closed, parts, end)

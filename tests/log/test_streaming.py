@@ -70,7 +70,7 @@ def test_failed_run_leaves_no_file(twins: Twins) -> None:
         with pytest.raises(SourceUnavailable):
             until_event(receiver, "arrived")
         receiver.join(SECONDS)
-        assert twins.spooled == []
+        assert twins.spilled == []
 
 
 def stopped(receiver: ReceiverProcess) -> None:
@@ -107,7 +107,7 @@ def test_transaction_open_at_the_end_of_a_run_is_received_again(
         end(receiver)
         assert kinds(twins.streamed.reading.rows()) == "IC"
         assert source.confirmed(twins.streamed.log) <= twins.streamed.log.position()
-        assert (twins.spooled == []) == (end is not killed)
+        assert (twins.spilled == []) == (end is not killed)
         twins.start()
         one.execute(many(3001))
         twins.catch_up()
@@ -115,7 +115,7 @@ def test_transaction_open_at_the_end_of_a_run_is_received_again(
         two.execute("ROLLBACK")
     twins.streamed.complete_to(twins.flushed())
     assert kinds(twins.check(facts=True)) == "IC" + 1200 * "I" + "C"
-    assert twins.spooled == []
+    assert twins.spilled == []
 
 
 @pytest.mark.long

@@ -62,7 +62,7 @@ def test_memory_is_bounded_for_many_open_transactions_and_a_large_one(roomy: Sou
     receiver.until(end)
     until_event(receiver, "arrived")
     receiver.join(SECONDS)
-    assert twins.spooled == []
+    assert twins.spilled == []
     assert sum(row[5] == "C" for row in reading.rows()) == 200
     assert sum(len(row[7]) for row in reading.rows()) > 260 << 20
     assert reading.late > 50

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from pgcdc_assets.errors import IdentityMismatch, LogCorrupt, PgcdcError, PreparedLost
-from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.spill import PREPARED, PreparedFolder
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.store import storage
 from tests.log.conftest import SECONDS, Source, eventually, in_each_place, rows, until_event

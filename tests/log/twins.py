@@ -1,6 +1,6 @@
 """One history in two logs: all rows written at their commit, or some transactions' rows written before it.
 
-Files of the second log have late facts, as a receiver writes them for transactions in progress.
+Files of the second log have commit facts, as a receiver writes them for transactions in progress.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.datafile import FileReport
-from pgcdc_assets.log.batch import summary_of
 from pgcdc_assets.log.commit import LogWriter
-from pgcdc_assets.log.latefacts import LateFacts
+from pgcdc_assets.log.commitfacts import CommitFacts
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import ABSENT, Rows, Tally, tally_of
@@ -37,6 +36,7 @@ from pgcdc_assets.log.segment import (
     table_of_notes,
     write_segment,
 )
+from pgcdc_assets.log.summary import summary_of
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Relation
 from pgcdc_assets.protocol.shape import RelationFacts
@@ -139,7 +139,7 @@ class Twin:
             files.append(self._put([table_of_notes(notes), *groups], end))
         self._writer.commit(start, end, 1, files)
 
-    def _put(self, groups: list[Any], end: Lsn, late: LateFacts | None = None) -> FileReport:
+    def _put(self, groups: list[Any], end: Lsn, late: CommitFacts | None = None) -> FileReport:
         folder = self.log.path
         return write_segment(storage.draft(folder / draft_name()), groups).put(folder, end, end, late)
 
@@ -155,7 +155,7 @@ class _Made:
         # The same number means another shape in another transaction.
         self._provisional = {shape: (place + number) % len(final) for place, shape in enumerate(final)}
         self._final = final
-        self.late = LateFacts(
+        self.late = CommitFacts(
             commit_lsn=self._end - 50,
             commit_ts=1_700_000_000_000_000 + number,
             aborted=tuple(self._xid + sub for sub in transaction.aborted),

@@ -48,7 +48,7 @@ def keepalive_confirms_an_open_batch(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.log.receive.whole:WholeTransactions._pass_begins",
+    "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._pass_begins",
     rule="no boundary lies inside a transaction or its commit record",
     test="tests/log/test_confirmations.py::test_no_confirmation_lies_inside_a_commit_record",
 )
@@ -109,7 +109,7 @@ def shutdown_waits_for_a_batch(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.log.receive.whole:WholeTransactions._first_new",
+    "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._first_new",
     rule="what the log holds is skipped when a slot is behind it",
     test="tests/log/test_crash.py::test_transactions_that_a_slot_behind_the_log_repeats_are_stored_once",
 )
@@ -118,7 +118,7 @@ def known_transactions_come_again(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.log.receive.whole:WholeTransactions._first_new",
+    "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._first_new",
     rule="a transaction is new by its commit_lsn, never by where it began",
     test="tests/traps/test_positions.py::test_transactions_over_two_ranges_are_received_in_commit_order",
 )
@@ -127,7 +127,7 @@ def resume_by_begin_lsn(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.log.receive.whole:WholeTransactions._first_beyond",
+    "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._first_beyond",
     rule="a transaction that ends past endpos is not taken",
     test="tests/log/test_endpos.py::test_run_takes_transactions_that_end_at_or_below_its_goal[inside a commit record]",
 )
@@ -208,27 +208,27 @@ def damaged_bytes_are_read(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.log.receive.streampositions:StreamPositions.holds",
+    "pgcdc_assets.log.receive.wholetransactions:StreamPositions.holds",
     rule="a transaction in progress that the log holds is not taken again",
-    test="tests/log/test_spool.py::test_transaction_below_the_position_is_not_taken_again",
+    test="tests/log/test_spill.py::test_transaction_below_the_position_is_not_taken_again",
 )
 def streamed_transaction_comes_twice(_original: Original) -> Any:
     return lambda self, commit_lsn: False
 
 
 @override(
-    "pgcdc_assets.log.inprogress:TransactionsInProgress.abort",
+    "pgcdc_assets.log.transactions:TransactionsInProgress.abort",
     rule="a rollback to a savepoint takes its own rows alone",
-    test="tests/log/test_inprogress.py::test_abort_ends_only_its_subtransaction",
+    test="tests/log/test_transactions.py::test_abort_ends_only_its_subtransaction",
 )
 def savepoint_rollback_takes_the_whole(original: Original) -> Any:
     return with_instead(original, "message.whole", "True")
 
 
 @override(
-    "pgcdc_assets.log.latefacts:LateFacts.fill",
+    "pgcdc_assets.log.commitfacts:CommitFacts.fill",
     rule="rows of a subtransaction that was rolled back do not count",
-    test="tests/log/test_latefacts.py::test_any_history_reads_the_same_with_early_files",
+    test="tests/log/test_commitfacts.py::test_any_history_reads_the_same_with_early_files",
 )
 def rolled_back_rows_are_counted(original: Original) -> Any:
     return with_instead(original, "self.aborted", "()")
@@ -275,7 +275,7 @@ def timelines_are_ignored(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.log.receive.overlap:Overlap._fail",
+    "pgcdc_assets.log.receive.resendcheck:ResendCheck._fail",
     rule="a source that was restored and has gone on past the log's end is refused",
     test="tests/log/test_slot_truths.py::test_restored_source_is_noticed_by_a_transaction_the_log_lacks",
 )

@@ -22,7 +22,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs.demand import Cursor
 from pgcdc_assets.errors import PgcdcError, ProtocolError, SettingsError
 from pgcdc_assets.feed.messages import _decoded
-from pgcdc_assets.log.receive.announce import Announcement
+from pgcdc_assets.log.receive.progressfile import Announcement
 from pgcdc_assets.log.segment import LOG_SCHEMA
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.frames import keepalive, keepalive_frame

@@ -27,14 +27,12 @@ from pgcdc_assets.delta.vectors import read_vector
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow import hold, lock, outcomes, sentinel
 from pgcdc_assets.log.commit import LogWriter
-from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
-from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
+from pgcdc_assets.log.commitfacts import CommitFacts
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.relations import Overlay
 from pgcdc_assets.log.rows import rows_in_progress
-from pgcdc_assets.log.spill import SPILL, SpillFolder
-from pgcdc_assets.log.spool import StreamEnd
-from pgcdc_assets.log.transactions import OpenBlock
+from pgcdc_assets.log.spill import PREPARED, SPILL, PreparedFolder, SpillFolder
+from pgcdc_assets.log.transactions import OpenBlock, PreparedKey, PreparedTransaction
 from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints
@@ -85,7 +83,7 @@ def keep_prepared(log: Location) -> None:
     overlay.see(of, payload, 0)
     rows = rows_in_progress(run_of([frame(insert(1, b"x"))] * 3, 1), np.array([7, 8, 9]), OpenBlock(7), overlay)
     prepared = PreparedTransaction(KEY, 5, frozenset({8}), overlay, 3, 300, None, 2)
-    folder.keep(prepared, SpillFolder(log, folder).spool(rows))
+    folder.keep(prepared, SpillFolder(log, folder).spill(rows))
     folder.committing({KEY: 400})
 
 
@@ -93,9 +91,9 @@ def read_prepared(log: Location) -> None:
     """All that reads the manifest and the mark; what recovery deletes is of a copy."""
     folder = PreparedFolder(log)
     folder.pending()
-    for spooled in folder.taken(KEY, storage.scratch(log / SPILL)):
-        spooled.at(StreamEnd(400, 5, np.array([8]), {0: 77}))
-        spooled.segment.draft.discard()
+    for spilled in folder.taken(KEY, storage.scratch(log / SPILL)):
+        spilled.at(CommitFacts(400, 5, (8,), {0: 77}))
+        spilled.segment.draft.discard()
     with copied(log / PREPARED) as beside:
         PreparedFolder(beside).recover(Lsn(250))
         PreparedFolder(beside).drop([KEY])

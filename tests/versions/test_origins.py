@@ -74,7 +74,7 @@ def test_a_session_that_changes_its_origin_in_a_large_transaction(source: Source
     assert "".join(row["kind"] for row in found) == ("" if sets else "I" * 2000 + "C") + "IC"
     assert {row["origin"] for row in found} == {None}
     assert {row["commit_lsn"] is None for row in found} == {False}
-    assert all(segment.late is None for segment in log.all_segments()), "nothing was received before its commit"
+    assert all(segment.commit_facts is None for segment in log.all_segments()), "nothing was received before its commit"
 
 
 @pytest.mark.long

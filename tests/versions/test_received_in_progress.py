@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.log.preparedfolder import PreparedFolder
+from pgcdc_assets.log.spill import PreparedFolder
 from tests.fix_postgres import fresh_database
 from tests.log.conftest import Source, until_event
 from tests.log.received_twice import Row, Twins, assert_same, little_memory
@@ -60,7 +60,7 @@ def follow(
         yield twins, Sessions(others, twins.catch_up, beside)
         for receiver in source.running:
             receiver.stop()
-        assert twins.spooled == []
+        assert twins.spilled == []
         assert PreparedFolder(twins.streamed.log.path).pending() == []
         if not two_phase:
             others[0].execute("SELECT pg_replication_origin_session_reset()")

@@ -1,22 +1,28 @@
-"""Turns what is received into batches: holds what is pending, decides when to cut a batch, and reports to the
-parent."""
+"""Turns what is received into batches: holds what is pending, decides when to cut a batch, writes it in a thread, and
+reports to the parent."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.reported import ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
+from pgcdc_assets.log.content import InProgressContent
 from pgcdc_assets.log.receive.blocks import Block, Dropped
-from pgcdc_assets.log.receive.intake import Intake
+from pgcdc_assets.log.receive.intake import Intake, Part, Prepared, PreparedCommitted, PreparedDropped, StreamCommitted
 from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName
-from pgcdc_assets.log.receive.parts import Part, Prepared, PreparedDropped, PreparedEnded, StreamEnded, Taken
-from pgcdc_assets.log.receive.writing import WritingThread
-from pgcdc_assets.log.spool import PendingStream
+from pgcdc_assets.log.receive.wholetransactions import Taken
+
+_BUSY_SECONDS: Final = 0.3
+"""Seconds between status updates while nothing is read because the writing thread is behind. A server asks for a status
+at half of its timeout, and this request may be in the frames that are not read yet."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +76,24 @@ class Batches:
             case Taken(run, whole, after):
                 self._pending.receive(run, whole, after, time.monotonic())
             case Block(xid, overlay, frames, origin):
-                self._pending.streams.add(xid, overlay, frames, origin)
-            case StreamEnded(xid, end, commit):
-                self._pending.end(xid, end, commit, time.monotonic())
+                self._pending.in_progress.add(xid, overlay, frames, origin)
+            case StreamCommitted(xid, facts, commit):
+                self._pending.commit(xid, facts, commit, time.monotonic())
             case Dropped(xid):
-                self._drop(self._pending.streams.pop(xid))
+                self._drop(self._pending.in_progress.pop(xid))
             case Prepared(transaction):
                 self._pending.prepare(transaction, time.monotonic())
-            case PreparedEnded(transaction, end, commit):
-                self._pending.end_prepared(transaction, end, commit, time.monotonic())
+            case PreparedCommitted(transaction, facts, commit):
+                self._pending.commit_prepared(transaction, facts, commit, time.monotonic())
             case PreparedDropped(key):
-                stream = self._pending.streams.pop_prepared(key)
-                self._drop(stream)
-                if stream is None:
+                content = self._pending.in_progress.pop_prepared(key)
+                self._drop(content)
+                if content is None:
                     self.writing.submit(partial(self._writer.forget, key))
 
-    def _drop(self, stream: PendingStream | None) -> None:
-        if stream is not None and stream.spooled_size:
-            self.writing.submit(partial(self._writer.drop, stream))
+    def _drop(self, content: InProgressContent | None) -> None:
+        if content is not None and content.spilled_size:
+            self.writing.submit(partial(self._writer.drop, content))
 
     @property
     def full(self) -> bool:
@@ -113,12 +119,12 @@ class Batches:
     def cut(self) -> None:
         """Commit everything up to the last boundary. Prepared transactions below the boundary are kept first."""
         end = self._positions.boundary
-        for transaction, stream in self._pending.streams.take_prepared():
-            self.writing.submit(partial(self._writer.keep, transaction, stream))
+        for transaction, content in self._pending.in_progress.take_prepared():
+            self.writing.submit(partial(self._writer.keep, transaction, content))
         if self._pending.since is not None:
             self._cut_at = time.monotonic()
-            closed, ended, staged = self._pending.take_closed()
-            self.writing.submit(lambda: self._writer.commit(closed, staged, end, ended))
+            closed, committed, staged = self._pending.take_closed()
+            self.writing.submit(lambda: self._writer.commit(closed, staged, end, committed))
         elif end > self.planned:
             self.writing.submit(lambda: self._writer.advance(end))
         self.planned = max(self.planned, end)
@@ -131,15 +137,14 @@ class Batches:
             if pending.closed_size >= self._limits.batch_bytes:
                 self.cut()
             else:
-                frames, ended, staged = pending.stage_closed()
-                self.writing.submit(partial(self._writer.stage, frames, staged, ended))
+                frames, committed, staged = pending.stage_closed()
+                self.writing.submit(partial(self._writer.stage, frames, staged, committed))
         if state is not None and pending.open.size >= self._limits.segment_bytes // 2:
             opened, spilled = pending.spill_open(state)
             self.writing.submit(partial(self._writer.stage, opened, spilled))
-        while pending.streams.size >= self._limits.segment_bytes // 2:
-            stream = pending.streams.largest
-            blocks = stream.take()
-            self.writing.submit(partial(self._writer.spool, blocks, stream))
+        while pending.in_progress.size >= self._limits.segment_bytes // 2:
+            content = pending.in_progress.largest
+            self.writing.submit(partial(self._writer.spill, content.take(), content))
 
     def _land(self, committed: Committed) -> None:
         self._reported.durable(committed.end)
@@ -153,3 +158,47 @@ class Batches:
             return Event(EventName.POSITION, batch.end, stream_aborts=aborts)
         counts = (batch.transactions, batch.rows, batch.bytes, aborts)
         return Event(EventName.BATCH, batch.end, batch.start, *counts)
+
+
+class WritingThread:
+    """Does the jobs of a :class:`BatchWriter`, one at a time, so that memory is bounded even if the disk is slow.
+
+    ``landed`` takes each commit. ``waiting`` is called repeatedly during a wait for a job. Both are called in the
+    receiving thread.
+    """
+
+    def __init__(self, landed: Callable[[Committed], None], waiting: Callable[[], None]) -> None:
+        self._landed = landed
+        self._waiting = waiting
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
+        self._job: Future[Committed | None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._job is not None
+
+    def submit(self, job: Callable[[], Committed | None]) -> None:
+        """Start a job as soon as the previous job is done."""
+        self.finish()
+        self._job = self._thread.submit(job)
+
+    def finish(self) -> None:
+        """Wait for the job, for any length of time. The server receives status updates during the wait."""
+        while self.busy:
+            self.collect(_BUSY_SECONDS)
+            if self.busy:
+                self._waiting()
+
+    def collect(self, seconds: float = 0) -> None:
+        """Take the job's result if it comes within ``seconds``. Raises the job's exception."""
+        if self._job is None:
+            return
+        wait_for([self._job], timeout=seconds)
+        if self._job.done():
+            committed, self._job = self._job.result(), None
+            if committed is not None:
+                self._landed(committed)
+
+    def close(self) -> None:
+        """Wait for the job, and discard its result."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -11,13 +11,12 @@ import numpy as np
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.lsn import ZERO
+from pgcdc_assets.log.content import BlockFrames
 from pgcdc_assets.log.framerun import IS_CHANGE, IS_CONTROL, IS_MESSAGE, FrameRun
-from pgcdc_assets.log.inprogress import StreamedTransaction, TransactionsInProgress
-from pgcdc_assets.log.receive.choice import Choice
+from pgcdc_assets.log.receive.messagefilter import MessageFilter
 from pgcdc_assets.log.relations import Overlay, Relations
 from pgcdc_assets.log.rows import changed_relations
-from pgcdc_assets.log.spool import BlockFrames
-from pgcdc_assets.log.transactions import origin_in
+from pgcdc_assets.log.transactions import StreamedTransaction, TransactionsInProgress, origin_in
 from pgcdc_assets.protocol.layouts import STREAM_ABORT, STREAM_START, MessageKind
 from pgcdc_assets.protocol.messages import (
     BeginPrepare,
@@ -53,8 +52,8 @@ class Blocks:
     """The transactions in progress of one connection. A transaction that comes whole at its PREPARE is in progress from
     Begin Prepare to Prepare."""
 
-    def __init__(self, choice: Choice, relations: Relations) -> None:
-        self._choice = choice
+    def __init__(self, wanted: MessageFilter, relations: Relations) -> None:
+        self._wanted = wanted
         self._relations = relations
         self._overlays: dict[int, Overlay] = {}
         self.transactions = TransactionsInProgress()
@@ -89,7 +88,7 @@ class Blocks:
         first = None
         if len(came):
             first = ZERO if run.kinds[came[0]] == MessageKind.MESSAGE else run.lsn(int(came[0]))
-        run, gone = self._choice.of_block(run, foreign=origin is not None)
+        run, gone = self._wanted.of_block(run, foreign=origin is not None)
         if gone.any():
             run, subxid = run.without(gone), subxid[~gone]
         if overlay.base is not None:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.log.batch import BatchWriter
-from pgcdc_assets.log.prepared import PreparedTransactions
-from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.announce import Announcer
 from pgcdc_assets.log.receive.batches import Limits
-from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.fallback import Fallback
-from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings
-from pgcdc_assets.log.receive.orders import Orders
-from pgcdc_assets.log.receive.overlap import Overlap
-from pgcdc_assets.log.receive.parts import StreamUnsure
+from pgcdc_assets.log.receive.intake import StreamUnsure
+from pgcdc_assets.log.receive.messagefilter import MessageFilter
+from pgcdc_assets.log.receive.messages import FALLBACK_SECONDS, Event, EventName, Order, OrderName, ReceiverSettings
+from pgcdc_assets.log.receive.progressfile import Announcer
 from pgcdc_assets.log.receive.receiver import Receiver
+from pgcdc_assets.log.receive.resendcheck import ResendCheck
 from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.spill import PreparedFolder
+from pgcdc_assets.log.transactions import PreparedTransactions
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions, Streaming
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
@@ -33,7 +34,9 @@ from pgcdc_assets.source.stream.subscribe import Subscription, begin, check_iden
 
 logger = logging.getLogger(__name__)
 
-
+_MOST_SECONDS: Final = 3600.0
+"""The longest time for which whole transactions are requested after a server error. The time doubles with each error,
+because at each new attempt the server reads all open transactions again."""
 _OVER_BY: Final = {
     OrderName.MARK: (),
     OrderName.UNTIL: (OrderName.UNTIL, OrderName.FOLLOW),
@@ -77,19 +80,19 @@ class Receiving:
             closing(Announcer(layout)) as announcer,
         ):
             source = check_identity(stream, identity, timeline, position, settings.highest)
-            choice = Choice(settings.messages, origins=settings.origin == Origins.ANY, encoding=stream.encoding)
+            wanted = MessageFilter(settings.messages, origins=settings.origin == Origins.ANY, encoding=stream.encoding)
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
-            overlap = Overlap.of(log, confirmed, origins=choice.origins)
-            if overlap is not None:
+            resend_check = ResendCheck.of(log, confirmed, origins=wanted.origins)
+            if resend_check is not None:
                 # What comes again is compared with the log as whole transactions, up to just past the log's end.
-                self._fallback.until(Lsn(overlap.end + 1))
+                self._fallback.until(Lsn(resend_check.end + 1))
             whole = self._fallback.whole
             options = PluginOptions.of(
                 conn.info.server_version // 10000, streaming=not whole, messages=bool(settings.messages),
                 origins=Origins(settings.origin), two_phase=settings.two_phase,
             )  # fmt: skip
             asked = Subscription(conn, identity.slot, settings.publications, options, self._keep_waiting)
-            start_lsn = overlap.start if overlap and overlap.start < position else None
+            start_lsn = resend_check.start if resend_check and resend_check.start < position else None
             try:
                 frames, floor = begin(asked, stream, position, start_lsn=start_lsn, drain_bytes=settings.drain_bytes)
                 relations = Relations()
@@ -103,8 +106,9 @@ class Receiving:
                 prepared = PreparedTransactions(folder.recover(writer.position)) if settings.two_phase else None
                 receiver = Receiver(
                     frames, conn, writer, relations,
-                    publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
-                    choice=choice, limits=Limits(settings.batch_bytes, settings.batch_seconds, settings.segment_bytes),
+                    publications=settings.publications, floor=floor, wanted=wanted,
+                    resend_check=resend_check and resend_check.above(floor),
+                    limits=Limits(settings.batch_bytes, settings.batch_seconds, settings.segment_bytes),
                     report=self._tell, orders=self._obey,
                     leave=self._fallback.over if whole else lambda boundary: False, announce=announcer.announce,
                     prepared=prepared,
@@ -155,3 +159,81 @@ def _give(receiver: Receiver, order: Order) -> None:
             receiver.report_apply(order.lsn)
         case OrderName.STOP:
             receiver.stop()
+
+
+class Orders:
+    """Lines on a pipe, read without waiting."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
+        self._buffer = b""
+        self.ended = False
+        """Whether the pipe has ended, because the other side is gone."""
+
+    def first_line(self) -> bytes:
+        """The first line; waits for it."""
+        while b"\n" not in self._buffer and not self.ended:
+            self._read()
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def take(self) -> list[Order]:
+        while not self.ended and self._poll.poll(0):
+            self._read()
+        *whole, self._buffer = self._buffer.split(b"\n")
+        return [Order.from_line(line) for line in whole if line.strip()]
+
+    def _read(self) -> None:
+        piece = os.read(self._descriptor, 65536)
+        self._buffer += piece
+        self.ended = self.ended or not piece
+
+
+class Fallback:
+    """Decides whether a connection asks for transactions in progress, or only for whole transactions.
+
+    Whole transactions are always right, but streamed transactions are not, in three cases:
+
+    - All versions of PostgreSQL from 14 to 18 fail to decode some transactions while they are in progress ("could not
+      map filenode", after a TRUNCATE that was rolled back to a savepoint). They fail again at each connect, but succeed
+      after the commit of the transaction.
+    - For a logical message in a streamed transaction, PostgreSQL does not say whether the message was rolled back with
+      a savepoint.
+    - For a streamed transaction that begins with a change of the catalog, PostgreSQL does not say whether it has an
+      origin.
+
+    ``streaming``: whether the settings allow streaming. ``seconds``: how long whole transactions are requested after
+    the server's first error.
+    """
+
+    def __init__(self, streaming: bool, seconds: float = FALLBACK_SECONDS) -> None:
+        self._streaming = streaming
+        self._until = ZERO
+        self._again_at = 0.0
+        self._seconds = seconds
+
+    @property
+    def whole(self) -> bool:
+        """Whether to ask only for whole transactions now."""
+        return not self._streaming or self._until > ZERO or time.monotonic() < self._again_at
+
+    def until(self, lsn: Lsn) -> None:
+        """Ask for whole transactions until a boundary at or above ``lsn`` is reached."""
+        self._until = max(self._until, lsn)
+
+    def failed(self) -> float:
+        """The server could not decode a transaction in progress. Returns for how many seconds to ask for whole
+        transactions."""
+        seconds = self._seconds
+        self._again_at = time.monotonic() + seconds
+        self._seconds = min(2 * seconds, _MOST_SECONDS)
+        return seconds
+
+    def over(self, boundary: Lsn) -> bool:
+        """Whether a connection that streams may replace a connection that asked for whole transactions. Everything that
+        commits below ``boundary`` has been sent."""
+        if boundary >= self._until:
+            self._until = ZERO
+        return not self.whole

@@ -8,33 +8,31 @@ Commit. Its blocks move no position.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PreparedLost, ProtocolError
+from pgcdc_assets.log.commitfacts import CommitFacts
 from pgcdc_assets.log.framerun import FrameRun
-from pgcdc_assets.log.inprogress import StreamedTransaction, TransactionsInProgress
-from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction, PreparedTransactions
-from pgcdc_assets.log.receive.blocks import Blocks, Dropped
-from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.overlap import Overlap
-from pgcdc_assets.log.receive.parts import (
-    Part,
-    Prepared,
-    PreparedDropped,
-    PreparedEnded,
-    StreamEnded,
-    StreamUnsure,
-)
-from pgcdc_assets.log.receive.streampositions import StreamPositions
-from pgcdc_assets.log.receive.whole import Describe, WholeTransactions, facts_of
+from pgcdc_assets.log.receive.blocks import Block, Blocks, Dropped
+from pgcdc_assets.log.receive.messagefilter import MessageFilter
+from pgcdc_assets.log.receive.relationfacts import Describe, facts_of
+from pgcdc_assets.log.receive.resendcheck import ResendCheck
+from pgcdc_assets.log.receive.wholetransactions import StreamPositions, Taken, WholeTransactions
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import ABSENT
-from pgcdc_assets.log.spool import StreamEnd
 from pgcdc_assets.log.streamed import StreamPlace, commit_frame, located
-from pgcdc_assets.log.transactions import OpenTransaction
+from pgcdc_assets.log.transactions import (
+    OpenTransaction,
+    PreparedKey,
+    PreparedTransaction,
+    PreparedTransactions,
+    StreamedTransaction,
+    TransactionsInProgress,
+)
 from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import (
     AnyMessage,
@@ -57,12 +55,59 @@ _ENDS = (
 """The messages that end a transaction whose content came before, in blocks or at its PREPARE."""
 
 
+@dataclass(frozen=True)
+class StreamCommitted:
+    """A transaction in progress has committed, and belongs to the log."""
+
+    xid: int
+    facts: CommitFacts
+    commit: FrameRun
+    """Its Commit, as one frame."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A transaction is prepared. Its content must be kept, durably, until the transaction ends."""
+
+    transaction: PreparedTransaction
+
+
+@dataclass(frozen=True)
+class PreparedCommitted:
+    """A prepared transaction has committed, and belongs to the log."""
+
+    transaction: PreparedTransaction
+    facts: CommitFacts
+    commit: FrameRun
+    """Its Commit, as one frame."""
+
+
+@dataclass(frozen=True)
+class PreparedDropped:
+    """A prepared transaction was rolled back, or the log holds it."""
+
+    key: PreparedKey
+
+
+Part = Taken | Block | Dropped | StreamCommitted | Prepared | PreparedCommitted | PreparedDropped
+
+
+class StreamUnsure(Exception):
+    """A transaction in progress has committed, and its blocks do not show which of its messages count, or whether it
+    has an origin. If it is sent as a whole, it does. So the stream must restart with version 1, until ``end_lsn`` is
+    passed."""
+
+    def __init__(self, end_lsn: Lsn) -> None:
+        super().__init__()
+        self.end_lsn = end_lsn
+
+
 class Intake:
     """Keeps the state of the stream: its positions, open transactions, and the relations in force."""
 
     def __init__(
-        self, describe: Describe, relations: Relations, transform_lsn: Lsn, overlap: Overlap | None = None,
-        choice: Choice | None = None, origins: Callable[[], bool] = lambda: False,
+        self, describe: Describe, relations: Relations, transform_lsn: Lsn, resend_check: ResendCheck | None = None,
+        wanted: MessageFilter | None = None, origins: Callable[[], bool] = lambda: False,
         prepared: PreparedTransactions | None = None,
     ) -> None:  # fmt: skip
         """``origins``: whether the source has any origin now. ``prepared``: the prepared transactions whose content the
@@ -71,9 +116,9 @@ class Intake:
         self._describe = describe
         self._origins = origins
         self._relations = relations
-        self._choice = choice or Choice()
-        self._whole = WholeTransactions(self.positions, describe, relations, self._choice, overlap)
-        self._blocks = Blocks(self._choice, relations)
+        self._wanted = wanted or MessageFilter()
+        self._whole = WholeTransactions(self.positions, describe, relations, self._wanted, resend_check)
+        self._blocks = Blocks(self._wanted, relations)
         self._prepared = prepared
         self._place = StreamPlace()
         self.sequence = 0
@@ -94,8 +139,8 @@ class Intake:
 
     def sent(self, wal_end: int) -> None:
         """Everything that commits below ``wal_end`` has been sent."""
-        if self._whole.overlap is not None and wal_end > self.positions.transform_lsn:
-            self._whole.overlap.newest_passed()
+        if self._whole.resend_check is not None and wal_end > self.positions.transform_lsn:
+            self._whole.resend_check.newest_passed()
         self.positions.passed(wal_end)
 
     def take(self, run: FrameRun, *, parallel: bool = False) -> Iterator[Part]:
@@ -147,7 +192,7 @@ class Intake:
                 return self._rollback_prepared(message, run.lsn(index))
         return None
 
-    def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamEnded | Dropped:
+    def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamCommitted | Dropped:
         """A transaction in progress commits. Its Relation messages take effect even if the log does not take it."""
         transaction, overlay = self._blocks.end(message, run, index)
         facts = facts_of(overlay.relations, self._describe)
@@ -158,8 +203,7 @@ class Intake:
             return Dropped(message.xid)
         self._be_sure(transaction, message.end_lsn)
         self.positions.reached(message.end_lsn)
-        end = _end_of(message, transaction.aborted, schema_ids)
-        return StreamEnded(message.xid, end, commit_frame(run, index))
+        return StreamCommitted(message.xid, _facts(message, transaction.aborted, schema_ids), commit_frame(run, index))
 
     def _be_sure(self, came: StreamedTransaction, end_lsn: Lsn) -> None:
         """Raises StreamUnsure if the blocks do not show which messages count, or whether there is an origin."""
@@ -188,14 +232,14 @@ class Intake:
 
     def _commit_prepared(
         self, message: CommitPrepared, run: FrameRun, index: int
-    ) -> PreparedEnded | PreparedDropped | None:
+    ) -> PreparedCommitted | PreparedDropped | None:
         """A prepared transaction commits. If the commit is past the goal, the transaction stays prepared, and its end
         comes again."""
         known = self._known(run.lsn(index))
         transaction, held = known.named(message), self.positions.holds(message.commit_lsn)
         self.positions.passed(message.commit_lsn)
-        if self._whole.overlap is not None:
-            self._whole.overlap.committed(message.commit_lsn, message.xid, transaction)
+        if self._whole.resend_check is not None:
+            self._whole.resend_check.committed(message.commit_lsn, message.xid, transaction)
         if not held and self.positions.is_beyond(message.commit_lsn, message.end_lsn):
             return None
         if transaction is None:
@@ -214,8 +258,9 @@ class Intake:
         known.end(transaction)
         self.positions.reached(message.end_lsn)
         schema_ids = transaction.overlay.known_to(self._relations, facts)
-        end = _end_of(message, transaction.aborted, schema_ids)
-        return PreparedEnded(transaction, end, commit_frame(run, index))
+        return PreparedCommitted(
+            transaction, _facts(message, transaction.aborted, schema_ids), commit_frame(run, index)
+        )
 
     def _rollback_prepared(self, message: RollbackPrepared, lsn: Lsn) -> PreparedDropped | None:
         known = self._known(lsn)
@@ -236,6 +281,5 @@ class Intake:
         return self._prepared
 
 
-def _end_of(message: StreamCommit | CommitPrepared, aborted: Iterable[int], schema_ids: Mapping[int, int]) -> StreamEnd:
-    gone = np.array(sorted(aborted), dtype=np.int64)
-    return StreamEnd(int(message.commit_lsn), message.commit_ts, gone, schema_ids)
+def _facts(message: StreamCommit | CommitPrepared, aborted: Iterable[int], ids: Mapping[int, int]) -> CommitFacts:
+    return CommitFacts(int(message.commit_lsn), message.commit_ts, tuple(sorted(aborted)), ids)

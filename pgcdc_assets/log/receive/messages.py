@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied, of_plain
-from pgcdc_assets.log.receive.fallback import FALLBACK_SECONDS
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 
 SEGMENT_BYTES: Final = 16 << 20
+FALLBACK_SECONDS: Final = 60.0
+"""See :class:`pgcdc_assets.log.receive.connections.Fallback`."""
 
 
 @dataclass(frozen=True)

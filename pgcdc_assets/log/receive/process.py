@@ -17,9 +17,8 @@ import traceback
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import ROOM, MachineError, PgcdcError, ReceiverDied
-from pgcdc_assets.log.receive.connections import Receiving
+from pgcdc_assets.log.receive.connections import Orders, Receiving
 from pgcdc_assets.log.receive.messages import Event, ReceiverSettings, error_line, event_line
-from pgcdc_assets.log.receive.orders import Orders
 
 _ALONE_SECONDS = 1.0
 """How long the process may live without its parent: a command must end within ten seconds, and the parent may have used

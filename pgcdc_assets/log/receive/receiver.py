@@ -22,15 +22,14 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.reported import ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.framerun import HEADER, FrameRun
-from pgcdc_assets.log.inprogress import TransactionsInProgress
-from pgcdc_assets.log.prepared import PreparedTransactions
 from pgcdc_assets.log.receive.batches import Batches, Limits
-from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.describe import CatalogFacts, WaitEnded, knows_origins
 from pgcdc_assets.log.receive.intake import Intake
+from pgcdc_assets.log.receive.messagefilter import MessageFilter
 from pgcdc_assets.log.receive.messages import Event, EventName
-from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.receive.relationfacts import CatalogFacts, WaitEnded, knows_origins
+from pgcdc_assets.log.receive.resendcheck import ResendCheck
 from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.transactions import PreparedTransactions, TransactionsInProgress
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience, Silence
 from pgcdc_assets.source.slot.positions import SourceClock
@@ -64,8 +63,8 @@ class Receiver:
         *,
         publications: Sequence[str],
         floor: Lsn,
-        overlap: Overlap | None = None,
-        choice: Choice | None = None,
+        resend_check: ResendCheck | None = None,
+        wanted: MessageFilter | None = None,
         limits: Limits,
         report: Callable[[Event], None],
         orders: Callable[[Receiver], None] = lambda receiver: None,
@@ -85,7 +84,7 @@ class Receiver:
         self._reported = ReportedPositions(floor)
         facts = CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status, self._rest)
         self._intake = Intake(
-            facts, relations, writer.position, overlap, choice, partial(knows_origins, conn), prepared,
+            facts, relations, writer.position, resend_check, wanted, partial(knows_origins, conn), prepared,
         )  # fmt: skip
         self._positions = self._intake.positions
         self._batches = Batches(writer, self._intake, self._reported, limits, report, self._send_status)

@@ -20,19 +20,19 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.batch import BatchWriter, PendingBatch
+from pgcdc_assets.log.commitfacts import CommitFacts
+from pgcdc_assets.log.content import SpilledSegment
 from pgcdc_assets.log.framerun import FrameRun
-from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.blocks import Block, Dropped
-from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.intake import Intake
-from pgcdc_assets.log.receive.parts import Part, StreamEnded, StreamUnsure, Taken
-from pgcdc_assets.log.receive.whole import described
+from pgcdc_assets.log.receive.intake import Intake, Part, StreamCommitted, StreamUnsure
+from pgcdc_assets.log.receive.messagefilter import MessageFilter
+from pgcdc_assets.log.receive.relationfacts import described
+from pgcdc_assets.log.receive.wholetransactions import Taken
 from pgcdc_assets.log.relations import Overlay, Relations
 from pgcdc_assets.log.rows import Tally, TransactionEnd, rows_in_progress
 from pgcdc_assets.log.segment import read_rows
-from pgcdc_assets.log.spill import SPILL, SpillFolder
-from pgcdc_assets.log.spool import SpooledSegment, StreamEnd
+from pgcdc_assets.log.spill import SPILL, PreparedFolder, SpillFolder
 from pgcdc_assets.log.transactions import OpenBlock
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.layouts import EPOCH
@@ -59,7 +59,9 @@ TOP, SUB, OTHER = 700, 701, 702
 
 
 def intake(relations: Relations, position: Lsn) -> Intake:
-    return Intake(lambda asked: {described(one): FACTS for one in asked}, relations, position, choice=Choice(["*"]))
+    return Intake(
+        lambda asked: {described(one): FACTS for one in asked}, relations, position, wanted=MessageFilter(["*"])
+    )
 
 
 class Receiving:
@@ -82,17 +84,17 @@ class Receiving:
             case Taken(run, whole, after):
                 self.pending.receive(run, whole, after, 1.0)
             case Block(xid, overlay, frames, origin):
-                self.pending.streams.add(xid, overlay, frames, origin)
-            case StreamEnded(xid, end, commit):
-                self.pending.end(xid, end, commit, 1.0)
+                self.pending.in_progress.add(xid, overlay, frames, origin)
+            case StreamCommitted(xid, facts, commit):
+                self.pending.commit(xid, facts, commit, 1.0)
             case Dropped(xid):
-                if (stream := self.pending.streams.pop(xid)) is not None:
+                if (stream := self.pending.in_progress.pop(xid)) is not None:
                     self.writer.drop(stream)
 
-    def spool(self) -> None:
-        if self.pending.streams.size:
-            stream = self.pending.streams.largest
-            self.writer.spool(stream.take(), stream)
+    def spill(self) -> None:
+        if self.pending.in_progress.size:
+            stream = self.pending.in_progress.largest
+            self.writer.spill(stream.take(), stream)
 
     def stage(self) -> None:
         if self.pending.closed_in_memory:
@@ -113,7 +115,7 @@ class Receiving:
         return {commit_lsn: _without_commit(changes) for commit_lsn, changes in found.items()}
 
     @property
-    def spooled(self) -> list[Path]:
+    def spilled(self) -> list[Path]:
         return list(path_of(self.log.path / SPILL).iterdir())
 
 
@@ -156,7 +158,7 @@ STEPS = st.tuples(
     st.integers(0, 2),
     st.integers(0, 3),
 )  # fmt: skip
-WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spool", "spool", "stage", "cut"])), max_size=8)
+WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spill", "spill", "stage", "cut"])), max_size=8)
 
 
 @settings(max_examples=60, deadline=None)
@@ -164,7 +166,7 @@ WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spool", "spool
 def test_log_holds_exactly_the_committed_changes(
     steps: list[tuple[str, int, int]], works: list[tuple[int, str]], finished: bool
 ) -> None:
-    """Changes may be spooled, staged or in memory when they are rolled back or committed. Each batch says what it
+    """Changes may be spilled, staged or in memory when they are rolled back or committed. Each batch says what it
     holds."""
     server = StreamingServer()
     for step, session, depth in steps:
@@ -190,58 +192,58 @@ def test_log_holds_exactly_the_committed_changes(
         for left in set(server.open()):
             for dropped in abort(left, left):
                 receiving.take([dropped])
-        assert receiving.spooled == []
+        assert receiving.spilled == []
 
 
 def test_rolled_back_rows_are_not_counted(receiving: Receiving) -> None:
     """Rows in memory are left out. Rows in a file stay there, and the file's tags say that they do not count."""
     receiving.take(block((TOP, row(1)), (SUB, row(2)), (OTHER, row(3))))
-    receiving.spool()
+    receiving.spill()
     receiving.take(block((SUB, row(4)), (TOP, row(5)), first=False) + abort(SUB) + commit())
     receiving.cut()
     assert receiving.content() == {3000: [row(1), row(3), row(5)]}
     (batch,) = receiving.log.verify(LsnRange(START, receiving.log.position()))
     assert (batch.counts, batch.others) == ({RELATION: {"I": 3}}, {"C": 1})
-    late = [segment for segment in receiving.log.all_segments() if segment.late is not None]
-    assert [(segment.rows, segment.late.aborted) for segment in late if segment.late] == [(3, (SUB,))]
-    stored = [row for segment in receiving.log.all_segments() if segment.late is None
+    late = [segment for segment in receiving.log.all_segments() if segment.commit_facts is not None]
+    assert [(segment.rows, segment.commit_facts.aborted) for segment in late if segment.commit_facts] == [(3, (SUB,))]
+    stored = [row for segment in receiving.log.all_segments() if segment.commit_facts is None
               for row in read_rows(segment.file).to_pylist() if row["kind"] == "I"]  # fmt: skip
     assert [decode(stored_row["payload"]) for stored_row in stored] == [row(5)]
 
 
-@pytest.mark.parametrize("work", ["spool", "stage", ""])
+@pytest.mark.parametrize("work", ["spill", "stage", ""])
 def test_transaction_whose_savepoints_were_all_rolled_back_leaves_nothing(receiving: Receiving, work: str) -> None:
     """A rollback to its first savepoint took everything: no Commit, no file, no batch."""
     receiving.take(block((SUB, row(1)), (OTHER, row(2))))
-    if work == "spool":
-        receiving.spool()
-        assert len(receiving.spooled) == 1
+    if work == "spill":
+        receiving.spill()
+        assert len(receiving.spilled) == 1
     receiving.take(abort(SUB) + abort(OTHER) + commit())
     if work == "stage":
         receiving.stage()
     receiving.cut()
     assert receiving.content() == {}
     assert receiving.log.batches(START) == []
-    assert receiving.spooled == []
+    assert receiving.spilled == []
     assert receiving.log.position() == 3008
 
 
 def test_rollback_deletes_the_files_of_its_transaction_at_once(receiving: Receiving) -> None:
     receiving.take(block((TOP, row(1)), (SUB, row(2))))
-    receiving.spool()
-    assert len(receiving.spooled) == 1
+    receiving.spill()
+    assert len(receiving.spilled) == 1
     receiving.take(abort(SUB))
-    assert len(receiving.spooled) == 1
+    assert len(receiving.spilled) == 1
     receiving.take(abort(TOP))
-    assert receiving.spooled == []
+    assert receiving.spilled == []
     assert len(receiving.intake.in_progress) == 0
 
 
 def test_repeated_first_block_discards_earlier_blocks(receiving: Receiving) -> None:
     receiving.take(block((TOP, row(1))))
-    receiving.spool()
+    receiving.spill()
     receiving.take(block((TOP, row(1)), (TOP, row(2))))
-    assert receiving.spooled == []
+    assert receiving.spilled == []
     receiving.take(commit())
     receiving.cut()
     assert receiving.content() == {3000: [row(1), row(2)]}
@@ -252,10 +254,10 @@ def test_transaction_below_the_position_is_not_taken_again(tmp_path: Path) -> No
     receiving.writer.advance(Lsn(3008))
     receiving.intake = intake(Relations(), Lsn(3008))
     receiving.take(block((TOP, row(1))))
-    receiving.spool()
+    receiving.spill()
     receiving.take(commit())
     assert receiving.pending.since is None
-    assert receiving.spooled == []
+    assert receiving.spilled == []
     receiving.take(block((OTHER, row(2)), top=OTHER) + commit(3008, OTHER))
     assert receiving.pending.since is not None
 
@@ -270,7 +272,7 @@ def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
     """There is no boundary inside the commit record: the transaction belongs to the next run."""
     receiving.intake.positions.goal = Endpos(Lsn(goal), wal_writer_delay=0.2)
     receiving.take(block((TOP, row(1))))
-    receiving.spool()
+    receiving.spill()
     receiving.take(commit())
     receiving.take(block((OTHER, row(2)), top=OTHER) + commit(4000, OTHER))
     assert (receiving.pending.since is not None) == taken
@@ -405,21 +407,21 @@ def folder(tmp_path: Path) -> SpillFolder:
     return SpillFolder(log, PreparedFolder(log))
 
 
-def spooled(folder: SpillFolder, *subxids: int) -> SpooledSegment:
+def spilled(folder: SpillFolder, *subxids: int) -> SpilledSegment:
     overlay = Overlay()
     overlay.see(*column("c"), 0)
     run: FrameRun = run_of([frame(insert(7, str(subxid).encode())) for subxid in subxids], 1)
-    (segment,) = folder.spool(rows_in_progress(run, np.array(subxids), OpenBlock(TOP), overlay))
+    (segment,) = folder.spill(rows_in_progress(run, np.array(subxids), OpenBlock(TOP), overlay))
     return segment
 
 
-def end(*aborted: int) -> StreamEnd:
-    return StreamEnd(3000, 5, np.array(sorted(aborted), dtype=np.int64), {0: 77})
+def end(*aborted: int) -> CommitFacts:
+    return CommitFacts(3000, 5, tuple(sorted(aborted)), {0: 77})
 
 
 def test_file_lists_only_its_own_aborted_subtransactions(folder: SpillFolder) -> None:
     """Only those between the lowest and the highest that it holds. A file without any of them need not be read."""
-    segment = spooled(folder, 710, 712, 712, 714)
+    segment = spilled(folder, 710, 712, 712, 714)
     assert (segment.lowest, segment.highest, segment.tally.rows) == (710, 714, 4)
     nothing: tuple[int, ...] = ()
     for aborted, told, rows in (
@@ -436,7 +438,7 @@ def test_file_lists_only_its_own_aborted_subtransactions(folder: SpillFolder) ->
 
 
 def test_file_with_only_aborted_rows_is_dropped(folder: SpillFolder) -> None:
-    assert spooled(folder, 710, 711).at(end(709, 710, 711)) is None
+    assert spilled(folder, 710, 711).at(end(709, 710, 711)) is None
 
 
 def test_first_and_last_transaction_follow_commit_order() -> None:
@@ -453,13 +455,13 @@ def test_sizes_in_memory_and_in_files_are_counted(receiving: Receiving) -> None:
     """Memory holds streams and ended transactions. What is in files counts only for the size of the batch."""
     pending = receiving.pending
     receiving.take(block((TOP, row(1))))
-    size = pending.streams.size
+    size = pending.in_progress.size
     assert pending.in_memory == size > 0
     assert pending.closed_size == 0
-    receiving.spool()
+    receiving.spill()
     assert pending.in_memory == 0
     receiving.take(block((TOP, row(2)), first=False) + commit())
-    assert pending.streams.size == 0
+    assert pending.in_progress.size == 0
     assert pending.in_memory == pending.closed_in_memory > 0
     assert pending.closed_size == size + pending.in_memory
     closed = pending.closed_size
@@ -479,5 +481,5 @@ def test_full_disk_is_reported_with_the_folder(
     (place / "full").symlink_to("/dev/full")
     monkeypatch.setattr("pgcdc_assets.log.spill.draft_name", lambda: "full")
     with pytest.raises(OSError, match="No space left on device") as told:
-        spooled(folder, SUB)
+        spilled(folder, SUB)
     assert told.value.filename == str(place)

@@ -1,4 +1,4 @@
-"""Asks the source's catalog about the relations that a stream describes."""
+"""The catalog's facts about the relations that a stream describes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from typing import Any
 import psycopg
 
 from pgcdc_assets.errors import CopyBlocked
-from pgcdc_assets.log.receive.whole import Described, described
 from pgcdc_assets.protocol.messages import Relation
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog.tables import relation_facts
 from pgcdc_assets.source.connect.silence import TELL_SECONDS
 from pgcdc_assets.source.slot.blockers import lockers, log_blockers
+
+RelationKey = tuple[int, frozenset[int]]
+"""OID of a relation and the types of its columns, which may change within a run."""
+Described = dict[RelationKey, RelationFacts]
+Describe = Callable[[Sequence[Relation]], Described]
+"""Reads the catalog's facts about all relations of a run at once."""
 
 
 class WaitEnded(Exception):
@@ -68,3 +73,14 @@ def knows_origins(conn: psycopg.Connection[Any]) -> bool:
     """Whether any transaction of the source may have an origin: an origin must be created before its first use."""
     row = conn.execute("SELECT EXISTS (SELECT FROM pg_replication_origin)").fetchone()
     return row is not None and bool(row[0])
+
+
+def described(relation: Relation) -> RelationKey:
+    """The key of a relation's facts."""
+    return relation.relation_id, frozenset(column.type_oid for column in relation.columns)
+
+
+def facts_of(relations: Sequence[Relation], describe: Describe) -> list[RelationFacts]:
+    """The catalog's facts, as they are now, for each of these relations."""
+    known = describe(relations)
+    return [known[described(relation)] for relation in relations]

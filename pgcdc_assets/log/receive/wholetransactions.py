@@ -1,43 +1,86 @@
-"""Whole transactions: which of them are new to the log, and where their boundaries are. No I/O."""
+"""Whole transactions: which of them are new to the log, and the positions that they move. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.endpos import Endpos
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun
-from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.overlap import Overlap
-from pgcdc_assets.log.receive.parts import Taken
-from pgcdc_assets.log.receive.streampositions import StreamPositions
+from pgcdc_assets.log.receive.messagefilter import MessageFilter
+from pgcdc_assets.log.receive.relationfacts import Describe, described
+from pgcdc_assets.log.receive.resendcheck import ResendCheck
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import changed_relations
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
 from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
-from pgcdc_assets.protocol.shape import RelationFacts
 
-RelationKey = tuple[int, frozenset[int]]
-"""OID of a relation and the types of its columns, which may change within a run."""
-Described = dict[RelationKey, RelationFacts]
-Describe = Callable[[Sequence[Relation]], Described]
-"""Reads the catalog's facts about all relations of a run at once."""
+
+@dataclass
+class StreamPositions:
+    """The positions of one connection."""
+
+    transform_lsn: Lsn
+    """The log's position when the connection began."""
+    boundary: Lsn = ZERO
+    """The last transaction boundary that was received: everything that ends at or below it is taken."""
+    seen: Lsn = ZERO
+    """All transactions that commit below it have been received. It does not have to be a boundary."""
+    goal: Endpos | None = None
+    arrived: bool = False
+    """Whether the goal was reached. The frames past the goal are not taken."""
+
+    def __post_init__(self) -> None:
+        self.boundary = self.transform_lsn
+
+    def holds(self, commit_lsn: int) -> bool:
+        """Whether the log has the transaction that commits at ``commit_lsn``. This comparison is enough, because no
+        boundary is inside a commit record."""
+        return commit_lsn < self.transform_lsn
+
+    def reached(self, lsn: int) -> None:
+        self.boundary = max(self.boundary, Lsn(lsn))
+
+    def passed(self, lsn: int) -> None:
+        self.seen = max(self.seen, Lsn(lsn))
+
+    def is_beyond(self, lsn: Lsn, end_lsn: Lsn) -> bool:
+        """Whether a record is past the goal. If so, the goal is reached. ``lsn`` is the start of the record, a
+        boundary."""
+        if self.goal is None or not (self.goal.arrived_at_begin(lsn) or not self.goal.allows(end_lsn)):
+            return False
+        self.arrived = True
+        if self.goal.allows(lsn):
+            self.reached(lsn)
+        return True
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The part of a run that belongs to the log, from transactions that come as a whole."""
+
+    run: FrameRun
+    whole: int
+    """Number of leading frames that belong to complete transactions, or come between transactions."""
+    after: OpenTransaction | None
+    """The transaction that is open after the run."""
 
 
 class WholeTransactions:
     """The whole transactions of one connection. At most one of them is open."""
 
     def __init__(
-        self, positions: StreamPositions, describe: Describe, relations: Relations, choice: Choice,
-        overlap: Overlap | None,
+        self, positions: StreamPositions, describe: Describe, relations: Relations, wanted: MessageFilter,
+        resend_check: ResendCheck | None,
     ) -> None:  # fmt: skip
         self._positions = positions
         self._describe = describe
         self._relations = relations
-        self._choice = choice
-        self.overlap = overlap
+        self._wanted = wanted
+        self.resend_check = resend_check
         """The WAL in which the log may already hold what comes; None once it is passed."""
         self.open: OpenTransaction | None = None
 
@@ -45,7 +88,7 @@ class WholeTransactions:
         """Take in frames that are outside of blocks, and do not end a transaction that came in blocks. Raises
         LogAhead."""
         before = self.open
-        run = self._choice.kept(run, before)
+        run = self._wanted.kept(run, before)
         after = transaction_after(run, before)
         standalone = self._control(run)
         first = self._first_new(run, before, standalone)
@@ -60,13 +103,13 @@ class WholeTransactions:
 
     def _compare(self, run: FrameRun, before: OpenTransaction | None, first: int) -> None:
         """Compare what comes with what the lake holds; ``first`` is the first frame that is new to the log."""
-        if self.overlap is None:
+        if self.resend_check is None:
             return
-        self.overlap.compare(run, before)
+        self.resend_check.compare(run, before)
         if first < len(run):
-            self.overlap.newest_passed()
-        if self._positions.seen >= self.overlap.end:
-            self.overlap = None
+            self.resend_check.newest_passed()
+        if self._positions.seen >= self.resend_check.end:
+            self.resend_check = None
 
     def _control(self, run: FrameRun) -> dict[int, Lsn]:
         """Put Relation and Type messages in force, also in skipped transactions, because they come only once per
@@ -150,14 +193,3 @@ class WholeTransactions:
                 self._positions.reached(lsn)
                 ends.append(index - first + 1)
         return max(ends, default=0)
-
-
-def described(relation: Relation) -> RelationKey:
-    """The key of a relation's facts."""
-    return relation.relation_id, frozenset(column.type_oid for column in relation.columns)
-
-
-def facts_of(relations: Sequence[Relation], describe: Describe) -> list[RelationFacts]:
-    """The catalog's facts, as they are now, for each of these relations."""
-    known = describe(relations)
-    return [known[described(relation)] for relation in relations]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.log.batch import PendingBatch
-from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.intake import Intake
-from pgcdc_assets.log.receive.parts import Taken
-from pgcdc_assets.log.receive.whole import described
+from pgcdc_assets.log.receive.messagefilter import MessageFilter
+from pgcdc_assets.log.receive.relationfacts import described
+from pgcdc_assets.log.receive.wholetransactions import Taken
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import FILLED_SCHEMA, table_of
 from pgcdc_assets.log.transactions import transaction_after
@@ -23,7 +23,7 @@ from pgcdc_assets.protocol.shape import RelationFacts
 from tests.log.streams import TRANSACTIONS, begin, build, commit, frame, message, origin, relation, run_of
 
 
-def _walked(frames: list[bytes], choice: Choice) -> list[bytes]:
+def _walked(frames: list[bytes], wanted: MessageFilter) -> list[bytes]:
     """The plain walk, frame by frame."""
     kept: list[bytes] = []
     inside = of_origin = False
@@ -31,8 +31,8 @@ def _walked(frames: list[bytes], choice: Choice) -> list[bytes]:
         kind = chr(each[25])
         if kind == "B":
             inside, of_origin = True, False
-        gone = kind == "M" and not choice.messages
-        gone |= kind in "IUDTM" and inside and of_origin and not choice.origins
+        gone = kind == "M" and not wanted.messages
+        gone |= kind in "IUDTM" and inside and of_origin and not wanted.origins
         of_origin |= kind == "O"
         inside &= kind != "C"
         if not gone:
@@ -40,12 +40,12 @@ def _walked(frames: list[bytes], choice: Choice) -> list[bytes]:
     return kept
 
 
-def _in_parts(frames: list[bytes], cuts: list[int], choice: Choice) -> list[bytes]:
+def _in_parts(frames: list[bytes], cuts: list[int], wanted: MessageFilter) -> list[bytes]:
     found: list[bytes] = []
     state = None
     edges = sorted({0, len(frames), *(cut % (len(frames) + 1) for cut in cuts)})
     for start, end in itertools.pairwise(edges):
-        run = choice.kept(run_of(frames[start:end], start), state)
+        run = wanted.kept(run_of(frames[start:end], start), state)
         offsets, lengths = run.offsets.tolist(), run.lengths.tolist()
         found += [bytes(run.raw[at : at + length]) for at, length in zip(offsets, lengths, strict=True)]
         state = transaction_after(run, state)
@@ -59,23 +59,23 @@ def test_kept_frames_equal_those_of_a_plain_walk(
     transactions: list[Any], cuts: list[int], messages: tuple[str, ...], origins: bool
 ) -> None:
     frames = build(transactions, Relations()).frames
-    choice = Choice(messages, origins=origins)
-    assert _in_parts(frames, cuts, choice) == _walked(frames, choice)
+    wanted = MessageFilter(messages, origins=origins)
+    assert _in_parts(frames, cuts, wanted) == _walked(frames, wanted)
 
 
 def test_kept_frames_hold_no_bytes_of_dropped_frames() -> None:
     frames = [frame(message(number, b"x" * 1000, transactional=False), number) for number in range(1, 100)]
-    kept = Choice(()).kept(run_of([*frames, frame(begin(500, 1)), *frames], 0), None)
+    kept = MessageFilter(()).kept(run_of([*frames, frame(begin(500, 1)), *frames], 0), None)
     assert (len(kept), len(kept.raw)) == (1, kept.size)
     assert kept.sequence.tolist() == [99]
 
 
-@pytest.mark.parametrize("choice", [Choice(()), Choice(("p",), origins=False)])
-def test_transaction_with_only_excluded_messages_leaves_no_row(choice: Choice) -> None:
+@pytest.mark.parametrize("wanted", [MessageFilter(()), MessageFilter(("p",), origins=False)])
+def test_transaction_with_only_excluded_messages_leaves_no_row(wanted: MessageFilter) -> None:
     """It leaves no row, and its end is a position."""
     frames = [begin(100, 7), origin("elsewhere"), message(50, b"x", transactional=True), commit(100, 148)]
     relations, pending = Relations(), PendingBatch()
-    intake = Intake(lambda asked: {}, relations, ZERO, choice=choice)
+    intake = Intake(lambda asked: {}, relations, ZERO, wanted=wanted)
     (taken,) = intake.take(run_of([frame(each, 50) for each in frames], 0))
     assert isinstance(taken, Taken)
     pending.receive(taken.run, taken.whole, taken.after, 0.0)
@@ -83,12 +83,12 @@ def test_transaction_with_only_excluded_messages_leaves_no_row(choice: Choice) -
 
 
 def test_chosen_messages_of_a_transaction_keep_their_order() -> None:
-    choice = Choice(("chosen",))
+    wanted = MessageFilter(("chosen",))
     frames = [begin(100, 7), relation(1, "t"), message(50, b"x", transactional=True)]
     frames += [message(60, b"y", transactional=True).replace(b"p\0", b"chosen\0", 1), commit(100, 148)]
     relations, pending = Relations(), PendingBatch()
     intake = Intake(
-        lambda asked: {described(one): RelationFacts(None) for one in asked}, relations, ZERO, choice=choice
+        lambda asked: {described(one): RelationFacts(None) for one in asked}, relations, ZERO, wanted=wanted
     )
     (taken,) = intake.take(run_of([frame(each, 60) for each in frames], 0))
     assert isinstance(taken, Taken)

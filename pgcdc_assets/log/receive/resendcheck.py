@@ -18,11 +18,10 @@ from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogAhead
 from pgcdc_assets.log.framerun import IS_TABLE_CHANGE, FrameRun
-from pgcdc_assets.log.prepared import PreparedTransaction
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.choice import of_origin, within_transactions
+from pgcdc_assets.log.receive.messagefilter import of_origin, within_transactions
 from pgcdc_assets.log.segment import read_rows
-from pgcdc_assets.log.transactions import OpenTransaction
+from pgcdc_assets.log.transactions import OpenTransaction, PreparedTransaction
 from pgcdc_assets.protocol.layouts import TABLE_CHANGES, MessageKind
 from pgcdc_assets.source.connect.failures import NEW_LAKE
 
@@ -30,7 +29,7 @@ _OF_TABLES = {chr(kind) for kind in TABLE_CHANGES}
 
 
 @dataclass
-class Overlap:
+class ResendCheck:
     """The range of WAL in which the source can have only one transaction: the log's newest."""
 
     start: Lsn
@@ -44,7 +43,7 @@ class Overlap:
 
     @classmethod
     def of(cls, log: ChangeLog, confirmed: Lsn | None, *, origins: bool = True) -> Self | None:
-        """The overlap of a slot at ``confirmed`` and the log; None if the slot is not behind the log. ``origins``:
+        """The check for a slot at ``confirmed``; None if the slot is not behind the log. ``origins``:
         whether transactions with an origin are asked for."""
         end = log.position()
         if confirmed is None or confirmed >= end:
@@ -57,7 +56,7 @@ class Overlap:
         return cls(newest, end, batches[-1].last_xid, came=not _comes_again(log, newest, origins=origins))
 
     def above(self, floor: Lsn) -> Self | None:
-        """The rest of the overlap for a slot at ``floor``: the process that held the slot before us may have confirmed
+        """The rest of the check for a slot at ``floor``: the process that held the slot before us may have confirmed
         more."""
         if floor <= self.start:
             return self
@@ -65,7 +64,7 @@ class Overlap:
 
     def compare(self, run: FrameRun, before: OpenTransaction | None) -> None:
         """Check frames as they come. ``before`` is the transaction that was open before them. Raises LogAhead if they
-        contain another transaction in the overlap."""
+        contain another transaction in the resend_check."""
         found = run.brackets
         finals: Ints = np.concatenate(([before.final_lsn if before else -1], found.final_lsn))
         if self.newest is not None and not self.came:

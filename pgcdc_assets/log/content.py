@@ -1,8 +1,8 @@
 """The content of transactions in progress: frames in memory, and segments under ``_spill/`` until the commit.
 
 Two threads share this content, as they share a batch. The receiving thread fills the frames. Only the writing thread
-fills and reads ``spooled``. A segment is written once. At the commit it moves into the log unchanged, and the facts
-that were not known before are stored next to it (:class:`LateFacts`). Frames that are still in memory at the commit
+fills and reads ``spilled``. A segment is written once. At the commit it moves into the log unchanged, and the facts
+that were not known before are stored next to it (:class:`CommitFacts`). Frames that are still in memory at the commit
 become ordinary rows.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,39 +19,38 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.log.commitfacts import SUBXID, CommitFacts, between
 from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
-from pgcdc_assets.log.latefacts import SUBXID, LateFacts
-from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
 from pgcdc_assets.log.relations import Overlay
-from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_in_progress, tally_of_table
-from pgcdc_assets.log.segment import StagedSegment
-from pgcdc_assets.log.transactions import OpenBlock
+from pgcdc_assets.log.rows import Rows, Tally, rows_in_progress, tally_of_table
+from pgcdc_assets.log.segment import SegmentDraft
+from pgcdc_assets.log.transactions import OpenBlock, PreparedKey, PreparedTransaction
 from pgcdc_assets.store.scratch import DraftFile
 
-_COUNTED = ["relation_id", "kind", "schema_id", "payload", SUBXID]
+_COUNTED: Final = ["relation_id", "kind", "schema_id", "payload", SUBXID]
 
 
 @dataclass
-class Staged:
+class StagedSegments:
     """Written segments that no commit names yet, and the tally of their rows."""
 
-    files: list[tuple[StagedSegment, LateFacts | None]] = field(default_factory=list)
-    """Each segment, with its late facts if it was written while its transaction was in progress."""
+    files: list[tuple[SegmentDraft, CommitFacts | None]] = field(default_factory=list)
+    """Each segment, with its commit facts if it was written while its transaction was in progress."""
     tally: Tally = field(default_factory=Tally)
     kept: dict[PreparedKey, int] = field(default_factory=dict)
     """Prepared transactions whose kept content is in these segments, each with its ``commit_lsn``."""
 
-    def add(self, other: Staged) -> None:
+    def add(self, other: StagedSegments) -> None:
         self.files += other.files
         self.tally.add(other.tally)
         self.kept |= other.kept
 
 
 @dataclass(frozen=True)
-class SpooledSegment:
+class SpilledSegment:
     """A segment of a transaction in progress, and the tally of its rows, rows that were rolled back included."""
 
-    segment: StagedSegment
+    segment: SegmentDraft
     tally: Tally
     """The schema ids in it are provisional."""
     lowest: int
@@ -78,65 +77,27 @@ class SpooledSegment:
             bytes=given["bytes"],
         )
         report = FileReport(given["file"], given["size"], given["rows"], given["stats"])
-        return cls(StagedSegment(draft, report), tally, given["lowest"], given["highest"])
+        return cls(SegmentDraft(draft, report), tally, given["lowest"], given["highest"])
 
-    def counted(self, aborted: Ints) -> int:
-        """How many of its rows count if the subtransactions ``aborted`` (sorted) were rolled back."""
-        gone = _within(aborted, self.lowest, self.highest)
-        if not len(gone):
+    def counted(self, aborted: tuple[int, ...]) -> int:
+        """How many of its rows count if the subtransactions ``aborted`` (ascending) were rolled back."""
+        gone = between(aborted, self.lowest, self.highest)
+        if not gone:
             return self.segment.report.rows
         subxid = pq.read_table(self.segment.draft.path, columns=[SUBXID])[SUBXID].to_numpy()
-        return int((~np.isin(subxid, gone)).sum())
+        return int((~np.isin(subxid, np.array(gone))).sum())
 
-    def at(self, end: StreamEnd) -> Staged | None:
+    def at(self, commit: CommitFacts) -> StagedSegments | None:
         """The segment as part of the log, after the transaction committed. None if no row of it counts."""
-        schema_ids = {provisional: end.schema_ids[provisional] for provisional in sorted(self.tally.schema_ids)}
-        aborted = _within(end.aborted, self.lowest, self.highest)
-        if not len(aborted):
-            late = LateFacts(end.commit_lsn, end.commit_ts, (), schema_ids)
-            return Staged([(self.segment, late)], replace(self.tally, schema_ids=set(schema_ids.values())))
+        schema_ids = {provisional: commit.schema_ids[provisional] for provisional in sorted(self.tally.schema_ids)}
+        facts = replace(commit.within(self.lowest, self.highest), schema_ids=schema_ids)
+        if not facts.aborted:
+            return StagedSegments([(self.segment, facts)], replace(self.tally, schema_ids=set(schema_ids.values())))
         table = pq.read_table(self.segment.draft.path, columns=_COUNTED)
-        aborted = aborted[np.isin(aborted, table[SUBXID].to_numpy())]
-        late = LateFacts(end.commit_lsn, end.commit_ts, tuple(aborted.tolist()), schema_ids)
-        tally = tally_of_table(late.fill(table), self.tally.partitions)
-        return Staged([(self.segment, late)], tally) if tally.rows else None
-
-
-def _within(aborted: Ints, lowest: int, highest: int) -> Ints:
-    first, last = np.searchsorted(aborted, (lowest, highest + 1))
-    return aborted[first:last]
-
-
-@dataclass(frozen=True)
-class StreamEnd:
-    """The facts of a transaction that are known at its commit."""
-
-    commit_lsn: int
-    commit_ts: int
-    """Microseconds since 1970."""
-    aborted: Ints
-    """The subtransactions that were rolled back, sorted."""
-    schema_ids: Mapping[int, int]
-    """Maps provisional ids to the ids of the log."""
-
-    def rows(self, rows: Rows) -> Rows:
-        """Turns rows in progress into rows of the log: keeps the rows that count, and fills in the facts of the
-        commit."""
-        assert rows.subxid is not None
-        kept = rows.take(np.flatnonzero(~np.isin(rows.subxid, self.aborted)))
-        number = len(kept)
-        schema_id = kept.schema_id.copy()
-        known = np.flatnonzero(kept.relation_id != ABSENT)
-        if len(known):
-            final = np.array([self.schema_ids[provisional] for provisional in range(len(self.schema_ids))], np.int64)
-            schema_id[known] = final[schema_id[known]]
-        return replace(
-            kept,
-            commit_lsn=np.full(number, self.commit_lsn, dtype=np.int64),
-            commit_ts=np.full(number, self.commit_ts, dtype=np.int64),
-            schema_id=schema_id,
-            subxid=None,
-        )
+        aborted = np.array(facts.aborted, dtype=np.int64)
+        facts = replace(facts, aborted=tuple(aborted[np.isin(aborted, table[SUBXID].to_numpy())].tolist()))
+        tally = tally_of_table(facts.fill(table), self.tally.partitions)
+        return StagedSegments([(self.segment, facts)], tally) if tally.rows else None
 
 
 @dataclass(frozen=True)
@@ -148,7 +109,7 @@ class BlockFrames:
 
 
 @dataclass
-class PendingBlocks:
+class InProgressFrames:
     """The frames of a transaction in progress that are in memory."""
 
     opening: OpenBlock
@@ -168,98 +129,97 @@ _NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 
 @dataclass
-class PendingStream:
+class InProgressContent:
     """The received part of one transaction in progress."""
 
-    pending: PendingBlocks
+    frames: InProgressFrames
     overlay: Overlay
     changes: int = 0
     """Number of changes received, changes that were rolled back included."""
-    spooled: list[SpooledSegment] = field(default_factory=list)
-    spooled_size: int = 0
+    spilled: list[SpilledSegment] = field(default_factory=list)
+    spilled_size: int = 0
     """Bytes of the frames that went into these segments."""
 
     @classmethod
     def of(cls, transaction: PreparedTransaction) -> Self:
         """A prepared transaction without its content, which was kept at its PREPARE."""
         opening = OpenBlock(transaction.key.xid, transaction.changes, transaction.origin)
-        return cls(PendingBlocks(opening), transaction.overlay, transaction.changes, spooled_size=transaction.bytes)
+        return cls(InProgressFrames(opening), transaction.overlay, transaction.changes, spilled_size=transaction.bytes)
 
-    def add(self, frames: BlockFrames, origin: str | None) -> None:
+    def add(self, block: BlockFrames, origin: str | None) -> None:
         """Add the next frames. ``origin`` is the transaction's origin, which the server sends before the first
         change."""
-        pending = self.pending
         if not self.changes:
-            pending.opening = replace(pending.opening, origin=origin)
-        pending.blocks.append(frames)
-        pending.size += frames.run.footprint
-        self.changes += int(IS_CHANGE[frames.run.kinds].sum())
+            self.frames.opening = replace(self.frames.opening, origin=origin)
+        self.frames.blocks.append(block)
+        self.frames.size += block.run.footprint
+        self.changes += int(IS_CHANGE[block.run.kinds].sum())
 
-    def take(self) -> PendingBlocks:
-        """Hand over the frames in memory, to be spooled."""
-        taken = self.pending
-        self.pending = PendingBlocks(replace(taken.opening, ordinal=self.changes))
-        self.spooled_size += taken.size
+    def take(self) -> InProgressFrames:
+        """Hand over the frames in memory, to be spilled."""
+        taken = self.frames
+        self.frames = InProgressFrames(replace(taken.opening, ordinal=self.changes))
+        self.spilled_size += taken.size
         return taken
 
 
 @dataclass(frozen=True)
-class EndedStream:
+class CommittedContent:
     """A transaction that has committed, and may still have frames in memory."""
 
-    stream: PendingStream
-    end: StreamEnd
+    content: InProgressContent
+    facts: CommitFacts
     kept: PreparedKey | None = None
     """Set if the lake has kept its segments since its PREPARE."""
 
     @property
     def size(self) -> int:
         """Bytes in memory."""
-        return self.stream.pending.size
+        return self.content.frames.size
 
 
-class PendingStreams:
+class ContentByXid:
     """The transactions in progress, by xid, and the transactions that are prepared but not kept yet."""
 
     def __init__(self) -> None:
-        self._open: dict[int, PendingStream] = {}
-        self._prepared: dict[PreparedKey, tuple[PreparedTransaction, PendingStream]] = {}
+        self._open: dict[int, InProgressContent] = {}
+        self._prepared: dict[PreparedKey, tuple[PreparedTransaction, InProgressContent]] = {}
 
     @property
     def size(self) -> int:
         """Bytes of all frames in memory."""
-        return sum(stream.pending.size for stream in self._all())
+        return sum(content.frames.size for content in self._all())
 
-    def add(self, xid: int, overlay: Overlay, frames: BlockFrames, origin: str | None) -> None:
-        stream = self._open.get(xid)
-        if stream is None:
-            stream = self._open[xid] = PendingStream(PendingBlocks(OpenBlock(xid)), overlay)
-        stream.add(frames, origin)
+    def add(self, xid: int, overlay: Overlay, block: BlockFrames, origin: str | None) -> None:
+        content = self._open.get(xid)
+        if content is None:
+            content = self._open[xid] = InProgressContent(InProgressFrames(OpenBlock(xid)), overlay)
+        content.add(block, origin)
 
-    def pop(self, xid: int) -> PendingStream | None:
+    def pop(self, xid: int) -> InProgressContent | None:
         """Remove a transaction that is no longer in progress. None if it has no frames here."""
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:
         """The transaction is prepared. It is now stored by its key, because its xid may come again."""
-        stream = self._open.pop(transaction.key.xid, None) or PendingStream.of(transaction)
-        self._prepared[transaction.key] = transaction, stream
+        content = self._open.pop(transaction.key.xid, None) or InProgressContent.of(transaction)
+        self._prepared[transaction.key] = transaction, content
 
-    def take_prepared(self) -> list[tuple[PreparedTransaction, PendingStream]]:
+    def take_prepared(self) -> list[tuple[PreparedTransaction, InProgressContent]]:
         """Hand over the prepared transactions, to be kept."""
         taken, self._prepared = list(self._prepared.values()), {}
         return taken
 
-    def pop_prepared(self, key: PreparedKey) -> PendingStream | None:
+    def pop_prepared(self, key: PreparedKey) -> InProgressContent | None:
         """Remove a prepared transaction that has ended. None if it was already handed over."""
-        _, stream = self._prepared.pop(key, (None, None))
-        return stream
+        _, content = self._prepared.pop(key, (None, None))
+        return content
 
     @property
-    def largest(self) -> PendingStream:
+    def largest(self) -> InProgressContent:
         """The transaction with the most bytes in memory."""
-        return max(self._all(), key=lambda stream: stream.pending.size)
+        return max(self._all(), key=lambda content: content.frames.size)
 
-    def _all(self) -> Iterator[PendingStream]:
+    def _all(self) -> Iterator[InProgressContent]:
         yield from self._open.values()
-        yield from (stream for _, stream in self._prepared.values())
+        yield from (content for _, content in self._prepared.values())

@@ -1,4 +1,4 @@
-"""Facts of a transaction that are known only at its commit, and are stored once per file of its rows.
+"""Facts of a transaction that are known only at its commit. For rows written before, they are stored once per file.
 
 Rows of a transaction in progress are written before its commit. In such a file ``commit_lsn`` and ``commit_ts`` are
 NULL, ``subxid`` names the subtransaction of each row, and ``schema_id`` holds provisional ids. At the commit the file
@@ -17,8 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.log.rows import ABSENT, Rows
+
 SUBXID: Final = "subxid"
-"""The column that only files with late facts have."""
+"""The column that only files with commit facts have."""
 _COMMIT_LSN: Final = "pgcdc.commit_lsn"
 _COMMIT_TS: Final = "pgcdc.commit_ts"
 _ABORTED: Final = "pgcdc.aborted"
@@ -26,8 +28,8 @@ _SCHEMA_IDS: Final = "pgcdc.schema_ids"
 
 
 @dataclass(frozen=True)
-class LateFacts:
-    """Facts that are missing in the rows of a file."""
+class CommitFacts:
+    """Facts that rows lack if they were written, or made, while their transaction was in progress."""
 
     commit_lsn: int
     commit_ts: int
@@ -65,7 +67,7 @@ class LateFacts:
 
         A transaction may have a million rollbacks and hundreds of files, and each file has its own tags.
         """
-        return replace(self, aborted=self.aborted[bisect_left(self.aborted, low) : bisect_right(self.aborted, high)])
+        return replace(self, aborted=between(self.aborted, low, high))
 
     def fill(self, table: pa.Table) -> pa.Table:
         """The rows of the file that count, with the facts filled into the table's columns. Rows of aborted
@@ -84,10 +86,33 @@ class LateFacts:
             table = _with_column(table, "schema_id", self._final(table["schema_id"]))
         return table
 
+    def fill_rows(self, rows: Rows) -> Rows:
+        """Like :meth:`fill`, for rows that are not written yet. Every provisional id must be in ``schema_ids``."""
+        assert rows.subxid is not None
+        kept = rows.take(np.flatnonzero(~np.isin(rows.subxid, np.array(self.aborted, dtype=np.int64))))
+        number = len(kept)
+        schema_id = kept.schema_id.copy()
+        known = np.flatnonzero(kept.relation_id != ABSENT)
+        if len(known):
+            final = np.array([self.schema_ids[provisional] for provisional in range(len(self.schema_ids))], np.int64)
+            schema_id[known] = final[schema_id[known]]
+        return replace(
+            kept,
+            commit_lsn=np.full(number, self.commit_lsn, dtype=np.int64),
+            commit_ts=np.full(number, self.commit_ts, dtype=np.int64),
+            schema_id=schema_id,
+            subxid=None,
+        )
+
     def _final(self, schema_id: pa.ChunkedArray) -> pa.ChunkedArray:
         provisional = pa.array(list(self.schema_ids.keys()), pa.int64())
         final = pa.array(list(self.schema_ids.values()), pa.int64())
         return pc.coalesce(pc.take(final, pc.index_in(schema_id, value_set=provisional)), schema_id)
+
+
+def between(xids: tuple[int, ...], low: int, high: int) -> tuple[int, ...]:
+    """Those of ascending xids that are from ``low`` to ``high``."""
+    return xids[bisect_left(xids, low) : bisect_right(xids, high)]
 
 
 def _with_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:

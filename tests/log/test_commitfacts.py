@@ -1,4 +1,4 @@
-"""Files with late facts: what their tags say, and that every reader of the log reads them like other files."""
+"""Files with commit facts: what their tags say, and that every reader of the log reads them like other files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from pgcdc_assets.core.layout import commit_name
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt
-from pgcdc_assets.log.counting import rows_by_relation
-from pgcdc_assets.log.latefacts import LateFacts
-from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.commitfacts import CommitFacts
+from pgcdc_assets.log.reader import ChangeLog, rows_by_relation
+from pgcdc_assets.log.receive.resendcheck import ResendCheck
 from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, SegmentFile, read_rows, read_slices
 from pgcdc_assets.log.upkeep import compact, forget
 from pgcdc_assets.store.local import path_of
@@ -54,22 +53,22 @@ HISTORY = (
     st.integers(0, 2**63 - 1), st.integers(-(2**62), 2**62), st.sets(XIDS), st.dictionaries(XIDS, st.integers(-9, 9))
 )
 def test_facts_round_trip_through_their_tags(lsn: int, ts: int, aborted: set[int], schema_ids: dict[int, int]) -> None:
-    late = LateFacts(lsn, ts, tuple(sorted(aborted)), schema_ids)
+    late = CommitFacts(lsn, ts, tuple(sorted(aborted)), schema_ids)
     tags = late.to_tags()
     assert all(isinstance(text, str) for text in tags.values())
-    assert LateFacts.of_tags({"pgcdc.batch_end": "7", **tags}) == late
+    assert CommitFacts.of_tags({"pgcdc.batch_end": "7", **tags}) == late
     assert pickle.loads(pickle.dumps(late)) == late
-    assert hash(late) == hash(LateFacts.of_tags(tags))
+    assert hash(late) == hash(CommitFacts.of_tags(tags))
 
 
 def test_tags_are_short() -> None:
-    late = LateFacts(Lsn(16), 5, (7, *range(700, 901), 1000), {1: -5, 2: 6})
+    late = CommitFacts(Lsn(16), 5, (7, *range(700, 901), 1000), {1: -5, 2: 6})
     assert late.to_tags() == {
         "pgcdc.commit_lsn": "16", "pgcdc.commit_ts": "5", "pgcdc.aborted": "7,700-900,1000",
         "pgcdc.schema_ids": "1:-5,2:6",
     }  # fmt: skip
-    assert LateFacts(1, 2).to_tags() == {"pgcdc.commit_lsn": "1", "pgcdc.commit_ts": "2"}
-    assert LateFacts.of_tags({"pgcdc.batch_end": "7"}) is None
+    assert CommitFacts(1, 2).to_tags() == {"pgcdc.commit_lsn": "1", "pgcdc.commit_ts": "2"}
+    assert CommitFacts.of_tags({"pgcdc.batch_end": "7"}) is None
 
 
 @pytest.mark.parametrize(
@@ -85,28 +84,28 @@ def test_tags_are_short() -> None:
 )
 def test_invalid_tags_are_refused(tags: dict[str, str]) -> None:
     with pytest.raises(ValueError):
-        LateFacts.of_tags(tags)
+        CommitFacts.of_tags(tags)
 
 
 @given(st.lists(XIDS, max_size=20, unique=True).map(sorted), XIDS, XIDS)
 def test_file_keeps_only_the_aborted_subtransactions_of_its_own_range(aborted: list[int], one: int, other: int) -> None:
     low, high = min(one, other), max(one, other)
-    found = LateFacts(1, 2, tuple(aborted), {3: 4}).within(low, high)
-    assert found == LateFacts(1, 2, tuple(xid for xid in aborted if low <= xid <= high), {3: 4})
+    found = CommitFacts(1, 2, tuple(aborted), {3: 4}).within(low, high)
+    assert found == CommitFacts(1, 2, tuple(xid for xid in aborted if low <= xid <= high), {3: 4})
 
 
 def test_late_facts_are_filled_into_the_rows() -> None:
-    late = LateFacts(Lsn(9), 1_000_000, (701, 702), {1: 11, 3: 1})
+    late = CommitFacts(Lsn(9), 1_000_000, (701, 702), {1: 11, 3: 1})
     filled = late.fill(TABLE)
     assert filled.schema.equals(TABLE.schema.remove(4))
     assert filled["commit_lsn"].to_pylist() == [9, 9, 9]
     assert filled["commit_ts"].cast(pa.int64()).to_pylist() == [1_000_000] * 3
     assert filled["schema_id"].to_pylist() == [11, None, 1]
     assert filled["kind"].to_pylist() == ["I", "M", "I"]
-    assert LateFacts(9, 1).fill(TABLE)["schema_id"].to_pylist() == [1, 2, None, 3]
+    assert CommitFacts(9, 1).fill(TABLE)["schema_id"].to_pylist() == [1, 2, None, 3]
     assert late.fill(TABLE.select(["kind", "subxid"])).to_pydict() == {"kind": ["I", "M", "I"]}
-    assert LateFacts(9, 1).fill(TABLE.select(["kind"])).num_rows == 4
-    assert LateFacts(9, 1, (700, 701, 703), {1: 2}).fill(TABLE).to_pylist() == []
+    assert CommitFacts(9, 1).fill(TABLE.select(["kind"])).num_rows == 4
+    assert CommitFacts(9, 1, (700, 701, 703), {1: 2}).fill(TABLE).to_pylist() == []
     assert late.fill(TABLE.slice(0, 0)).schema.equals(filled.schema)
 
 
@@ -139,7 +138,7 @@ def _same(plain: ChangeLog, early: ChangeLog) -> None:
         assert early.verify(LsnRange(batch.start, batch.end)) == [batch]
     for confirmed in range(START, plain.position() + 1, STEP):
         for origins in (True, False):
-            found = [Overlap.of(log, Lsn(confirmed), origins=origins) for log in (plain, early)]
+            found = [ResendCheck.of(log, Lsn(confirmed), origins=origins) for log in (plain, early)]
             assert found[0] == found[1]
 
 
@@ -174,7 +173,7 @@ def _same_when_compacted(plain: ChangeLog, early: ChangeLog) -> None:
     assert fresh.verify(whole(fresh)) == plain.verify(whole(plain))
     if saved:
         (merged,) = fresh.all_segments()
-        assert (merged.late, merged.rows) == (None, len(rows_in(plain)))
+        assert (merged.commit_facts, merged.rows) == (None, len(rows_in(plain)))
         assert pq.read_schema(path_of(merged.path)).names == FILLED_SCHEMA.names
     for span in spans(plain):
         assert rows_by_relation(fresh, span) == rows_by_relation(plain, span)
@@ -191,22 +190,22 @@ def _same_when_cut_off(plain: ChangeLog, early: ChangeLog) -> None:
 
 def test_early_files_are_found_by_their_commit(tmp_path: Path) -> None:
     _, log = twins(tmp_path, HISTORY)
-    late = [segment for segment in log.all_segments() if segment.late is not None]
+    late = [segment for segment in log.all_segments() if segment.commit_facts is not None]
     assert len(late) == 4
     for segment in late:
-        assert segment.late is not None
-        assert segment.commit_min == segment.commit_max == segment.late.commit_lsn
+        assert segment.commit_facts is not None
+        assert segment.commit_min == segment.commit_max == segment.commit_facts.commit_lsn
     first = LsnRange(START, Lsn(START + STEP))
-    assert {segment.file for segment in log.segments(first) if segment.late} == {late[0].file}
-    assert not any(segment.late for segment in log.segments(LsnRange(Lsn(START + STEP), Lsn(START + 2 * STEP))))
-    assert not any(segment.late for segment in log.segments(first, [3]))
+    assert {segment.file for segment in log.segments(first) if segment.commit_facts} == {late[0].file}
+    assert not any(segment.commit_facts for segment in log.segments(LsnRange(Lsn(START + STEP), Lsn(START + 2 * STEP))))
+    assert not any(segment.commit_facts for segment in log.segments(first, [3]))
     assert sum(segment.rows for segment in late) == 9, "as they stand"
 
 
 def test_tags_of_a_file_name_only_the_aborted_subtransactions_it_holds(tmp_path: Path) -> None:
     changes = tuple(Change("I", 1, 0, sub, b"x") for sub in (0, 1, 2, 3))
     _, log = twins(tmp_path, [[Transaction(changes, (1, 2, 4), files=2)]])
-    told = [segment.late.aborted for segment in log.all_segments() if segment.late is not None]
+    told = [segment.commit_facts.aborted for segment in log.all_segments() if segment.commit_facts is not None]
     assert sorted(told) == [(101,), (102,)]
     log.verify(whole(log))
 
@@ -285,7 +284,7 @@ def test_row_that_was_never_written_is_detected_as_missing(tmp_path: Path) -> No
 
 def test_rows_keep_the_order_of_their_file(tmp_path: Path) -> None:
     _, log = twins(tmp_path, [[Transaction(tuple(Change("I", 1, 0, at % 2, b"") for at in range(10)), (1,))]])
-    (late,) = [segment.file for segment in log.all_segments() if segment.late is not None]
+    (late,) = [segment.file for segment in log.all_segments() if segment.commit_facts is not None]
     found = read_rows(late, ["tx_ordinal"], pc.field("commit_lsn") > 0)
     assert found["tx_ordinal"].to_pylist() == [0, 2, 4, 6, 8]
     assert read_rows(late).schema.equals(FILLED_SCHEMA)

@@ -16,10 +16,10 @@ import pytest
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.inprogress import TransactionsInProgress
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive import announce
-from pgcdc_assets.log.receive.announce import Announcement, Announcer, announced
+from pgcdc_assets.log.receive import progressfile
+from pgcdc_assets.log.receive.progressfile import Announcement, Announcer, announced
+from pgcdc_assets.log.transactions import TransactionsInProgress
 from pgcdc_assets.protocol.messages import StreamStart
 from pgcdc_assets.store import lease
 from pgcdc_assets.store.base import Lease
@@ -99,7 +99,7 @@ def test_announcement_of_a_dead_receiver_is_not_shown(source: Source, way: str) 
 
 
 def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(progressfile, "_PAUSE_SECONDS", 0)
     line = SAID.to_line()
     assert Announcement.from_line(line) == SAID
     layout = Layout.of(tmp_path)
@@ -116,7 +116,7 @@ def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest
 
 def test_announcement_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a full disk nor another receiver with its own announcement, which may outlive its run by a second."""
-    monkeypatch.setattr(announce, "ANNOUNCE_SECONDS", 0)
+    monkeypatch.setattr(progressfile, "ANNOUNCE_SECONDS", 0)
     layout, open_ = Layout.of(tmp_path), TransactionsInProgress()
     open_.start(StreamStart(771, True), Lsn(8), 0.0)
     here = Announcer(layout)

@@ -25,7 +25,7 @@ _PREFIX_AT = HEADER + 1 + 1 + 8
 
 
 @dataclass
-class Choice:
+class MessageFilter:
     """The settings ``messages`` and ``origin``, as rules for frames."""
 
     messages: Sequence[str] = ()

@@ -17,7 +17,7 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LeaseLost, StoreFailed
-from pgcdc_assets.log.inprogress import TransactionsInProgress
+from pgcdc_assets.log.transactions import TransactionsInProgress
 from pgcdc_assets.store import lease
 from pgcdc_assets.store.base import Lease
 
