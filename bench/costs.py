@@ -67,7 +67,7 @@ class Costs:
 
         @dg.op
         def record_all(context: dg.OpExecutionContext) -> None:
-            observer = DagsterObserver(context, settings.layout, Nobody())
+            observer = DagsterObserver(context, settings, Nobody())
             with self._driver(f"{count:,} tables copied", count):
                 for table in tables:
                     observer.copied(CopyReport(table, Lsn(16), 50, 4000, 1, 0.1, 1))

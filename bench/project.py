@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Observer, Silent
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 
 
@@ -27,7 +27,7 @@ def project(folder: Path, conninfo: str, slot: str, **given: Any) -> Iterator[Se
     os.chdir(folder)
     try:
         settings = Settings(source=conninfo, slot=slot, **given)
-        save_catalog(setup(settings, conninfo).catalog, CATALOG_FILE)
+        save_catalog(setup(settings, conninfo).catalog, settings.catalog_file)
         yield settings
     finally:
         os.chdir(before)

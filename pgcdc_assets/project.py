@@ -13,7 +13,7 @@ from pathlib import Path
 from pgcdc_assets.core.master import on_this_host
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.projectfile import SETTINGS_FILE
-from pgcdc_assets.settings import CATALOG_FILE, STATE_FOLDER, Settings
+from pgcdc_assets.settings import STATE_FOLDER, Settings
 from pgcdc_assets.store.private import private_folder
 
 LOCATION = "pgcdc_assets"
@@ -64,21 +64,23 @@ load_from:
 """
 
 
-def enter_project() -> None:
-    """Change to the ``working_directory`` of a code location, if it is a project's folder.
+def enter_project() -> Settings:
+    """Change to the ``working_directory`` of a code location, if it is a project's folder. Returns the settings there.
 
     While Dagster imports the definitions, also for a run, it puts that folder first on ``sys.path``, but does not
     change to it. A code location without a project has no assets; this logs a warning.
     """
     named = Path(sys.path[0] if sys.path else "").absolute()
-    if (named / CATALOG_FILE).is_file() or (named / SETTINGS_FILE).is_file():
+    if (named / STATE_FOLDER).is_dir() or (named / SETTINGS_FILE).is_file():
         os.chdir(named)
-    if not CATALOG_FILE.is_file():
+    settings = Settings.load()
+    if not settings.catalog_file.is_file():
         logging.getLogger(__name__).warning(
             "there is no saved catalog %s, so this code location has no assets: run `pgcdc setup` in the project's "
             "folder; if that is another folder, set it as `working_directory` of the code location",
-            CATALOG_FILE.absolute(),
+            settings.catalog_file.absolute(),
         )
+    return settings
 
 
 def started_source(settings: Settings, *, survive: bool = True) -> str:
@@ -100,8 +102,8 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
             f"is the embedded server, which listens on this machine alone, but executors of {settings.master} read it",
             thing="setting `source`", do="name a source that they reach, or set `spark` to local[*]",
         )  # fmt: skip
-    private_folder(STATE_FOLDER)
-    server = shop.server().start(survive=survive)
+    private_folder(settings.state)
+    server = shop.server(settings.state).start(survive=survive)
     shop.ensure(server.conninfo)
     return server.conninfo
 

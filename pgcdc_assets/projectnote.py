@@ -9,16 +9,16 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.location import LOCAL, Location
 from pgcdc_assets.errors import SettingsError
-from pgcdc_assets.settings import STATE_FOLDER
 from pgcdc_assets.store.durable import write_whole
 from pgcdc_assets.store.private import private_folder
 
-NOTE_FILE = STATE_FOLDER / "note.json"
+_NAME = "note.json"
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,36 @@ class ProjectNote:
         return False
 
 
-def load_note() -> ProjectNote:
+def note_file(state: Path) -> Path:
+    """The file of the note, in the project's folder ``state``."""
+    return state / _NAME
+
+
+def load_note(state: Path) -> ProjectNote:
     """The note; an empty note if there is no file. Raises SettingsError if the file cannot be read."""
     try:
-        found = json.loads(NOTE_FILE.read_text())
+        found = json.loads(note_file(state).read_text())
         return ProjectNote(_text(found["lake"]), _text(found["log"]), tuple(str(thing) for thing in found["made"]))
     except FileNotFoundError:
         return ProjectNote()
     except (OSError, *MALFORMED):
         do = "delete it, set `lake` to the lake of this project, and run `pgcdc setup`"
-        raise SettingsError("cannot be read", thing=str(NOTE_FILE), do=do) from None
+        raise SettingsError("cannot be read", thing=str(note_file(state)), do=do) from None
 
 
-def change_note(**changed: Any) -> None:
+def change_note(state: Path, **changed: Any) -> None:
     """Save new values of these fields."""
-    before = load_note()
+    before = load_note(state)
     after = replace(before, **changed)
     if after != before:
-        private_folder(NOTE_FILE.parent)
-        write_whole(NOTE_FILE, (json.dumps(asdict(after), indent=1) + "\n").encode())
+        private_folder(state)
+        write_whole(note_file(state), (json.dumps(asdict(after), indent=1) + "\n").encode())
 
 
-def note_made(things: list[str]) -> None:
+def note_made(state: Path, things: list[str]) -> None:
     """Note things that ``setup`` has created, or is about to create."""
-    before = load_note().made
-    change_note(made=(*before, *(thing for thing in things if thing not in before)))
+    before = load_note(state).made
+    change_note(state, made=(*before, *(thing for thing in things if thing not in before)))
 
 
 def _text(value: object) -> str | None:

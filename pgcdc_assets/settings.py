@@ -44,10 +44,7 @@ PREFIX = "PGCDC_"
 _NOT_SETTINGS = ("ASSETS_", "TEST_", "FAULTS")
 """Variables whose names begin with PREFIX and one of these are not settings. Our own processes and tests use them."""
 STATE_FOLDER = Path(".pgcdc")
-"""The folder of a project directory that holds the saved catalog and the embedded server."""
-CATALOG_FILE = STATE_FOLDER / "catalog.json"
-RUN_LOG = STATE_FOLDER / "run.log"
-"""The file for the output of Java and libraries while a command runs."""
+"""The default of the setting ``state``: a folder of the project directory."""
 
 MASTER, ARCHIVE = "master", "archive"
 """Keys of the setting ``spark`` that are not settings of Spark itself."""
@@ -173,6 +170,9 @@ class Settings(BaseSettings):
     run_seconds: float = Field(default=1800, gt=0)
     sensor_seconds: int = Field(default=5, ge=1)
     retention: Retention = timedelta(days=7)
+    state: Path = STATE_FOLDER
+    """The folder of what the project saves on this machine: the source's catalog, the project's note, logs, and the
+    embedded server."""
 
     @classmethod
     def settings_customise_sources(
@@ -321,6 +321,16 @@ class Settings(BaseSettings):
     @property
     def layout(self) -> Layout:
         return Layout.of(self.lake)
+
+    @property
+    def catalog_file(self) -> Path:
+        """The source's catalog as setup or sync last read it."""
+        return self.state / "catalog.json"
+
+    @property
+    def run_log(self) -> Path:
+        """The output of Java and libraries while a command runs."""
+        return self.state / "run.log"
 
 
 _EXAMPLES = {

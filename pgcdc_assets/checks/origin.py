@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 from deltalake.exceptions import DeltaError
@@ -22,12 +23,9 @@ from pgcdc_assets.errors import PgcdcError, WrongSource
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, STATE_FOLDER, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect, redacted
 from pgcdc_assets.source.slot.slotstatus import identity
-
-ORIGIN_FILE = STATE_FOLDER / "source.json"
-"""Where setup found the source, without secrets. Only messages use it."""
 
 _CONNECT_SECONDS = 5
 
@@ -38,6 +36,7 @@ class Saved:
 
     thing: str
     identity: Identity
+    origin_file: Path
 
     def __str__(self) -> str:
         own = self.identity
@@ -46,16 +45,21 @@ class Saved:
             # The database may have been renamed since.
             named = f"database of OID {own.database_oid}, called {own.database} then, of system {own.system_identifier}"
         with suppress(OSError, *MALFORMED):
-            found = json.loads(ORIGIN_FILE.read_text())
+            found = json.loads(self.origin_file.read_text())
             if found["system_identifier"] == self.identity.system_identifier:
                 return f"{found['source']} ({named})"
         return named
 
 
+def origin_file(settings: Settings) -> Path:
+    """Where setup found the source, without secrets. Only messages use it."""
+    return settings.state / "source.json"
+
+
 def source_of(settings: Settings) -> str:
     """The source's conninfo. Starts no server and opens no connection. Raises WrongSource if no source is named."""
     if is_embedded(settings):
-        return shop.server().conninfo
+        return shop.server(settings.state).conninfo
     assert settings.source is not None
     return settings.source
 
@@ -68,7 +72,7 @@ def is_embedded(settings: Settings) -> bool:
     """
     if settings.source is not None:
         return settings.embedded
-    saved, own = _saved(settings), shop.server().system_identifier
+    saved, own = _saved(settings), shop.server(settings.state).system_identifier
     if saved and all(found.identity.system_identifier == own for found in saved):
         return True
     unset = f"PGCDC_SOURCE is not set, nor `source` in {SETTINGS_FILE}"
@@ -101,7 +105,7 @@ def require_same_source(settings: Settings) -> None:
     if not saved:
         return
     if is_embedded(settings):
-        own = shop.server().system_identifier
+        own = shop.server(settings.state).system_identifier
         _compare(settings, saved, Identity(own, shop.DATABASE, settings.slot) if own else None)
         return
     with connect(conninfo, application_name=f"{APPLICATION}/setup", connect_timeout=_CONNECT_SECONDS) as conn:
@@ -122,7 +126,7 @@ def known_identity(settings: Settings, found: Identity) -> Identity:
 def remember(settings: Settings, conninfo: str, found: Identity) -> None:
     """Save the place where setup found the source. Messages show it."""
     where = EMBEDDED if is_embedded(settings) else redacted(conninfo)
-    ORIGIN_FILE.write_text(json.dumps({"source": where, "system_identifier": found.system_identifier}) + "\n")
+    origin_file(settings).write_text(json.dumps({"source": where, "system_identifier": found.system_identifier}) + "\n")
 
 
 def _saved(settings: Settings) -> list[Saved]:
@@ -130,12 +134,12 @@ def _saved(settings: Settings) -> list[Saved]:
     catalog or log report the failure."""
     found: list[Saved] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
-        if catalog := load_catalog(CATALOG_FILE):
-            found.append(Saved("this project", catalog.identity))
+        if catalog := load_catalog(settings.catalog_file):
+            found.append(Saved("this project", catalog.identity, origin_file(settings)))
     with suppress(PgcdcError, DeltaError, OSError, KeyError):
         log = ChangeLog(settings.layout)
         if log.exists:
-            found.append(Saved(f"the lake {settings.layout.root}", log.identity))
+            found.append(Saved(f"the lake {settings.layout.root}", log.identity, origin_file(settings)))
     return found
 
 

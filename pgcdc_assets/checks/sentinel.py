@@ -14,7 +14,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.flow import lock, sentinel
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.slot.positions import flush_lsn
 
@@ -53,7 +53,7 @@ class Positions:
 
 def positions(settings: Settings) -> Positions:
     """The present positions of this project's stream. Raises SourceUnavailable, LakeError."""
-    layout, catalog = settings.layout, load_catalog(CATALOG_FILE)
+    layout, catalog = settings.layout, load_catalog(settings.catalog_file)
     with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
         row = conn.execute(_WRITTEN, [settings.slot]).fetchone()
         # The lowest position is read first. In this order, no position seems to be ahead of the position that it

@@ -50,7 +50,7 @@ from pgcdc_assets.log.spill import PreparedFolder
 from pgcdc_assets.log.transactions import PreparedTransaction
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.slot.slotstatus import Decoded, SlotStatus, slot_status
@@ -132,15 +132,15 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     """
     # Check once that the store answers, because each read of a store that does not answer takes long.
     storage.head(settings.layout.outcomes)
-    refuse_other_lake(settings.layout)
+    refuse_other_lake(settings)
     facts = Facts(datetime.now(UTC), settings.slot, two_phase=settings.two_phase, at_work=_at_work(settings.layout))
     unread: list[Problem] = []
     try:
-        facts = replace(facts, catalog=load_catalog(CATALOG_FILE))
+        facts = replace(facts, catalog=load_catalog(settings.catalog_file))
     except SetupNeeded as error:
-        unread.append(Problem("error", str(CATALOG_FILE), error.what, error.do or "run `pgcdc setup`"))
+        unread.append(Problem("error", str(settings.catalog_file), error.what, error.do or "run `pgcdc setup`"))
     except OSError as error:
-        unread.append(_unreadable(str(CATALOG_FILE), error))
+        unread.append(_unreadable(str(settings.catalog_file), error))
     try:
         facts = _with_source(facts, settings, conninfo or _reachable(settings))
     except (SettingsError, WrongSource):
@@ -181,7 +181,7 @@ def _at_work(layout: Layout) -> str | None:
 
 
 def _reachable(settings: Settings) -> str:
-    if is_embedded(settings) and not shop.server().running:
+    if is_embedded(settings) and not shop.server(settings.state).running:
         raise SourceUnavailable("does not run", thing="embedded PostgreSQL",
                                 do="`pgcdc sync`, `pgcdc follow` and `pgcdc up` start it")  # fmt: skip
     return source_of(settings)
@@ -281,7 +281,7 @@ def _uncopied(facts: Facts) -> int:
 
 def _problem(error: PgcdcError, thing: str) -> Problem:
     where = f", at LSN {error.lsn}" if error.lsn is not None else ""
-    log = "see the source's server log" if thing == "source" else f"see {RUN_LOG}"
+    log = "see the source's server log" if thing == "source" else "see the project's run.log"
     return Problem("error", error.thing or thing, f"{error.what}{where}", error.do or log)
 
 

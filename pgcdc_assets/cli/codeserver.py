@@ -16,9 +16,9 @@ from pgcdc_assets.cli.jobs import project_settings
 from pgcdc_assets.cli.reloading import Reloading, by_code_server
 from pgcdc_assets.cli.up import HOST, end, started
 from pgcdc_assets.core.ending import ENDING
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.project import LOCATION
+from pgcdc_assets.settings import Settings
 
 PORT = 4000
 """The port that Dagster's own examples use."""
@@ -32,15 +32,15 @@ def code_server(port: int, host: str) -> int:
     settings = project_settings(set_up=False)
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=None):
-        serve(settings.layout, stop, host, port)
+        serve(settings, stop, host, port)
     return 0
 
 
-def serve(layout: Layout, stop: threading.Event, host: str, port: int) -> None:
+def serve(settings: Settings, stop: threading.Event, host: str, port: int) -> None:
     """Run the server until ``stop`` is set. The run at work then ends too, at a boundary. Raises MachineError if the
     server ends earlier."""
     command = ["code-server", "start", "--module-name", "pgcdc_assets.definitions", "--location-name", LOCATION]
-    reloading = Reloading(partial(by_code_server, host, port))
+    reloading = Reloading(settings.catalog_file, partial(by_code_server, host, port))
     process = started("dagster", [*command, "--host", host, "--port", str(port), "--log-level", "warning"], sys.stderr)
     try:
         while not stop.wait(0.5):
@@ -48,4 +48,4 @@ def serve(layout: Layout, stop: threading.Event, host: str, port: int) -> None:
                 raise MachineError(f"ended with code {process.returncode}", thing="Dagster's code server")
             reloading.look()
     finally:
-        end(process, layout)
+        end(process, settings.layout)

@@ -120,7 +120,7 @@ class Show:
             thread.start()
         try:
             with self._progress.shown("follow"):
-                run_sync(self._progress, command="demo", follow=True, max_seconds=_END_SECONDS)
+                run_sync(self._settings, self._progress, command="demo", follow=True, max_seconds=_END_SECONDS)
         finally:
             self._progress.stop.set()
             generator.stop()
@@ -184,4 +184,4 @@ def _leave_open(settings: Settings) -> None:
 
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=None):
-        serve(settings.layout, stop)
+        serve(settings, stop)

@@ -14,7 +14,7 @@ from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.errors import PgcdcError, SetupNeeded, UnknownTable
 from pgcdc_assets.project import DAGSTER_FOLDER, LOCATION, dagster_home
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.private import private_log
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ def project_settings(*, set_up: bool = True) -> Settings:
 
     settings = Settings.load()
     refuse_other_source(settings)
-    refuse_other_lake(settings.layout)
-    if set_up and load_catalog(CATALOG_FILE) is None:
-        raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+    refuse_other_lake(settings)
+    if set_up and load_catalog(settings.catalog_file) is None:
+        raise SetupNeeded("there is no saved catalog", thing=str(settings.catalog_file))
     dagster_home()
     return settings
 
 
-def refuse_unknown(tables: Sequence[TableName]) -> None:
+def refuse_unknown(settings: Settings, tables: Sequence[TableName]) -> None:
     """Raise UnknownTable if the catalog does not have a table. Called before a run is started for the tables."""
-    catalog = load_catalog(CATALOG_FILE)
+    catalog = load_catalog(settings.catalog_file)
     for table in tables:
         if catalog and catalog.table(table) is None:
             near = nearest(table.name, (known.name for known in catalog.tables))
@@ -76,24 +76,24 @@ def claim_instance(identity: Identity) -> None:
         claim(runs, identity)
 
 
-def release_instance() -> None:
+def release_instance(settings: Settings) -> None:
     """Release the Dagster instance for another project, if there is an instance and it belongs to this project."""
     from pgcdc_assets.defs.ownproject import release
 
     catalog = None
     with suppress(PgcdcError, OSError):
-        catalog = load_catalog(CATALOG_FILE)
+        catalog = load_catalog(settings.catalog_file)
     if catalog is not None and Path(os.environ.get("DAGSTER_HOME") or DAGSTER_FOLDER).is_dir():
         with instance() as runs:
             release(runs, catalog.identity)
 
 
 @contextmanager
-def noise_in_file() -> Iterator[None]:
+def noise_in_file(log: Path) -> Iterator[None]:
     """Redirect the output of Java and libraries on stderr to a file, so that only the command writes to the
     terminal."""
     sys.stderr.flush()
-    with private_log(RUN_LOG) as file, os.fdopen(os.dup(2), "wb") as kept:
+    with private_log(log) as file, os.fdopen(os.dup(2), "wb") as kept:
         os.dup2(file.fileno(), 2)
         try:
             yield
@@ -102,34 +102,36 @@ def noise_in_file() -> Iterator[None]:
             os.dup2(kept.fileno(), 2)
 
 
-def run_sync(progress: ConsoleProgress, **config: Any) -> None:
+def run_sync(settings: Settings, progress: ConsoleProgress, **config: Any) -> None:
     from pgcdc_assets.defs.sync import SYNC_OP, sync_job
 
-    _run(sync_job, SYNC_OP, config, progress)
+    _run(settings, sync_job, SYNC_OP, config, progress)
 
 
-def run_repair(progress: ConsoleProgress, **config: Any) -> None:
+def run_repair(settings: Settings, progress: ConsoleProgress, **config: Any) -> None:
     from pgcdc_assets.defs.sync import REPAIR_OP, repair_job
 
-    _run(repair_job, REPAIR_OP, config, progress)
+    _run(settings, repair_job, REPAIR_OP, config, progress)
 
 
-def run_maintenance(progress: ConsoleProgress, **config: Any) -> None:
+def run_maintenance(settings: Settings, progress: ConsoleProgress, **config: Any) -> None:
     from pgcdc_assets.defs.maintenance import MAINTAIN_OP, maintain_job
 
-    _run(maintain_job, MAINTAIN_OP, config, progress)
+    _run(settings, maintain_job, MAINTAIN_OP, config, progress)
 
 
-def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: ConsoleProgress) -> None:
+def _run(
+    settings: Settings, job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: ConsoleProgress
+) -> None:
     """Run the job. If the run fails, raises its own error, as if the work had been called directly."""
     import dagster as dg
 
     from pgcdc_assets.defs.ownproject import claim
     from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
 
-    catalog = load_catalog(CATALOG_FILE)
+    catalog = load_catalog(settings.catalog_file)
     resources = {"engines": Engines(pyspark=LakeSpark(), source=Source()), "watcher": progress}
-    with instance() as runs, noise_in_file():
+    with instance() as runs, noise_in_file(settings.run_log):
         if catalog is not None:
             # The run checks this too. But it would fail in the other project's instance, and that project's sensor
             # would see the failed run.

@@ -22,11 +22,11 @@ def maintain(as_json: bool) -> int:
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, run_maintenance
 
-    project_settings()
+    settings = project_settings()
     progress = ConsoleProgress()
     with progress.shown("maintain"):
         try:
-            run_maintenance(progress)
+            run_maintenance(settings, progress)
         except PgcdcError:
             # If one mirror failed, there is still a report of everything that was done. It is printed below.
             if progress.maintenance is None:

@@ -7,13 +7,13 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.project import LOCATION
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 
 _MUTATION = """mutation ($name: String!) {
   reloadRepositoryLocation(repositoryLocationName: $name) { __typename }
@@ -26,10 +26,11 @@ class Reloading:
     """Has the definitions reloaded when the catalog shows other tables. ``reload`` returns whether Dagster has reloaded
     them. Create the object when Dagster first loads the definitions, because it notes the catalog's present tables."""
 
-    def __init__(self, reload: Callable[[], bool]) -> None:
+    def __init__(self, catalog_file: Path, reload: Callable[[], bool]) -> None:
+        self._file = catalog_file
         self._reload = reload
-        self._seen = _written()
-        self._loaded = _tables()
+        self._seen = self._written()
+        self._loaded = self._tables()
         self._under_way: Thread | None = None
 
     def look(self) -> None:
@@ -37,16 +38,32 @@ class Reloading:
         again."""
         if self._under_way is not None and self._under_way.is_alive():
             return
-        if _written() != self._seen:
+        if self._written() != self._seen:
             # A daemon thread, so that the end of the process does not wait for it.
             self._under_way = Thread(target=self.load, daemon=True)
             self._under_way.start()
 
     def load(self) -> None:
         """Reload the definitions if the catalog shows other tables."""
-        written, tables = _written(), _tables()
+        written, tables = self._written(), self._tables()
         if tables is None or tables == self._loaded or self._reload():
             self._seen, self._loaded = written, tables if tables is not None else self._loaded
+
+    def _written(self) -> int:
+        """When the catalog was last written; 0 if there is no catalog."""
+        try:
+            return self._file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _tables(self) -> frozenset[tuple[Table, object]] | None:
+        """The tables as the definitions show them, with columns and comments. None if the catalog cannot be read."""
+        try:
+            catalog = load_catalog(self._file)
+        except (PgcdcError, ValueError, KeyError, TypeError):
+            return None
+        tables = catalog.tables if catalog is not None else ()
+        return frozenset((table.without_volatile(), table.comments) for table in tables)
 
 
 def by_webserver(url: str) -> bool:
@@ -72,21 +89,3 @@ def by_code_server(host: str, port: int) -> bool:
     except DagsterUserCodeUnreachableError:
         return False
     return True
-
-
-def _written() -> int:
-    """When the catalog was last written; 0 if there is no catalog."""
-    try:
-        return CATALOG_FILE.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
-def _tables() -> frozenset[tuple[Table, object]] | None:
-    """The tables as the definitions show them, with columns and comments. None if the catalog cannot be read."""
-    try:
-        catalog = load_catalog(CATALOG_FILE)
-    except (PgcdcError, ValueError, KeyError, TypeError):
-        return None
-    tables = catalog.tables if catalog is not None else ()
-    return frozenset((table.without_volatile(), table.comments) for table in tables)

@@ -77,12 +77,12 @@ def _set_up() -> Settings:
     from pgcdc_assets.errors import SetupNeeded
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.savedcatalog import load_catalog
-    from pgcdc_assets.settings import CATALOG_FILE, Settings
+    from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
-    refuse_other_lake(settings.layout)
-    if load_catalog(CATALOG_FILE) is None:
-        raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+    refuse_other_lake(settings)
+    if load_catalog(settings.catalog_file) is None:
+        raise SetupNeeded("there is no saved catalog", thing=str(settings.catalog_file))
     return settings
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -36,7 +37,7 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
-    refuse_other_lake(settings.layout)
+    refuse_other_lake(settings)
     if as_sql:
         return _print_script(settings, role)
     if role:
@@ -63,7 +64,7 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
-    refuse_other_lake(settings.layout, may_be_gone=True)
+    refuse_other_lake(settings, may_be_gone=True)
     things = [] if forget else _to_remove(settings, shared)
     things = things or ["what this project has saved"]
     if lake_too:
@@ -87,7 +88,7 @@ def _to_remove(settings: Settings, shared: bool) -> list[str]:
     if is_embedded(settings):
         # No other project uses the embedded server. It need not be started only to ask what it has.
         return [f"slot {settings.slot}", f"publication {settings.publication}"]
-    found = traces(settings, source_of(settings), load_note().made, shared=shared)
+    found = traces(settings, source_of(settings), load_note(settings.state).made, shared=shared)
     if shared:
         return found.ours
     for publication, slots in found.read_by_others.items():
@@ -114,22 +115,27 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     from pgcdc_assets.flow.ownlake import note_lake
     from pgcdc_assets.log.reader import ChangeLog
     from pgcdc_assets.projectnote import load_note, note_made
-    from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.setup.setup import setup
     from pgcdc_assets.spark.jars import java_command
 
     # Check Java first. Without Java no sync could read the new slot, and the slot would keep WAL on the source.
     java_command()
     _check_slot(settings, conninfo)
-    report = setup(settings, conninfo, on_wait=_tell_waiting, made=load_note().made, making=note_made)
+    report = setup(
+        settings,
+        conninfo,
+        on_wait=_tell_waiting,
+        made=load_note(settings.state).made,
+        making=partial(note_made, settings.state),
+    )
     report = replace(
         report, catalog=replace(report.catalog, identity=known_identity(settings, report.catalog.identity))
     )
-    save_catalog(report.catalog, CATALOG_FILE)
+    save_catalog(report.catalog, settings.catalog_file)
     remember(settings, conninfo, report.catalog.identity)
     with suppress(PgcdcError, OSError):
         if (log := ChangeLog(settings.layout)).exists:
-            note_lake(log)
+            note_lake(settings, log)
     return replace(report, findings=[*_refused(report.catalog), *report.findings, *_saved_source(settings)])
 
 
@@ -191,10 +197,9 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
 
 def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) -> int:
     """Remove everything, under the lake's lock, so that no other process writes to the lake. Returns the exit code."""
-    from pgcdc_assets.checks.origin import ORIGIN_FILE
+    from pgcdc_assets.checks.origin import origin_file
     from pgcdc_assets.cli.jobs import release_instance
-    from pgcdc_assets.projectnote import NOTE_FILE, change_note
-    from pgcdc_assets.settings import CATALOG_FILE
+    from pgcdc_assets.projectnote import change_note, note_file
 
     with ExitStack() as stack:
         _hold_lake(stack, settings, must=lake_too)
@@ -203,14 +208,14 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) 
         # If the slot stays, its log can still go on.
         if not lake_too and f"slot {settings.slot}" not in left:
             retired = _retire_log(settings)
-        release_instance()
-        CATALOG_FILE.unlink(missing_ok=True)
-        ORIGIN_FILE.unlink(missing_ok=True)
+        release_instance(settings)
+        settings.catalog_file.unlink(missing_ok=True)
+        origin_file(settings).unlink(missing_ok=True)
         if made := [thing for thing, ours in left.items() if ours]:
             # Note what stays, so that a later teardown, perhaps as another role, can remove it.
-            change_note(lake=None, log=None, made=tuple(made))
+            change_note(settings.state, lake=None, log=None, made=tuple(made))
         else:
-            NOTE_FILE.unlink(missing_ok=True)
+            note_file(settings.state).unlink(missing_ok=True)
         if lake_too:
             _remove_lake(settings)
     return 0 if retired and not made else 1
@@ -267,7 +272,7 @@ def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]
     from pgcdc_assets.projectnote import load_note
     from pgcdc_assets.source.setup.setup import teardown, traces
 
-    conninfo, made = started_source(settings), load_note().made
+    conninfo, made = started_source(settings), load_note(settings.state).made
     # No other project uses the embedded server.
     shared = shared or is_embedded(settings)
     for thing in teardown(settings, conninfo, made, shared=shared):
@@ -276,7 +281,7 @@ def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]
     for thing, why in left.items():
         say(f"pgcdc: {thing} stays: {why}", err=True)
     if is_embedded(settings):
-        shop.server().stop()
+        shop.server(settings.state).stop()
     return {thing: thing in made for thing in left}
 
 

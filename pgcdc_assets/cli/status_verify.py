@@ -57,13 +57,13 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
-    refuse_other_lake(settings.layout)
-    refuse_unknown(tables)
+    refuse_other_lake(settings)
+    refuse_unknown(settings, tables)
     conninfo = started_source(settings)
     progress = ConsoleProgress()
 
     def sync_to(lsn: Lsn, max_seconds: float | None = None, /) -> None:
-        run_sync(progress, command="verify", until=str(lsn), max_seconds=max_seconds)
+        run_sync(settings, progress, command="verify", until=str(lsn), max_seconds=max_seconds)
 
     with progress.shown("verify"):
         report = verified(settings, conninfo, tables or None, progress, sync_to)
@@ -86,13 +86,12 @@ def verified(
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.errors import SetupNeeded
     from pgcdc_assets.flow.boundary import Boundary
-    from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.connect.connection import connect
     from pgcdc_assets.source.slot.slotstatus import usable_slot
 
     def catalog() -> Catalog:
-        if (found := load_catalog(CATALOG_FILE)) is None:
-            raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+        if (found := load_catalog(settings.catalog_file)) is None:
+            raise SetupNeeded("there is no saved catalog", thing=str(settings.catalog_file))
         return found
 
     with connect(conninfo) as conn:

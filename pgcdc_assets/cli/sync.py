@@ -62,11 +62,11 @@ def repair(table: TableName, span: LsnRange) -> int:
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair
 
-    project_settings()
-    refuse_unknown([table])
+    settings = project_settings()
+    refuse_unknown(settings, [table])
     progress = ConsoleProgress()
     with progress.shown(f"repairing {table}"):
-        run_repair(progress, table=str(table), span=span.key)
+        run_repair(settings, progress, table=str(table), span=span.key)
     for report in progress.ranges:
         turn = report.tables.get(table)
         changed = (turn.inserted, turn.updated, turn.deleted) if turn else (0, 0, 0)
@@ -86,11 +86,13 @@ def _synced(command: str, tables: Sequence[TableName] = (), **config: Any) -> Sy
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_sync
 
-    project_settings()
-    refuse_unknown(tables)
+    settings = project_settings()
+    refuse_unknown(settings, tables)
     progress = ConsoleProgress()
     with progress.shown(command):
-        run_sync(progress, command=command, **{name: value for name, value in config.items() if value is not None})
+        run_sync(
+            settings, progress, command=command, **{name: value for name, value in config.items() if value is not None}
+        )
     assert progress.report is not None
     return progress.report
 

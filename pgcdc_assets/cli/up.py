@@ -28,7 +28,7 @@ from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.flow import lock
 from pgcdc_assets.project import started_source, workspace_file
-from pgcdc_assets.settings import STATE_FOLDER, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.private import private_log
 
 PORT = 3000
@@ -55,7 +55,7 @@ def up(port: int | None, host: str) -> int:
     from pgcdc_assets.source.slot.slotstatus import identity
 
     settings = Settings.load()
-    refuse_other_lake(settings.layout)
+    refuse_other_lake(settings)
     if port is not None and not _is_free(host, port):
         raise MachineError(f"{port} is in use", thing="port", do="name another one in --port, or leave it out")
     stop = threading.Event()
@@ -64,17 +64,17 @@ def up(port: int | None, host: str) -> int:
         claim_instance(identity(conn, settings.slot))
     make_ready(settings, conninfo)
     if is_embedded(settings):
-        click.echo(f"embedded PostgreSQL: {shop.server().psql}", err=True)
+        click.echo(f"embedded PostgreSQL: {shop.server(settings.state).psql}", err=True)
     with ENDING.at_boundary(stop, boundary=None):
-        serve(settings.layout, stop, host, port)
+        serve(settings, stop, host, port)
     return 0
 
 
-def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | None = None) -> None:
+def serve(settings: Settings, stop: threading.Event, host: str = HOST, port: int | None = None) -> None:
     """Run Dagster's webserver and daemon until ``stop`` is set. Raises MachineError if they end earlier."""
-    log = STATE_FOLDER.absolute() / "up.log"
+    log = settings.state.absolute() / "up.log"
     url = f"http://{host}:{port or free_port(host)}"
-    reloading = Reloading(partial(by_webserver, url))
+    reloading = Reloading(settings.catalog_file, partial(by_webserver, url))
     process = _start(log, url)
     try:
         _wait_until_ready(process, stop, url, log)
@@ -85,7 +85,7 @@ def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | N
                 raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")
             reloading.look()
     finally:
-        end(process, layout)
+        end(process, settings.layout)
 
 
 def _start(log: Path, url: str) -> subprocess.Popen[bytes]:

@@ -12,7 +12,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.partitions import DELETE, LSN_RANGES, RangeRegister
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.facts import TableFacts
@@ -31,7 +31,7 @@ def slot_asset() -> dg.SourceAsset:
         tags={"dagster/kind/postgres": ""},
     )
     def slot(context: dg.OpExecutionContext) -> dg.ObserveResult:
-        return dg.ObserveResult(metadata=of_slot(current_health(context.instance)))
+        return dg.ObserveResult(metadata=of_slot(current_health(Settings.load(), context.instance)))
 
     return slot
 
@@ -54,8 +54,8 @@ def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
         out={name: dg.Out(is_required=False) for name in specs},
     )
     def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        selected = context.selected_asset_check_keys
-        for evaluation in evaluations(current_health(context.instance)):
+        settings, selected = Settings.load(), context.selected_asset_check_keys
+        for evaluation in evaluations(settings, current_health(settings, context.instance)):
             if dg.AssetCheckKey(evaluation.asset_key, evaluation.check_name) in selected:
                 yield dg.AssetCheckResult(
                     asset_key=evaluation.asset_key,
@@ -75,14 +75,14 @@ def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
     return checks
 
 
-def current_health(instance: dg.DagsterInstance) -> "Status":
+def current_health(settings: Settings, instance: dg.DagsterInstance) -> "Status":
     """The project's status, with the problems of this instance's partition keys added."""
     from pgcdc_assets.checks.problem import Problem
     from pgcdc_assets.checks.status import refused, status
     from pgcdc_assets.errors import SettingsError, StoreFailed
 
     try:
-        found = status(Settings.load())
+        found = status(settings)
     except (SettingsError, StoreFailed) as error:
         return refused(error)
     what = "is no range of the log: it is passed over"
@@ -93,7 +93,7 @@ def current_health(instance: dg.DagsterInstance) -> "Status":
     return replace(found, problems=(*found.problems, *odd))
 
 
-def evaluations(health: "Status") -> list[dg.AssetCheckEvaluation]:
+def evaluations(settings: Settings, health: "Status") -> list[dg.AssetCheckEvaluation]:
     """One evaluation per check: passed, or what is wrong and what to do.
 
     An error that concerns all tables (the source does not answer, the slot is lost) fails the check of every mirror,
@@ -101,7 +101,7 @@ def evaluations(health: "Status") -> list[dg.AssetCheckEvaluation]:
     """
     from pgcdc_assets.checks.tablehealth import FEED_OF_MESSAGES
 
-    catalog, facts = load_catalog(CATALOG_FILE), {table.name: table for table in health.tables}
+    catalog, facts = load_catalog(settings.catalog_file), {table.name: table for table in health.tables}
     # A status that could not read the lake has no tables.
     names = list(facts) or [table.name for table in (catalog.tables if catalog else ())]
     of_table = {name: [p for p in health.problems if p.thing == f"table {name}"] for name in names}

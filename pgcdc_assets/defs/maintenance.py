@@ -17,7 +17,7 @@ from pgcdc_assets.defs.sensors import SENSOR_ON
 from pgcdc_assets.defs.sync import engine_at_rest, writing_run
 from pgcdc_assets.errors import LakeError, LockHeld
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
@@ -73,7 +73,7 @@ def maintain_op(
 def _forget_runs(instance: dg.DagsterInstance, settings: Settings, allowance: "Allowance") -> int:
     """Delete the runs of ranges whose keys were dropped. Call this after the keys were dropped. Returns how many runs
     were deleted."""
-    catalog = load_catalog(CATALOG_FILE)
+    catalog = load_catalog(settings.catalog_file)
     names = [table.name for table in catalog.tables] if catalog else []
     kinds = (keys.snapshot_key, keys.changes_key, keys.mirror_key)
     assets = [keys.CHANGE_LOG, keys.MESSAGES, keys.CONSISTENT_POINTS, *(key(name) for name in names for key in kinds)]

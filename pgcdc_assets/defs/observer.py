@@ -11,13 +11,12 @@ from dagster._core.events import DagsterEvent
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.partitions import DELETE, RangeRegister, register_snapshot
 from pgcdc_assets.savedcatalog import SavedCatalog
-from pgcdc_assets.settings import CATALOG_FILE
+from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
@@ -67,12 +66,13 @@ class DagsterObserver:
     costs two SQLite transactions. The asset ``consistent_points`` shows every range for all tables.
     """
 
-    def __init__(self, context: dg.OpExecutionContext, layout: Layout, watcher: Watcher) -> None:
+    def __init__(self, context: dg.OpExecutionContext, settings: Settings, watcher: Watcher) -> None:
         self._context = context
-        self._layout = layout
+        self._settings = settings
+        self._layout = settings.layout
         self._watcher = watcher
         self._ranges = RangeRegister(context.instance)
-        self._catalog = SavedCatalog(CATALOG_FILE)
+        self._catalog = SavedCatalog(settings.catalog_file)
         self._health = ""
         self._unchecked: set[dg.AssetKey] = set()
         """Mirrors that this run has materialised, and whose check it has not recorded yet."""
@@ -153,8 +153,8 @@ class DagsterObserver:
         from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news
 
         instance = self._context.instance
-        health = current_health(instance)
-        digest, found = health_digest(health), evaluations(health)
+        health = current_health(self._settings, instance)
+        digest, found = health_digest(health), evaluations(self._settings, health)
         due = set(self._unchecked)
         if digest != self._health:
             self._health = digest

@@ -22,7 +22,7 @@ from pgcdc_assets.defs.sync import SYNC_OP, sync_job
 from pgcdc_assets.errors import LakeError, PgcdcError, WrongInstance
 from pgcdc_assets.flow import lock, outcomes
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import of_exception
 
 SENSOR_ON = "PGCDC_ASSETS_SENSOR"
@@ -53,7 +53,7 @@ def sync_sensor(settings: Settings) -> dg.SensorDefinition:
 def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source) -> dg.SensorResult | dg.SkipReason:
     """One evaluation of the sensor. Takes the cursor, and returns at most one run request. Health is recorded even if
     no run is needed or the source does not answer."""
-    catalog = load_catalog(CATALOG_FILE)
+    catalog = load_catalog(settings.catalog_file)
     if catalog is None:
         return dg.SkipReason("nothing is set up yet: run `pgcdc setup`")
     try:
@@ -68,7 +68,7 @@ def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source
         decision = Decision(False, str(error))
     except psycopg.Error as error:
         decision = Decision(False, str(of_exception(error).typed()))
-    events, cursor = _told(cursor, context.instance)
+    events, cursor = _told(settings, cursor, context.instance)
     requests = [dg.RunRequest(run_config=run_config(settings))] if decision.wanted else []
     skip = None if decision.wanted else dg.SkipReason(decision.why)
     return dg.SensorResult(run_requests=requests, skip_reason=skip, cursor=str(cursor), asset_events=events)
@@ -79,7 +79,7 @@ def _decided(
 ) -> tuple[Decision, Cursor]:
     from pgcdc_assets.flow.ownlake import refuse_other_lake
 
-    refuse_other_lake(settings.layout)
+    refuse_other_lake(settings)
     for run_id in report_dead_runs(context.instance, settings.layout):
         context.log.warning(f"run {run_id[:8]} died: reported as failed")
     reason = busy(_runs(context.instance, settings), time.time())
@@ -102,17 +102,17 @@ def run_config(settings: Settings) -> dict[str, Any]:
     return {"ops": {SYNC_OP: {"config": config}}}
 
 
-def _told(cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
+def _told(settings: Settings, cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
     """The events to record in this tick: an observation of the slot every _TELL_SECONDS, and with it the asset checks
     if their results have changed."""
     now = time.time()
     if now - cursor.told < _TELL_SECONDS:
         return [], cursor
-    health = current_health(instance)
+    health = current_health(settings, instance)
     digest = health_digest(health)
     events: list[Any] = [dg.AssetObservation(keys.SLOT, metadata=of_slot(health))]
     if digest != cursor.health:
-        events += news(instance, evaluations(health))
+        events += news(instance, evaluations(settings, health))
     return events, replace(cursor, told=now, health=digest)
 
 

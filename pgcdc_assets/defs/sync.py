@@ -25,7 +25,7 @@ from pgcdc_assets.defs.runs import (
 )
 from pgcdc_assets.errors import UsageError
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.engine import Engine
@@ -103,7 +103,7 @@ def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engine
     stop = watcher.stop
     with writing_run(context, stop):
         settings = Settings.load()
-        observer = DagsterObserver(context, settings.layout, watcher)
+        observer = DagsterObserver(context, settings, watcher)
         bounds = Bounds(
             _until(config), config.follow, config.max_seconds, config.idle_seconds, config.receive_only, stop
         )
@@ -118,7 +118,7 @@ def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engine
 def engine_at_rest(context: dg.OpExecutionContext, engines: Engines, watcher: Watcher, command: str) -> "Engine":
     """The engine of a run that works on the lake alone. It does not connect to the source, and does not start it."""
     settings = Settings.load()
-    return engines.engine_at_rest(settings, DagsterObserver(context, settings.layout, watcher), command)
+    return engines.engine_at_rest(settings, DagsterObserver(context, settings, watcher), command)
 
 
 @contextmanager
@@ -128,9 +128,10 @@ def writing_run(context: dg.OpExecutionContext, stop: threading.Event | None = N
     failures of Dagster, in one line."""
     mark_process(context)
     with as_failures():
-        if catalog := load_catalog(CATALOG_FILE):
+        settings = Settings.load()
+        if catalog := load_catalog(settings.catalog_file):
             claim(context.instance, catalog.identity)
-        report_dead_runs(context.instance, Settings.load().layout)
+        report_dead_runs(context.instance, settings.layout)
         if stop is None:
             yield
         else:

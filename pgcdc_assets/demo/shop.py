@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import sql
 
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.settings import STATE_FOLDER
 
 DATABASE = "shop"
 
@@ -22,9 +22,9 @@ _LOCK = 0x73686F70
 """Key of an advisory lock ('shop'), because two commands may find the database empty at the same time."""
 
 
-def server() -> EmbeddedServer:
-    """The embedded server of this project directory, running or not."""
-    return EmbeddedServer(STATE_FOLDER.absolute() / "postgres", database=DATABASE)
+def server(state: Path) -> EmbeddedServer:
+    """The embedded server of a project, running or not. ``state``: the folder of what the project saves."""
+    return EmbeddedServer(state.absolute() / "postgres", database=DATABASE)
 
 
 def ensure(conninfo: str, *, scale: float = 1.0) -> bool:

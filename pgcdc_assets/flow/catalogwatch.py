@@ -17,7 +17,6 @@ from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.structurechanges import carry_out
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.catalog.tables import CatalogSnapshot
 from pgcdc_assets.structure.differences import changes
 from pgcdc_assets.structure.record import TableRecord
@@ -74,7 +73,7 @@ class CatalogWatch:
             work.progress.listed_from(self._mark())
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
-            save_catalog(work.catalog, CATALOG_FILE)
+            save_catalog(work.catalog, work.settings.catalog_file)
 
     def _mark(self) -> Lsn:
         """A position of the source after the check."""

@@ -56,7 +56,7 @@ from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.recovery import recover_tables
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import NEW_LAKE
@@ -220,7 +220,7 @@ class Engine:
         """Run a block as the lake's only writer, and record for ``status`` how it ended. If another writer holds the
         lock, nothing is recorded."""
         layout, command = self._settings.layout, self._command
-        refuse_other_lake(layout)
+        refuse_other_lake(self._settings)
         say = partial(self._observer.progress, "outcome")
         with (
             machine_told(layout.root), lake,
@@ -230,9 +230,9 @@ class Engine:
 
     @contextmanager
     def _by_hand(self, kind: OperationKind, stop: threading.Event | None = None) -> Iterator[Work]:
-        catalog = load_catalog(CATALOG_FILE)
+        catalog = load_catalog(self._settings.catalog_file)
         if catalog is None:
-            raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+            raise SetupNeeded("there is no saved catalog", thing=str(self._settings.catalog_file))
         with self._operation(kind, self._in_turn(stop or threading.Event())) as operation:
             self._recover()
             work = self._work(catalog, ChangeLog(self._settings.layout).open())
@@ -250,9 +250,9 @@ class Engine:
         self._observer.progress("recover", text)
 
     def _saved_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
-        saved = load_catalog(CATALOG_FILE)
+        saved = load_catalog(self._settings.catalog_file)
         if saved is None:
-            raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+            raise SetupNeeded("there is no saved catalog", thing=str(self._settings.catalog_file))
         found = slotstatus.identity(conn, saved.identity.slot)
         if not found.is_same(saved.identity):
             raise IdentityMismatch(
@@ -272,7 +272,7 @@ class Engine:
             return saved
         refuse_emptied(saved, live.tables)
         if live != saved:
-            save_catalog(live, CATALOG_FILE)
+            save_catalog(live, self._settings.catalog_file)
         return live
 
     def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:
@@ -297,7 +297,7 @@ class Engine:
                 thing=f"change log {log.path}", do="set `lake` or `source` to the matching one",
             )  # fmt: skip
         # Noted before anything is confirmed to the slot.
-        note_lake(log)
+        note_lake(self._settings, log)
         return log
 
     def _check_level(self, work: Work, source: Lsn) -> None:

@@ -31,7 +31,6 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LockHeld, MachineError
-from pgcdc_assets.projectnote import load_note
 from pgcdc_assets.store import lease, storage
 from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.processname import ProcessName
@@ -149,9 +148,7 @@ def sole(
 
 def unwritable(layout: Layout, error: OSError) -> MachineError:
     """The error for a lake whose folders cannot be created or written."""
-    do = "name a folder of yours in the setting `lake`, or let its owner run it"
-    if load_note().is_at(layout.root):
-        do = "make it writable, or let its owner run it"
+    do = "make it writable, or let its owner run it; a new project may name another folder in the setting `lake`"
     return MachineError(f"cannot be written: {error.strerror}", thing=f"lake {layout.root}", do=do)
 
 

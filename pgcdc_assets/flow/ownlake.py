@@ -11,17 +11,18 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import PgcdcError, StoreFailed, WrongLake
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.projectnote import ProjectNote, change_note, load_note
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import COPY_ANEW
 from pgcdc_assets.source.slot.slotstatus import SlotStatus
 
 
-def refuse_other_lake(layout: Layout, *, may_be_gone: bool = False) -> None:
+def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
     """Raise WrongLake if the lake is not the lake that the project has noted, or StoreFailed if it cannot be reached.
 
     A lake at another place is still the project's own if it has the project's change log, and if the noted place no
     longer has that log. ``may_be_gone``: do not raise if the noted place has lost its change log or cannot be reached.
     """
-    note = load_note()
+    note, layout = load_note(settings.state), settings.layout
     if note.log is None:
         return
     try:
@@ -72,9 +73,9 @@ def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
         )  # fmt: skip
 
 
-def note_lake(log: ChangeLog) -> None:
+def note_lake(settings: Settings, log: ChangeLog) -> None:
     """Note that the lake of this log is the project's own."""
-    change_note(lake=log.layout.root.text, log=log.id)
+    change_note(settings.state, lake=log.layout.root.text, log=log.id)
 
 
 def log_id(layout: Layout) -> str | None:

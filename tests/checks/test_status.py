@@ -32,7 +32,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
@@ -40,6 +40,7 @@ from pgcdc_assets.store import lease
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, publish_at
 from tests.fix_postgres import Database
+from tests.projectfiles import CATALOG_FILE
 
 
 @dataclass(frozen=True)

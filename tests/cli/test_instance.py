@@ -11,10 +11,10 @@ from pgcdc_assets.defs.ownproject import claim
 from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.errors import WrongInstance
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 from tests.cli.conftest import Shell, traces
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import span
+from tests.projectfiles import CATALOG_FILE
 
 FIRST = catalog_of(("public", "orders"), slot="first")
 

@@ -28,6 +28,6 @@ def deaf_job() -> None:
 
 @pytest.mark.long
 def test_an_interrupted_run_is_not_reported_as_a_dagster_error(shell: Shell) -> None:
-    jobs.project_settings()
+    settings = jobs.project_settings()
     with pytest.raises(KeyboardInterrupt):
-        jobs._run(deaf_job, "deaf", {}, ConsoleProgress())
+        jobs._run(settings, deaf_job, "deaf", {}, ConsoleProgress())

@@ -16,9 +16,10 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import STATE_FOLDER, Settings
 from tests.cli.conftest import Shell, traces
 from tests.fix_postgres import Database, fresh_database
+from tests.projectfiles import CATALOG_FILE
 
 COMMANDS = (
     ["status"], ["status", "--json"], ["setup"], ["setup", "--sql"], ["sync"], ["follow"], ["verify"],
@@ -161,7 +162,7 @@ def test_after_teardown_forget_a_project_can_use_another_source(shell: Shell, ot
 @pytest.mark.long
 def test_the_embedded_server_is_used_where_the_project_was_set_up_with_it(shell: Shell) -> None:
     shell.set(SOURCE="embedded", SLOT=None, PUBLICATION=None)
-    server = shop.server()
+    server = shop.server(STATE_FOLDER)
     try:
         shell.pgcdc("setup")
         assert Path("pgcdc.yaml").read_text() == "source: embedded\n"

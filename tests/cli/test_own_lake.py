@@ -21,10 +21,11 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.ownlake import note_lake
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.projectnote import NOTE_FILE, load_note
+from pgcdc_assets.projectnote import load_note
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import STATE_FOLDER, Settings
 from tests.cli.conftest import Shell, traces
+from tests.projectfiles import CATALOG_FILE, NOTE_FILE
 
 COMMANDS = (
     ["status"], ["status", "--json"], ["setup"], ["setup", "--sql"], ["sync"], ["follow"], ["verify"],
@@ -44,7 +45,7 @@ def noted(shell: Shell) -> Shell:
     assert saved is not None
     made = ChangeLog(Settings.load().layout)
     made.create(saved.identity, confirmed(shell), 1)
-    note_lake(made)
+    note_lake(Settings.load(), made)
     return shell
 
 
@@ -120,7 +121,7 @@ def test_a_moved_lake_is_recognised(synced: Shell) -> None:
     assert "is set up for" not in synced.pgcdc("status", expect=None)
     _write(synced, 2)
     synced.pgcdc("sync")
-    assert load_note().lake == str(synced.folder / "moved")
+    assert load_note(STATE_FOLDER).lake == str(synced.folder / "moved")
     assert log().position() > log().began
 
 
@@ -129,7 +130,7 @@ def test_a_project_moved_with_its_lake_is_recognised(noted: Shell, monkeypatch: 
     noted.folder.rename(moved)
     monkeypatch.chdir(moved)
     noted.pgcdc("setup")
-    assert load_note().lake == str(moved / "lake")
+    assert load_note(STATE_FOLDER).lake == str(moved / "lake")
 
 
 def test_a_copy_of_the_lake_is_refused_while_the_original_exists(noted: Shell) -> None:
@@ -140,7 +141,7 @@ def test_a_copy_of_the_lake_is_refused_while_the_original_exists(noted: Shell) -
     assert "rename that folder" in said
     Path("lake").rename("old")
     noted.pgcdc("setup")
-    assert load_note().lake == str(noted.folder / "copied")
+    assert load_note(STATE_FOLDER).lake == str(noted.folder / "copied")
 
 
 def test_a_copied_project_is_refused_while_the_original_exists(noted: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +228,7 @@ def test_a_project_whose_lake_was_deleted_can_start_again(synced: Shell) -> None
     synced.pgcdc("setup")
     synced.pgcdc("pause", "apply")
     synced.pgcdc("sync")
-    assert load_note().log == log().id
+    assert load_note(STATE_FOLDER).log == log().id
 
 
 @pytest.mark.long
@@ -272,7 +273,7 @@ def test_before_the_first_sync_the_lake_may_be_moved(shell: Shell) -> None:
     shell.set(LAKE="elsewhere")
     shell.pgcdc("pause", "apply")
     shell.pgcdc("sync")
-    assert load_note().lake == str(shell.folder / "elsewhere")
+    assert load_note(STATE_FOLDER).lake == str(shell.folder / "elsewhere")
 
 
 @pytest.mark.parametrize("content", ['{"lake": 1', "[" * 100_000], ids=["torn", "deep"])
@@ -282,7 +283,7 @@ def test_an_unreadable_note_is_reported(noted: Shell, content: str) -> None:
     assert f"{NOTE_FILE}: cannot be read; delete it" in said
     NOTE_FILE.unlink()
     noted.pgcdc("setup")
-    assert load_note().log == log().id
+    assert load_note(STATE_FOLDER).log == log().id
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from pgcdc_assets.cli.reloading import Reloading, by_code_server, by_webserver
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE
+from tests.projectfiles import CATALOG_FILE
 from tests.structure.marked import marks
 
 OWNER = Identity("7000000000000000001", "shop", "pgcdc")
@@ -42,7 +42,7 @@ def test_definitions_are_reloaded_when_tables_come_or_go() -> None:
         return asked[-1]
 
     _saved("a")
-    reloading = Reloading(reload)
+    reloading = Reloading(CATALOG_FILE, reload)
     _saved("a", version=170000)
     reloading.load()
     assert asked == []
@@ -67,7 +67,7 @@ def test_definitions_are_reloaded_when_columns_or_comments_change() -> None:
 
     column = Column(1, "id", PgType(23, "int4"))
     _saved("a", columns=(column,))
-    reloading = Reloading(reload)
+    reloading = Reloading(CATALOG_FILE, reload)
     _saved("a", columns=(column,), rows=5, pages=1, marks=marks(relfilenode=7))
     reloading.load()
     assert asked == [], "estimates and files are drawn nowhere"
@@ -87,7 +87,7 @@ def test_a_look_does_not_wait_for_the_reload() -> None:
         asked.append(1)
         return True
 
-    reloading = Reloading(reload)
+    reloading = Reloading(CATALOG_FILE, reload)
     reloading.look()
     _saved("a", "b")
     reloading.look()

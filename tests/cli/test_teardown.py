@@ -12,8 +12,10 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from pgcdc_assets.projectnote import NOTE_FILE, load_note
+from pgcdc_assets.projectnote import load_note
+from pgcdc_assets.settings import STATE_FOLDER
 from tests.cli.conftest import Shell
+from tests.projectfiles import NOTE_FILE
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def test_a_slot_is_noted_before_it_is_created(shell: Shell, conn: psycopg.Connec
     noted: list[tuple[str, ...]] = []
 
     def dies(*arguments: object, **options: object) -> None:
-        noted.append(load_note().made)
+        noted.append(load_note(STATE_FOLDER).made)
         raise KeyboardInterrupt
 
     with shell.patch.context() as patch, suppress(KeyboardInterrupt):

@@ -9,8 +9,8 @@ import pytest
 
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 from tests.log.durable import Disk
+from tests.projectfiles import CATALOG_FILE
 
 CATALOG = Catalog(Identity("7123", "shop", "pgcdc"), "pgcdc", 180004, ())
 

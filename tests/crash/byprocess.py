@@ -24,11 +24,11 @@ from pgcdc_assets.core import faultpoints
 from pgcdc_assets.core.faultpoints import FaultPoint
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.settings import CATALOG_FILE
 from tests.crash.faults import Kind, wait_until
 from tests.crash.lakes import LakeRig
 from tests.end_to_end.command import Project
 from tests.journal import published
+from tests.projectfiles import CATALOG_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from tests.crash.faults import Faults, Kind, kill, wait_until
 from tests.crash.lakes import TABLES, LakeRig, work
@@ -34,6 +34,7 @@ from tests.crash.proxy import Proxy
 from tests.crash.tally import ANY_TIME, Tally
 from tests.fix_postgres import fresh_database
 from tests.flow.rig import children_running
+from tests.projectfiles import CATALOG_FILE
 
 pytestmark = pytest.mark.spark
 

@@ -27,12 +27,13 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.source.slot.slotstatus import require_slot
 from tests.defs.doubles import dead_mark
 from tests.deltatables import publish_at
 from tests.fix_postgres import Database
+from tests.projectfiles import CATALOG_FILE
 
 
 @pytest.fixture

@@ -41,10 +41,11 @@ from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import LOCATION
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import QUIET, RecordingEngines, Script, report_of, span
 from tests.deltatables import publish_at
+from tests.projectfiles import CATALOG_FILE
 
 ORDERS, EVENTS = TableName("public", "orders"), TableName("public", "events")
 CATALOG = catalog_of(("public", "orders"), ("public", "events"))
@@ -388,11 +389,11 @@ def test_an_odd_key_and_a_deleted_key_stop_no_run(instance: dg.DagsterInstance) 
 
 
 def test_an_odd_key_is_reported_by_the_check_of_the_slot(instance: dg.DagsterInstance) -> None:
-    assert [p.thing for p in current_health(instance).problems if "partition" in p.thing] == []
+    assert [p.thing for p in current_health(Settings(), instance).problems if "partition" in p.thing] == []
     instance.add_dynamic_partitions("lsn_ranges", ["2026-01-01"])
-    (problem,) = [p for p in current_health(instance).problems if "partition" in p.thing]
+    (problem,) = [p for p in current_health(Settings(), instance).problems if "partition" in p.thing]
     assert (problem.severity, problem.thing) == ("warning", "partition '2026-01-01' of lsn_ranges")
-    (slot, *_) = evaluations(current_health(instance))
+    (slot, *_) = evaluations(Settings(), current_health(Settings(), instance))
     assert "2026-01-01" in str(slot.description)
     assert "Delete partitions" in str(slot.description)
 
@@ -404,7 +405,7 @@ def test_an_unreachable_lake_fails_the_check_of_every_mirror(
         raise StoreFailed("does not answer", thing="s3://bucket/lake")
 
     monkeypatch.setattr(status, "status", out_of_reach)
-    found = evaluations(current_health(instance))
+    found = evaluations(Settings(), current_health(Settings(), instance))
     assert [check.asset_key.path for check in found] == [["slot"], ["public", "orders"], ["public", "events"]]
     assert all("s3://bucket/lake does not answer" in str(check.description) and not check.passed for check in found)
 

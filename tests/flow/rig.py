@@ -26,11 +26,12 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database, inside
 from tests.oracle import assert_equal
+from tests.projectfiles import CATALOG_FILE
 from tests.waiting import wait_for
 
 T = TableName("public", "t")

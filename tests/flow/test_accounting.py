@@ -27,7 +27,7 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog, rows_by_relation
 from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.spark.session import SparkOnDemand
@@ -37,6 +37,7 @@ from tests.fix_postgres import Database
 from tests.flow.mirrors import delta_target, no_spark
 from tests.flow.rig import Rig
 from tests.mirror.pipeline import Pipeline
+from tests.projectfiles import CATALOG_FILE
 
 _PARTITIONED = (
     "CREATE TABLE p (id int, part int, PRIMARY KEY (id, part)) PARTITION BY LIST (part); "

@@ -16,8 +16,8 @@ from pgcdc_assets.flow import copies
 from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 from tests.flow.rig import Rig, T, U
+from tests.projectfiles import CATALOG_FILE
 
 pytestmark = pytest.mark.spark
 

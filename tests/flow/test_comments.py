@@ -20,9 +20,9 @@ from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig, T, U, following
+from tests.projectfiles import CATALOG_FILE
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark

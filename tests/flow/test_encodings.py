@@ -18,13 +18,14 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
 from tests.checks.lakes import Point
 from tests.fix_postgres import fresh_database
 from tests.flow.rig import Rig, version
 from tests.oracle import mirror_rows
+from tests.projectfiles import CATALOG_FILE
 
 pytestmark = pytest.mark.spark
 

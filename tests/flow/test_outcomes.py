@@ -29,9 +29,10 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
 from tests.defs.catalogs import catalog_of
+from tests.projectfiles import CATALOG_FILE
 
 NOWHERE = "host=/nowhere user=u password=hunter2"
 HOLD_IT = """

@@ -14,8 +14,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.points import Point
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 from tests.flow.rig import Rig
+from tests.projectfiles import CATALOG_FILE
 
 pytestmark = pytest.mark.spark
 

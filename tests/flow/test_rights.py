@@ -15,9 +15,10 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import RightLacking
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig, following, rig_of
+from tests.projectfiles import CATALOG_FILE
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark

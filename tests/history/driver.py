@@ -29,7 +29,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import fresh_database
@@ -37,6 +37,7 @@ from tests.history.steps import Doing, History, Step
 from tests.history.tables import Spec
 from tests.history.workload import Workload
 from tests.journal import Journal, published
+from tests.projectfiles import CATALOG_FILE
 from tests.receiving import run_to
 
 SECONDS = 200.0

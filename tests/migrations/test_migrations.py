@@ -28,7 +28,7 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from tests.conftest import SEED
 from tests.fix_postgres import fresh_database
@@ -36,6 +36,7 @@ from tests.history.structure.chronicle import Chronicle
 from tests.history.structure.cohort import Run
 from tests.history.structure.judge import Judge
 from tests.migrations.steps import Migration, Result, migrations, on_other_bases
+from tests.projectfiles import CATALOG_FILE
 from tests.readers import Tally, at_hand, lacking, tallied
 from tests.servers import VERSIONS
 

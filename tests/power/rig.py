@@ -30,13 +30,14 @@ from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.projectnote import change_note, load_note
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import STATE_FOLDER, Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 from tests.journal import Journal, published
 from tests.oracle import RAW, Rows, mirror_rows, written
 from tests.power.victim import TABLES
+from tests.projectfiles import CATALOG_FILE
 
 HOOKS = Path(__file__).with_name("hooks")
 _MAKE = """
@@ -178,9 +179,9 @@ class PowerRig:
 
     def recovered(self) -> None:
         self.set_slot_back()
-        if load_note().log is not None:
+        if load_note(STATE_FOLDER).log is not None:
             # The image stands beside what it is an image of, and is not to be taken for a copy.
-            change_note(lake=self.settings.layout.root.text)
+            change_note(STATE_FOLDER, lake=self.settings.layout.root.text)
         assert self.settings.source is not None
         engine = Engine(self.settings, self.settings.source, Silent(), lambda: self.spark, "power cut test")
         report = engine.sync(Bounds())

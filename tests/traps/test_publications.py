@@ -15,9 +15,9 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 from tests.flow.rig import Rig
 from tests.oracle import assert_equal
+from tests.projectfiles import CATALOG_FILE
 from tests.traps.following import following_run
 from tests.traps.scenario import assert_same, empty_rig
 from tests.waiting import wait_for

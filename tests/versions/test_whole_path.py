@@ -18,10 +18,11 @@ from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from tests.fix_postgres import fresh_database
 from tests.flow.rig import Rig
 from tests.journal import Journal
+from tests.projectfiles import CATALOG_FILE
 from tests.versions.workload import ALTERED, TABLES, Workload, make
 
 pytestmark = pytest.mark.spark

@@ -23,9 +23,9 @@ from pgcdc_assets.flow import hold, lock
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig
+from tests.projectfiles import CATALOG_FILE
 from tests.waiting import wait_for
 from tests.workloads.application import Application, Migration
 from tests.workloads.look import BEAT, Look, beat, look, violations

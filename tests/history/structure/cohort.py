@@ -33,7 +33,7 @@ from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.setup import publication_names, setup
 from tests.fix_postgres import fresh_database
@@ -46,6 +46,7 @@ from tests.history.structure.source import Schemas
 from tests.history.structure.story import CONNECTIONS, Kind, Story, columns_story, story
 from tests.power.images import told
 from tests.power.outages import Outages, outages
+from tests.projectfiles import CATALOG_FILE
 
 logger = logging.getLogger(__name__)
 

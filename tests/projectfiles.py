@@ -1,0 +1,9 @@
+"""The files that a project saves in the working directory, by the default of the setting ``state``."""
+
+from typing import Final
+
+from pgcdc_assets.projectnote import note_file
+from pgcdc_assets.settings import STATE_FOLDER
+
+CATALOG_FILE: Final = STATE_FOLDER / "catalog.json"
+NOTE_FILE: Final = note_file(STATE_FOLDER)
