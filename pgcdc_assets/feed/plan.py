@@ -3,12 +3,9 @@ once a turn."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-
-import pyarrow.compute as pc
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
@@ -17,10 +14,9 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.routing import Router
-from pgcdc_assets.feed.table import Feeds
-from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.segment import FACTS, read_rows
-from pgcdc_assets.protocol.shape import RelationFacts, Shape
+from pgcdc_assets.feed.table import Feeds, FeedTable
+from pgcdc_assets.log.span import LogSpan, facts_of
+from pgcdc_assets.protocol.shape import Shape
 from pgcdc_assets.structure.rowshapes import Refusal, alignment, evolved, together
 
 
@@ -39,6 +35,7 @@ class FeedPlan:
 
     table: Table
     """The table with the columns of the span's rows."""
+    feed: FeedTable
     after: Lsn
     todo: LsnRange | None
     """None if the feed holds everything. It may reach beyond the span, because a file of the feed is replaced as a
@@ -58,41 +55,39 @@ Failures = dict[TableName, tuple[Table, Lsn, str]]
 
 
 def planned(
-    log: ChangeLog, feeds: Feeds, router: Router, span: LsnRange, tables: Sequence[Followed], *, again: bool
+    span: LogSpan, feeds: Feeds, router: Router, tables: Sequence[Followed], *, again: bool
 ) -> tuple[list[FeedPlan], Failures]:
     """A plan for each table. With ``again``, the whole span is derived, even if the feeds already hold it."""
-    starts = [span.start if again else min(max(entry.after, span.start), span.end) for entry in tables]
-    reaches = [LsnRange(start, span.end) for start in starts]
-    placed = _placed(log, router, reaches)
+    placed = _placed(span, router)
     plans: list[FeedPlan] = []
     failures: Failures = {}
-    for entry, reach in zip(tables, reaches, strict=True):
+    for entry in tables:
+        after = min(max(entry.after, span.lsns.start), span.lsns.end)
+        reach = span.part(LsnRange(span.lsns.start if again else after, span.lsns.end))
         mine = placed.get(entry.table.name, _Placed())
-        evolution = _Evolution.of(log, entry.table, mine, reach, past=again)
+        evolution = _Evolution.of(reach, entry.table, mine, past=again)
         with contained() as failed:
-            plan = _plan(feeds, span, entry, mine, evolution, again=again)
+            plan = _plan(feeds, reach, after, mine, evolution, again=again)
+            if plan.todo is not None and not reach.lsns.start <= plan.todo.start <= plan.todo.end <= reach.lsns.end:
+                plan = _widened(feeds, span.part(plan.todo), router, entry, plan)
+            plans.append(plan)
         if failed.reason is not None:
             failures[entry.table.name] = evolution.table, entry.after, failed.reason
-            continue
-        if plan.todo is not None and not reach.start <= plan.todo.start <= plan.todo.end <= reach.end:
-            plan = _widened(log, router, entry, plan, plan.todo)
-        plans.append(plan)
     return plans, failures
 
 
-def _plan(
-    feeds: Feeds, span: LsnRange, entry: Followed, placed: _Placed, evolution: _Evolution, *, again: bool
-) -> FeedPlan:
+def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, evolution: _Evolution, *, again: bool) -> FeedPlan:
+    """``reach``: the part of the span that may have to be derived."""
     # A feed that a run derived but could not apply already has the columns that appeared. If it were opened for the
     # table without these columns, it would seem to be empty, and its rows would be derived a second time.
     feed = feeds.open(evolution.table)
-    after = min(max(entry.after, span.start), span.end)
-    start = span.start if again else after
+    start, end = reach.lsns.start, reach.lsns.end
     if not again and feed.covered.start <= after <= feed.covered.end:
         start = feed.covered.end
-    todo, replaced = feed.replaced(LsnRange(start, span.end)) if start < span.end else (None, ())
+    todo, replaced = feed.replaced(LsnRange(start, end)) if start < end else (None, ())
     return FeedPlan(
         evolution.table,
+        feed,
         after,
         todo,
         replaced,
@@ -103,13 +98,14 @@ def _plan(
     )
 
 
-def _widened(log: ChangeLog, router: Router, entry: Followed, plan: FeedPlan, todo: LsnRange) -> FeedPlan:
+def _widened(feeds: Feeds, todo: LogSpan, router: Router, entry: Followed, plan: FeedPlan) -> FeedPlan:
     """The plan with the shapes of rows outside the span that are also derived."""
-    placed = _placed(log, router, [todo]).get(entry.table.name, _Placed())
-    evolution = _Evolution.of(log, entry.table, placed, todo, past=plan.again, at_least=plan.table)
+    placed = _placed(todo, router).get(entry.table.name, _Placed())
+    evolution = _Evolution.of(todo, entry.table, placed, past=plan.again, at_least=plan.table)
     return replace(
         plan,
         table=evolution.table,
+        feed=feeds.open(evolution.table),
         relations=frozenset(placed.relations),
         routes=evolution.routes,
         refused=evolution.refused | placed.refused,
@@ -128,10 +124,10 @@ class _Placed:
     relations: set[int] = field(default_factory=set)
 
 
-def _placed(log: ChangeLog, router: Router, spans: Sequence[LsnRange]) -> dict[TableName, _Placed]:
-    """The shapes that rows of any of the spans may have, by the tables that they concern."""
+def _placed(span: LogSpan, router: Router) -> dict[TableName, _Placed]:
+    """The shapes that rows of the span may have, by the tables that they concern."""
     found: dict[TableName, _Placed] = {}
-    for shape in log.shapes(hull(spans)).values() if spans else ():
+    for shape in span.shapes.values():
         place = router.place(shape)
         for name in place.concerned:
             entry = found.setdefault(name, _Placed())
@@ -144,11 +140,6 @@ def _placed(log: ChangeLog, router: Router, spans: Sequence[LsnRange]) -> dict[T
     return found
 
 
-def hull(spans: Sequence[LsnRange]) -> LsnRange:
-    """The range from the first start to the last end."""
-    return LsnRange(min(span.start for span in spans), max(span.end for span in spans))
-
-
 @dataclass(frozen=True)
 class _Evolution:
     """The table, and how to read its rows, according to the shapes of a span."""
@@ -159,18 +150,17 @@ class _Evolution:
 
     @classmethod
     def of(
-        cls, log: ChangeLog, table: Table, placed: _Placed, span: LsnRange, *, past: bool,
-        at_least: Table | None = None,
+        cls, span: LogSpan, table: Table, placed: _Placed, *, past: bool, at_least: Table | None = None
     ) -> _Evolution:  # fmt: skip
         """``placed`` may hold shapes that no row of the span has; such shapes must not add columns."""
         shapes = placed.taken
-        after = _after(log, table, shapes, span)
+        after = _after(span, table, shapes)
         read = partial(evolved, table, past=past)
         found = {s.schema_id: read(s, None, after=after[s.schema_id]) for s in shapes}
         odd = [shape for shape in shapes if isinstance(found[shape.schema_id], Refusal)]
         if odd:
-            facts = _facts(log, {shape.schema_id for shape in odd})
-            used = _used(log, span, {shape.schema_id for shape in odd}, {shape.relation_id for shape in odd})
+            facts = facts_of(span.log, {shape.schema_id for shape in odd})
+            used = span.used({shape.schema_id for shape in odd}, {shape.relation_id for shape in odd})
             odd = [shape for shape in odd if shape.schema_id in used]
             found |= {s.schema_id: read(s, facts.get(s.schema_id), after=after[s.schema_id]) for s in odd}
         followed = [version for version in found.values() if isinstance(version, Table)]
@@ -184,35 +174,13 @@ class _Evolution:
         return cls(newest, routes, refused)
 
 
-def _after(log: ChangeLog, table: Table, shapes: Sequence[Shape], span: LsnRange) -> dict[int, Lsn]:
+def _after(span: LogSpan, table: Table, shapes: Sequence[Shape]) -> dict[int, Lsn]:
     """By schema_id: a position below which no row of the span has the shape. This matters for a span that begins below
     the start of the table's newest structure and ends above it."""
-    found = dict.fromkeys((shape.schema_id for shape in shapes), span.start)
+    start, end = span.lsns.start, span.lsns.end
+    found = dict.fromkeys((shape.schema_id for shape in shapes), start)
     since = table.columns_since
-    if not shapes or since is None or not span.start < since < span.end:
+    if not shapes or since is None or not start < since < end:
         return found
-    before = _used(log, LsnRange(span.start, since), set(found), {shape.relation_id for shape in shapes})
+    before = span.part(LsnRange(start, since)).used(set(found), {shape.relation_id for shape in shapes})
     return found | dict.fromkeys(found.keys() - before, since)
-
-
-def _facts(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
-    """The catalog facts that the log carries for these shapes. Read only if a table changed its structure."""
-    found: dict[int, RelationFacts] = {}
-    asked = (pc.field("kind") == FACTS) & pc.field("schema_id").isin(list(schema_ids))
-    for segment in filter(lambda segment: segment.notes, log.all_segments()):
-        if found.keys() >= schema_ids:
-            break
-        for note in read_rows(segment.file, ["schema_id", "payload"], asked).to_pylist():
-            found[note["schema_id"]] = RelationFacts.from_json(json.loads(note["payload"]))
-    return found
-
-
-def _used(log: ChangeLog, span: LsnRange, schema_ids: set[int], relations: set[int]) -> set[int]:
-    """The shapes, among these, that some row of the span has."""
-    found: set[int] = set()
-    low, high = pc.field("commit_lsn") >= span.start, pc.field("commit_lsn") < span.end
-    asked = low & high & pc.field("schema_id").isin(list(schema_ids)) & pc.field("kind").isin(["I", "U", "D", "T"])
-    for segment in log.segments(span, relations):
-        rows = read_rows(segment.file, ["schema_id"], asked)
-        found |= set(pc.unique(rows["schema_id"]).to_pylist())
-    return found

@@ -6,7 +6,6 @@ commit per feed follows. What a feed already holds (up to its ``changes_lsn``) i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,13 +21,14 @@ from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.events import without_key
 from pgcdc_assets.feed.file import trimmed
-from pgcdc_assets.feed.plan import FeedPlan, Followed, hull, planned
+from pgcdc_assets.feed.plan import FeedPlan, Followed, planned
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
-from pgcdc_assets.log.reader import ChangeLog, Segment, rows_by_relation
+from pgcdc_assets.log.reader import Segment
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
 
@@ -43,8 +43,8 @@ MOST_BUCKETS = 256
 
 
 def transform(
-    spark: SparkSession, log: ChangeLog, feeds: Feeds, span: LsnRange, tables: Sequence[Followed], *,
-    again: bool = False, router: Router | None = None,
+    spark: SparkSession, span: LogSpan, feeds: Feeds, tables: Sequence[Followed], *, again: bool = False,
+    router: Router | None = None,
 ) -> dict[TableName, FeedPart]:  # fmt: skip
     """Bring the feeds of ``tables`` to the end of ``span``, and return what they hold of it.
 
@@ -53,14 +53,14 @@ def transform(
     tables are not affected. ``router`` knows all followed tables, if ``tables`` are only some of them.
     """
     router = router or Router.of(entry.table for entry in tables)
-    plans, failures = planned(log, feeds, router, span, tables, again=again)
+    plans, failures = planned(span, feeds, router, tables, again=again)
     parts = {name: _nothing(table, after, failure) for name, (table, after, failure) in failures.items()}
-    done = _derived(spark, log, [plan for plan in plans if plan.todo is not None])
-    _check_taken(log, router, plans, done)
+    done = _derived(spark, span, [plan for plan in plans if plan.todo is not None])
+    _check_taken(span, router, plans, done)
     written: list[Location] = []
     for plan in plans:
         with contained() as failed:
-            parts[plan.table.name] = _committed(plan, feeds, done, span, written)
+            parts[plan.table.name] = _committed(plan, done, span.lsns.end, written)
         if failed.reason is not None:
             parts[plan.table.name] = _nothing(plan.table, plan.after, failed.reason)
     # Feeds must be durable before mirrors apply them.
@@ -83,13 +83,10 @@ class _Outcome:
     """Rows of the log."""
 
 
-def _committed(
-    plan: FeedPlan, feeds: Feeds, done: dict[TableName, _Outcome], span: LsnRange, written: list[Location]
-) -> FeedPart:
+def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, written: list[Location]) -> FeedPart:
     """Commit what was derived, and return what the feed now holds of the span. A feed that got a commit is added to
     ``written``, because the commit is not durable yet."""
-    feed = feeds.open(plan.table)
-    set_aside = None
+    feed, set_aside = plan.feed, None
     if plan.todo is not None:
         outcome, end = done.get(plan.table.name, _Outcome()), plan.todo.end
         files, set_aside = outcome.files, outcome.set_aside
@@ -102,16 +99,16 @@ def _committed(
         if files or plan.replaced:
             written.append(feed.path)
             feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced)
-    if set_aside is not None and set_aside[0] >= span.end:
+    if set_aside is not None and set_aside[0] >= span_end:
         set_aside = None  # above the span: a later span finds it again
-    end = span.end if set_aside is None else set_aside[0]
+    end = span_end if set_aside is None else set_aside[0]
     taken = LsnRange(min(plan.after, end), end)
     told = {*plan.refused.values(), *(without_key(column) for column in plan.table.key_columns)}
     restructured = set_aside is not None and set_aside[1] in told
     return FeedPart(plan.table, taken, tuple(feed.files(taken)), set_aside, restructured)
 
 
-def _derived(spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan]) -> dict[TableName, _Outcome]:
+def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> dict[TableName, _Outcome]:
     relations = {relation for plan in plans for relation in plan.relations}
     if not relations:
         return {}
@@ -120,18 +117,18 @@ def _derived(spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan]) -> 
         for schema_id, reason in plan.refused.items():
             refused.setdefault(schema_id, {})[plan.table.name] = reason
     todo = {plan.table.name: plan.todo for plan in plans if plan.todo is not None}
-    segments = log.segments(hull(list(todo.values())), relations)
+    hull = LsnRange(min(lsns.start for lsns in todo.values()), max(lsns.end for lsns in todo.values()))
+    segments = span.part(hull).segments(relations)
     if not segments:
         return {}
-    sizes = _sizes(log, segments, hull(list(todo.values())))
+    sizes = _sizes(span.part(hull), segments)
     base = Derivation(
         segments=(),
         targets={
             plan.table.name: FeedTarget(
-                plan.table, log.layout.changes(plan.table.name), span,
-                _buckets(log, plan.relations, span, sizes),
+                plan.table, plan.feed.path, lsns, _buckets(span.part(lsns), plan.relations, sizes),
             )
-            for plan in plans if (span := todo.get(plan.table.name)) is not None
+            for plan in plans if (lsns := todo.get(plan.table.name)) is not None
         },
         routes={schema_id: route for plan in plans for schema_id, route in plan.routes.items()},
         refused=refused,
@@ -167,19 +164,16 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
     return found
 
 
-def _check_taken(log: ChangeLog, router: Router, plans: Sequence[FeedPlan], done: dict[TableName, _Outcome]) -> None:
+def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done: dict[TableName, _Outcome]) -> None:
     """Compare the rows that the tasks took of each table with the rows that the log counts for its relations.
 
     The receiver counted the rows when they arrived. A table that lacks a row is set aside, so that no rule of ours can
     skip a row unnoticed.
     """
-    counts: dict[LsnRange, dict[int, Counter[str]]] = {}
     for plan in plans:
         if plan.todo is None:
             continue
-        if plan.todo not in counts:
-            counts[plan.todo] = rows_by_relation(log, plan.todo)
-        name, of = plan.table.name, counts[plan.todo]
+        name, of = plan.table.name, span.part(plan.todo).rows
         outcome = done.setdefault(name, _Outcome())
         held = sum(of[relation].total() for relation in router.relations(name) & of.keys())
         if outcome.set_aside is None and held != outcome.taken:
@@ -203,10 +197,10 @@ class _Size:
         return self.bytes if self.low == self.high else max(min(self.bytes, OWN_FILE_BYTES), self.bytes // 4)
 
 
-def _sizes(log: ChangeLog, segments: Sequence[Segment], span: LsnRange) -> list[_Size]:
+def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
     """The sizes of all row groups, from the footers of their files. Returns none if all batches together are small, as
     in most turns: then sizes are not needed."""
-    if sum(batch.bytes for batch in log.batches(span.start) if batch.start < span.end) <= BUCKET_BYTES:
+    if sum(batch.bytes for batch in span.batches) <= BUCKET_BYTES:
         return []
     found = []
     for segment in segments:
@@ -220,14 +214,10 @@ def _sizes(log: ChangeLog, segments: Sequence[Segment], span: LsnRange) -> list[
     return found
 
 
-def _buckets(log: ChangeLog, relations: frozenset[int], span: LsnRange, sizes: Sequence[_Size]) -> int:
+def _buckets(span: LogSpan, relations: frozenset[int], sizes: Sequence[_Size]) -> int:
     """The number of key buckets, so that no task collapses more than BUCKET_ROWS or BUCKET_BYTES. If there are only
     inserts, nothing is collapsed."""
-    kinds: Counter[str] = Counter()
-    for batch in log.batches(span.start):
-        if batch.start < span.end:
-            for relation in relations & batch.counts.keys():
-                kinds.update(batch.counts[relation])
+    kinds = span.kinds(relations)
     rows = sum(kinds[kind] for kind in "IUD")
     if rows == kinds["I"] and not kinds["T"]:
         return 1

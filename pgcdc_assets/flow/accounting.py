@@ -6,19 +6,17 @@ half: it sets a table aside if its feed lacks a row of the table (:func:`pgcdc_a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.feed.routing import Router, known_leaves
-from pgcdc_assets.flow.ranges import ROW_KINDS
 from pgcdc_assets.flow.reports import Untaken
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.protocol.shape import Shape
@@ -36,19 +34,15 @@ class Why(StrEnum):
     UNKNOWN = "it belongs to no table that is followed"
 
 
-def untaken(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> list[Untaken]:
-    """The rows of ``span`` that no followed table takes, by relation. ``batches``: all batches of ``span``."""
-    counts: dict[int, Counter[str]] = {}
-    for batch in batches:
-        for relation, kinds in batch.counts.items():
-            rows = {kind: number for kind, number in kinds.items() if kind in ROW_KINDS}
-            counts.setdefault(relation, Counter()).update(rows)
+def untaken(work: Work, span: LogSpan) -> list[Untaken]:
+    """The rows of ``span`` that no followed table takes, by relation."""
+    counts = span.rows
     if not counts:
         return []
     router = work.progress.router
-    shapes = {shape.relation_id: shape for shape in work.log.shapes(span).values()}
+    shapes = {shape.relation_id: shape for shape in span.shapes.values()}
     if lacking := counts.keys() - shapes.keys():
-        raise LogCorrupt(f"counts rows of relation {min(lacking)}, which it does not describe", lsn=span.start)
+        raise LogCorrupt(f"counts rows of relation {min(lacking)}, which it does not describe", lsn=span.lsns.start)
     others = [shapes[relation] for relation in sorted(counts) if router.place(shapes[relation]).table is None]
     every = Router.of(entry.table for entry in work.progress) if others else router
     return [Untaken(s.relation_id, s.table, counts[s.relation_id].total(), _why(work, every, s)) for s in others]
@@ -77,7 +71,7 @@ def keep_untaken(work: Work, batches: Sequence[BatchSummary], found: Sequence[Un
 
 
 def _rows(batch: BatchSummary, relation: int) -> int:
-    return sum(number for kind, number in batch.counts.get(relation, {}).items() if kind in ROW_KINDS)
+    return sum(batch.rows.get(relation, {}).values())
 
 
 def _came(work: Work, table: Table, leaf: int) -> bool:

@@ -18,6 +18,7 @@ from pgcdc_assets.flow.ranges import summed
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.turn import record, take_turn
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.structure.record import TableRecord
 
 
@@ -49,7 +50,9 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
             )
     turns: dict[TableName, TableTurn] = {}
     for (part_of, again), followed in asked.items():
-        for name, part in transform(work.session(), work.log, work.feeds, part_of, followed, again=again).items():
+        for name, part in transform(
+            work.session(), LogSpan(work.log, part_of), work.feeds, followed, again=again
+        ).items():
             if part.set_aside is not None:
                 lsn, reason = part.set_aside
                 raise NotRepairable(reason, thing=str(name), lsn=lsn, do=f"copy it anew: `pgcdc snapshot {name.shell}`")
@@ -79,7 +82,8 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
             turns[name] = _repaired(work, entry, LsnRange(span.start, min(span.end, entry.replay_lsn)))
     forward = [work.progress[name] for name in tables if work.progress[name].replay_lsn < span.end]
     if forward:
-        for turn in take_turn(work, span.end, forward).tables:
+        log = LogSpan(work.log, LsnRange(min(entry.replay_lsn for entry in forward), span.end))
+        for turn in take_turn(work, log, span.end, forward).tables:
             turns[turn.table] = turn
     for name in tables:
         reason = work.progress[name].held_up
@@ -148,5 +152,4 @@ def widened(work: Work, span: LsnRange) -> LsnRange:
 
 
 def _report(work: Work, span: LsnRange, turns: dict[TableName, TableTurn]) -> RangeReport:
-    batches = [batch for batch in work.log.batches(span.start, span.end) if batch.end <= span.end]
-    return range_report(work, span, batches, turns, {}, work.log.position())
+    return range_report(work, LogSpan(work.log, span), turns, {}, work.log.position())

@@ -4,7 +4,6 @@ is written and its many small files are merged."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from pgcdc_assets.core.lsn import Lsn
@@ -13,13 +12,13 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import contained
 from pgcdc_assets.flow.accounting import keep_untaken, untaken
 from pgcdc_assets.flow.messages import merge_messages, messages_report
-from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
+from pgcdc_assets.flow.ranges import OpenRange, rows_by_kind
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.thinning import Thinning
 from pgcdc_assets.flow.turn import Turn
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.summary import BatchSummary
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.upkeep import compact
 from pgcdc_assets.structure.record import TableRecord
 
@@ -44,15 +43,15 @@ class RunRanges:
     def due(self) -> bool:
         return self._open.due
 
-    def count(self, turn: Turn) -> None:
+    def count(self, log: LogSpan, turn: Turn) -> None:
         """Count a turn of all tables, with its batches."""
-        batches = [b for b in self._work.log.batches(self._counted, turn.upto) if b.end <= turn.upto]
+        batches = log.ending_within(self._counted, turn.upto)
         if batches:
             self._counted = batches[-1].end
             self._open.add(batches, turn.tables, turn.seconds)
             self.transactions += sum(batch.transactions for batch in batches)
             self.rows += sum(sum(kinds.values()) for batch in batches for kinds in batch.counts.values())
-            self._tell_untaken(batches)
+            self._tell_untaken(log.part(LsnRange(batches[0].start, batches[-1].end)))
         self.count_late(turn)
 
     def count_late(self, turn: Turn) -> None:
@@ -68,21 +67,21 @@ class RunRanges:
         merge_files(self._work, report)
         self._thinning.after_range(report.tables)
 
-    def _tell_untaken(self, batches: Sequence[BatchSummary]) -> None:
+    def _tell_untaken(self, span: LogSpan) -> None:
         """Report once for each relation why no mirror takes its rows."""
-        span = LsnRange(batches[0].start, batches[-1].end)
-        for rows in untaken(self._work, span, batches):
+        for rows in untaken(self._work, span):
             if (rows.relation_id, rows.why) not in self._told:
                 self._told.add((rows.relation_id, rows.why))
                 what = f"rows of {rows.name} go into no mirror: {rows.why}"
-                self._work.observer.progress("transform", what, lsn=str(span.start))
+                self._work.observer.progress("transform", what, lsn=str(span.lsns.start))
 
 
 def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> RangeReport:
     """Close the range; returns its report. ``source_position``: the source's flush LSN now."""
-    span, batches, turns, seconds = open_range.close()
-    report = range_report(work, span, batches, turns, seconds, source_position)
-    keep_untaken(work, batches, report.untaken)
+    lsns, turns, seconds = open_range.close()
+    span = LogSpan(work.log, lsns)
+    report = range_report(work, span, turns, seconds, source_position)
+    keep_untaken(work, span.batches, report.untaken)
     return report
 
 
@@ -107,16 +106,15 @@ def _merge_feed(work: Work, entry: TableRecord) -> None:
 
 def range_report(
     work: Work,
-    span: LsnRange,
-    batches: Sequence[BatchSummary],
+    span: LogSpan,
     turns: dict[TableName, TableTurn],
     seconds: dict[str, float],
     source_position: Lsn,
 ) -> RangeReport:
-    replay_lsn = work.progress.replay_lsn
+    replay_lsn, batches = work.progress.replay_lsn, span.batches
     last_commit = max((batch.last_commit_ts for batch in batches if batch.last_commit_ts is not None), default=None)
     return RangeReport(
-        span=span,
+        span=span.lsns,
         transactions=sum(batch.transactions for batch in batches),
         rows=rows_by_kind(batches),
         bytes=sum(batch.bytes for batch in batches),
@@ -124,24 +122,22 @@ def range_report(
         replay_lsn=replay_lsn,
         lag_bytes=max(0, source_position - replay_lsn),
         lag_seconds=None if last_commit is None else max(0.0, (datetime.now(UTC) - last_commit).total_seconds()),
-        tables={**_from_log(work, span, batches), **turns},
+        tables={**_from_log(work, span), **turns},
         seconds=seconds,
-        untaken=untaken(work, span, batches),
+        untaken=untaken(work, span),
         messages=messages_report(work, batches),
     )
 
 
-def _from_log(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> dict[TableName, TableTurn]:
+def _from_log(work: Work, span: LogSpan) -> dict[TableName, TableTurn]:
     """The changed tables, as the log counts their rows. Changes that an earlier run applied before it died are
     included."""
-    places = {shape.relation_id: work.progress.router.place(shape) for shape in work.log.shapes(span).values()}
-    mirrors = {relation: place.table for relation, place in places.items() if place.table is not None}
+    router = work.progress.router
+    places = {shape.relation_id: router.place(shape).table for shape in span.shapes.values()}
     changes: dict[TableName, Counter[str]] = {}
-    for batch in batches:
-        for relation, kinds in batch.counts.items():
-            if relation in mirrors:
-                rows = {kind: count for kind, count in kinds.items() if kind in ROW_KINDS}
-                changes.setdefault(mirrors[relation], Counter()).update(rows)
+    for relation, kinds in span.rows.items():
+        if (name := places.get(relation)) is not None:
+            changes.setdefault(name, Counter()).update(kinds)
     result: dict[TableName, TableTurn] = {}
     for name, counts in changes.items():
         if name in work.progress:

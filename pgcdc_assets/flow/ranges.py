@@ -16,9 +16,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.reports import TableTurn
-from pgcdc_assets.log.summary import BatchSummary
-
-ROW_KINDS = ("I", "U", "D", "T")
+from pgcdc_assets.log.summary import ROW_KINDS, BatchSummary
 
 
 @dataclass
@@ -29,14 +27,18 @@ class OpenRange:
     max_bytes: int
     min_seconds: float
     clock: Callable[[], float] = time.monotonic
-    _batches: list[BatchSummary] = field(default_factory=list)
+    _end: Lsn | None = None
+    """The end of the last batch."""
+    _bytes: int = 0
     _opened: float | None = None
     _turns: dict[TableName, TableTurn] = field(default_factory=dict)
     _seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, batches: Sequence[BatchSummary], turns: Sequence[TableTurn], seconds: dict[str, float]) -> None:
         """Add what one turn applied. Batches without transactions open no range."""
-        self._batches += batches
+        if batches:
+            self._end = batches[-1].end
+        self._bytes += sum(batch.bytes for batch in batches)
         if self._opened is None and any(batch.transactions for batch in batches):
             self._opened = self.clock()
         for turn in turns:
@@ -49,19 +51,18 @@ class OpenRange:
     def due(self) -> bool:
         if self._opened is None:
             return False
-        size = sum(batch.bytes for batch in self._batches)
-        return size >= self.max_bytes or self.clock() - self._opened >= self.min_seconds
+        return self._bytes >= self.max_bytes or self.clock() - self._opened >= self.min_seconds
 
     @property
     def empty(self) -> bool:
         return self._opened is None
 
-    def close(self) -> tuple[LsnRange, list[BatchSummary], dict[TableName, TableTurn], dict[str, float]]:
+    def close(self) -> tuple[LsnRange, dict[TableName, TableTurn], dict[str, float]]:
         """End the range at its last batch, and open the next one there."""
-        span = LsnRange(self.start, self._batches[-1].end)
-        closed = span, self._batches, self._turns, self._seconds
-        self.start = span.end
-        self._batches, self._turns, self._seconds, self._opened = [], {}, {}, None
+        assert self._end is not None
+        closed = LsnRange(self.start, self._end), self._turns, self._seconds
+        self.start, self._end, self._bytes, self._opened = self._end, None, 0, None
+        self._turns, self._seconds = {}, {}
         return closed
 
 
@@ -84,8 +85,8 @@ def rows_by_kind(batches: Sequence[BatchSummary]) -> dict[str, int]:
     """The number of row messages of some batches, by pgoutput's letter for the kind."""
     total: Counter[str] = Counter()
     for batch in batches:
-        for kinds in batch.counts.values():
-            total.update({kind: count for kind, count in kinds.items() if kind in ROW_KINDS})
+        for kinds in batch.rows.values():
+            total.update(kinds)
     return {kind: total[kind] for kind in ROW_KINDS}
 
 

@@ -10,10 +10,11 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.plan import Followed
-from pgcdc_assets.feed.routing import known_leaves
+from pgcdc_assets.feed.routing import Router, known_leaves
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.structure.record import TableRecord
 
@@ -28,23 +29,22 @@ class Turn:
     """Tables that now wait for a copy, because they were partitions of another table for a while."""
 
 
-def take_turn(work: Work, upto: Lsn, tables: Sequence[TableRecord] | None = None) -> Turn:
-    """Bring the tables (default: all followed tables) that are below ``upto`` to ``upto``.
+def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]) -> Turn:
+    """Bring the tables that are below ``upto`` to ``upto``.
 
-    ``upto`` must be a boundary up to which the log is complete. Tables without changes move without a commit. A table
-    that cannot be followed is set aside, and the other tables go on. A table stays below ``upto`` in two cases. If
-    another writer's commits to its mirror came first at each attempt, the table stays there until the next turn. If the
-    log has a row with a structure, or of a partition, that the mirror does not have, the table stays there until the
-    next catalog check.
+    ``upto`` must be a boundary up to which the log is complete. ``log``: what was read of the log for this turn. Tables
+    without changes move without a commit. A table that cannot be followed is set aside, and the other tables go on. A
+    table stays below ``upto`` in two cases. If another writer's commits to its mirror came first at each attempt, the
+    table stays there until the next turn. If the log has a row with a structure, or of a partition, that the mirror
+    does not have, the table stays there until the next catalog check.
     """
-    entries = work.progress.followed() if tables is None else tables
-    behind = [entry for entry in entries if entry.replay_lsn < upto and not entry.reshaping
-              and entry.unread is None]  # fmt: skip
-    outdated = _note_strays(work, behind)
+    behind = [entry for entry in tables if entry.replay_lsn < upto and not entry.reshaping and entry.unread is None]
+    outdated = _note_strays(work, _span(log, behind, upto), behind)
     behind = [entry for entry in behind if _goes_on(work, entry.table.name)]
-    names = _changed(work, behind, upto) if behind else set()
+    span, router = _span(log, behind, upto), work.progress.router
+    names = {name for shape in span.shapes.values() for name in router.place(shape).concerned}
     changed = [entry for entry in behind if entry.table.name in names]
-    done, outrun, seconds = _derive_and_apply(work, changed, upto) if changed else ([], set(), {})
+    done, outrun, seconds = _derive_and_apply(work, changed, span, router) if changed else ([], set(), {})
     for entry in behind:
         if entry.table.name not in outrun and _goes_on(work, entry.table.name):
             work.progress.moved(entry.table.name, upto)
@@ -57,7 +57,12 @@ def _goes_on(work: Work, name: TableName) -> bool:
     return record.followed and record.held_up is None
 
 
-def _note_strays(work: Work, tables: Sequence[TableRecord]) -> list[TableName]:
+def _span(log: LogSpan, tables: Sequence[TableRecord], upto: Lsn) -> LogSpan:
+    """The span from the lowest position of these tables to ``upto``."""
+    return log.part(LsnRange(min((entry.replay_lsn for entry in tables), default=upto), upto))
+
+
+def _note_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> list[TableName]:
     """Find the tables for which the log has rows of partitions that their mirrors do not know.
 
     A partitioned table with rows of an unknown leaf waits for a catalog check. A table that was itself a partition for
@@ -66,10 +71,9 @@ def _note_strays(work: Work, tables: Sequence[TableRecord]) -> list[TableName]:
     Rows of a partition that are published via the root look like all other rows of the root. If the partition has been
     dropped or detached since, the catalog no longer shows it.
     """
-    batches = work.log.batches(min((entry.replay_lsn for entry in tables), default=work.log.position()))
     outdated: list[TableName] = []
     for entry in tables:
-        name, told = entry.table.name, [batch.partitions for batch in batches if batch.end > entry.replay_lsn]
+        name, told = entry.table.name, [batch.partitions for batch in span.batches if batch.end > entry.replay_lsn]
         if any(entry.table.oid in of_root for leaves in told for of_root in leaves.values()):
             what = "it was a partition for a while, and its rows came as those of the table that it was attached to"
             work.observer.progress("watch", f"table {name}: {what}")
@@ -82,12 +86,11 @@ def _note_strays(work: Work, tables: Sequence[TableRecord]) -> list[TableName]:
 
 
 def _derive_and_apply(
-    work: Work, changed: Sequence[TableRecord], upto: Lsn
+    work: Work, changed: Sequence[TableRecord], span: LogSpan, router: Router
 ) -> tuple[list[TableTurn], set[TableName], dict[str, float]]:
-    span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
-    started = time.monotonic()
+    upto, started = span.lsns.end, time.monotonic()
     followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
-    parts = transform(work.session(), work.log, work.feeds, span, followed, router=work.progress.router)
+    parts = transform(work.session(), span, work.feeds, followed, router=router)
     derived = time.monotonic()
     known = {entry.table.name: entry.table for entry in changed}
     applied = work.target.apply(list(parts.values()), upto, known)
@@ -108,19 +111,6 @@ def _derive_and_apply(
         work.progress.put_aside(name, lsn, reason)
         work.observer.progress("apply", f"{name} is set aside: {reason}", lsn=str(lsn))
     return done, outrun, seconds
-
-
-def _changed(work: Work, behind: Sequence[TableRecord], upto: Lsn) -> set[TableName]:
-    """The tables for which the batches between the tables' lowest position and ``upto`` have messages."""
-    span = LsnRange(min(entry.replay_lsn for entry in behind), upto)
-    # A boundary that verify asked for may be inside a batch. That batch counts too.
-    batches = [batch for batch in work.log.batches(span.start) if batch.start < upto]
-    relations = {relation for batch in batches for relation in batch.counts}
-    if not relations:
-        return set()
-    router = work.progress.router
-    shapes = [shape for shape in work.log.shapes(span).values() if shape.relation_id in relations]
-    return {name for shape in shapes for name in router.place(shape).concerned}
 
 
 def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.catalogwatch import CatalogWatch
@@ -19,6 +20,7 @@ from pgcdc_assets.flow.messages import messages_at, take_messages
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.structure.record import TableRecord
 
 
@@ -88,32 +90,34 @@ class Turns:
         if not paused:
             # An earlier turn may have found rows of another structure while the catalog could not be read.
             self._go_on_restructured()
-        view = self._view(paused=paused, gathers=gathers)
+        log, view = self._view(paused=paused, gathers=gathers)
         if view.exact is not None:
             self._stream.mark(view.exact)
         step = next_step(view)
         if isinstance(step, TakeLateTurn):
-            moved |= self._catch_up(step)
-            again = self._view(paused=paused, gathers=gathers)
+            moved |= self._catch_up(log, step)
+            log, again = self._view(paused=paused, gathers=gathers)
             step = next_step(replace(again, exact=view.exact, held=view.held, caught_up=True))
         if isinstance(step, TakeTurn):
-            moved |= self._take(step)
+            moved |= self._take(log, step)
         return moved
 
-    def _view(self, *, paused: bool, gathers: bool) -> View:
+    def _view(self, *, paused: bool, gathers: bool) -> tuple[LogSpan, View]:
+        """What decides about the next step; and the part of the log that is not applied yet, which it reads."""
         # The position is read before the request. So a request that is missed here has an LSN above the position.
         complete, progress = self._stream.complete_to, self._work.progress
+        log = LogSpan(self._work.log, LsnRange(min(progress.replay_lsn, complete), complete))
         request = self.requests.current()
         exact = request.lsn if request is not None else None
         late = {entry.table.name for entry in progress.listed.late()}
-        return View(
+        return log, View(
             complete=complete,
             standings=[
                 Standing(entry.table.name, entry.replay_lsn, entry.table.name in late)
                 for entry in progress.followed()
                 if not entry.reshaping
             ],
-            batches=self._work.log.batches,
+            batches=log.ending_within,
             point=self.point,
             share_bytes=self._work.settings.range_bytes,
             gathers=gathers and not self._stream.arrived,
@@ -122,11 +126,11 @@ class Turns:
             exact=None if exact is None or progress.points.has(exact) else exact,
         )
 
-    def _catch_up(self, step: TakeLateTurn) -> bool:
+    def _catch_up(self, log: LogSpan, step: TakeLateTurn) -> bool:
         """Bring late tables, which were copied while the other tables went on, nearer to the other tables. Returns
         whether any table moved."""
         before = self._entries(step.tables)
-        turn = take_turn(self._work, step.upto, before)
+        turn = take_turn(self._work, log, step.upto, before)
         self._ranges.count_late(turn)
         moved = any(
             now.replay_lsn > was.replay_lsn for now, was in zip(self._entries(step.tables), before, strict=True)
@@ -136,13 +140,13 @@ class Turns:
         self._go_on_restructured()
         return moved
 
-    def _take(self, step: TakeTurn) -> bool:
+    def _take(self, log: LogSpan, step: TakeTurn) -> bool:
         """Take a turn and publish a point. Returns whether the turn changed anything, or the requested point was
         made."""
         progress = self._work.progress
-        turn = take_turn(self._work, step.upto, self._entries(step.tables))
+        turn = take_turn(self._work, log, step.upto, self._entries(step.tables))
         messages = take_messages(self._work, step.upto)
-        self._ranges.count(turn)
+        self._ranges.count(log, turn)
         self._go_on_restructured()
         if turn.outdated:
             self.begin_copies()

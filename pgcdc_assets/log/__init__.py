@@ -2,7 +2,7 @@
 
 receive/ -> framerun -> rows -> segment (spill) -> batch -> commit        written by one process
                                                               |
-                                        reader, summary <-----+           read by everybody
+                                          reader, span <------+           read by everybody
 
 framerun      received frames, indexed
 streamed      which frame belongs to which transaction in progress, in the form of protocol version 1
@@ -16,6 +16,7 @@ spill         keeps this content, and the content of prepared transactions, on d
 batch         the smallest durable piece
 commit        compare-and-set; durable before it is reported; repairs the log; shuts out an earlier writer
 summary       the summary row of a batch, and the check of the rows against it
-reader        position, batches, segments, row counts
+reader        position, batches, segments
+span          batches, shapes and row counts of one span
 upkeep        compaction and retention
 """

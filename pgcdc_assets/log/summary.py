@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Final, Self
 
 import numpy as np
@@ -24,6 +25,9 @@ from pgcdc_assets.log.segment import NOTES, SegmentFile, read_rows
 
 _NO_BATCH: Final = -1
 _COLUMNS: Final = ("commit_lsn", "commit_ts", "lsn", "relation_id", "schema_id", "kind")
+
+ROW_KINDS: Final = ("I", "U", "D", "T")
+"""The kinds of rows that belong to a relation, by pgoutput's letters."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,12 @@ class BatchSummary:
     partitions: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """For relations that are published via their root: the leaves that the stream named within the batch. The stream
     names a leaf once per connection, before the first row of the leaf."""
+
+    @cached_property
+    def rows(self) -> dict[int, dict[str, int]]:
+        """The rows of changes, by relation_id and kind: :attr:`counts` without other kinds."""
+        return {relation: {kind: number for kind, number in kinds.items() if kind in ROW_KINDS}
+                for relation, kinds in self.counts.items()}  # fmt: skip
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

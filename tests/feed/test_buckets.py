@@ -14,6 +14,7 @@ from pgcdc_assets.feed import transform
 from pgcdc_assets.log.batch import BatchWriter, PendingFrames
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.protocol.messages import Update
 from tests.log.streams import begin, commit, frame, insert, run_of
 from tests.log.written import START, WHO, writer_of
@@ -43,9 +44,8 @@ def write(writer: BatchWriter, changes: Sequence[bytes]) -> Lsn:
 
 
 def buckets(log: ChangeLog, end: Lsn, *relations: int) -> int:
-    span = LsnRange(START, end)
-    sizes = transform._sizes(log, log.segments(span), span)
-    return transform._buckets(log, frozenset(relations), span, sizes)
+    span = LogSpan(log, LsnRange(START, end))
+    return transform._buckets(span, frozenset(relations), transform._sizes(span, span.segments()))
 
 
 def test_large_values_are_divided_by_bytes(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_small_turns_read_no_footer_and_inserts_are_never_divided(
 ) -> None:
     writer, _ = writer_of(log)
     end = write(writer, [insert(LARGE, VALUE.encode())] * 60)
-    span = LsnRange(START, end)
-    assert transform._sizes(log, log.segments(span), span) == []
+    span = LogSpan(log, LsnRange(START, end))
+    assert transform._sizes(span, span.segments()) == []
     monkeypatch.setattr(transform, "BUCKET_BYTES", 1000)
     assert buckets(log, end, LARGE) == 1

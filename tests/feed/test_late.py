@@ -17,7 +17,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.datafile import dataset
-from pgcdc_assets.feed import messages, plan
+from pgcdc_assets.feed import messages
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Router
@@ -26,6 +26,7 @@ from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.span import LogSpan, facts_of
 from pgcdc_assets.store.local import path_of
 from tests.log.twins import BATCHES, START, STEP, TABLES, Change, Transaction, spans, twins, whole
 
@@ -75,14 +76,15 @@ def test_late_facts_give_the_same_feeds_for_any_history(batches: list[list[Trans
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder), batches)
         ids = set(plain.shapes(whole(plain)))
-        assert plan._facts(early, ids) == plan._facts(plain, ids)
+        assert facts_of(early, ids) == facts_of(plain, ids)
         for span in spans(plain):
             assert _derived(early, span) == _derived(plain, span)
             assert _messages(early, span) == _messages(plain, span)
             for one in ids:
-                assert plan._used(early, span, {one}, {1, 2, 3}) == plan._used(plain, span, {one}, {1, 2, 3})
+                used = [LogSpan(log, span).used({one}, {1, 2, 3}) for log in (early, plain)]
+                assert used[0] == used[1]
             # Only rows in progress have these numbers.
-            assert plan._used(early, span, set(range(6)), {1, 2, 3}) == set()
+            assert LogSpan(early, span).used(set(range(6)), {1, 2, 3}) == set()
 
 
 def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
@@ -101,7 +103,7 @@ def test_the_transform_takes_as_many_rows_as_the_log_counts(spark: SparkSession,
     # The rows have only this column.
     tables = [replace(TABLES[number], columns=TABLES[number].columns[:1]) for number in (1, 2)]
     parts = transform(
-        spark, log, Feeds(log.layout, log.identity), whole(log), [Followed(table, START) for table in tables]
+        spark, LogSpan(log, whole(log)), Feeds(log.layout, log.identity), [Followed(table, START) for table in tables]
     )
     assert {str(name): (part.set_aside, part.counts) for name, part in parts.items()} == {
         "public.t1": (None, {"insert": 5}),

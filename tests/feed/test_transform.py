@@ -22,7 +22,8 @@ from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Place, Router
 from pgcdc_assets.feed.schema import feed_name
 from pgcdc_assets.feed.transform import grouped, transform
-from pgcdc_assets.log.reader import Segment, rows_by_relation
+from pgcdc_assets.log.reader import Segment
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.delta import apply
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.protocol.shape import Shape
@@ -90,7 +91,13 @@ def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -
     assert before < names(pipe)
     assert part.rows == 2, "also what was there"
     kept = names(pipe) - before
-    transform(pipe.spark, pipe.log, pipe.feeds, LsnRange(start, first), [Followed(pipe.tables["t"], start)], again=True)
+    transform(
+        pipe.spark,
+        LogSpan(pipe.log, LsnRange(start, first)),
+        pipe.feeds,
+        [Followed(pipe.tables["t"], start)],
+        again=True,
+    )
     assert kept < names(pipe)
     assert not before & names(pipe)
     assert [row["id"] for row in pipe.feed("t")] == [1, 2]
@@ -171,9 +178,9 @@ def test_a_row_that_no_rule_covers_sets_its_table_aside(pipe: Pipeline) -> None:
     end, start = pipe.receive(), pipe.replayed["t"]
     router = ForgetfulRouter.of(pipe.tables.values())
     followed = [Followed(table, start) for table in pipe.tables.values()]
-    before = transform(pipe.spark, pipe.log, pipe.feeds, LsnRange(start, middle), followed, router=router)
+    before = transform(pipe.spark, LogSpan(pipe.log, LsnRange(start, middle)), pipe.feeds, followed, router=router)
     assert before[T].set_aside is None
-    parts = transform(pipe.spark, pipe.log, pipe.feeds, LsnRange(start, end), followed, router=router)
+    parts = transform(pipe.spark, LogSpan(pipe.log, LsnRange(start, end)), pipe.feeds, followed, router=router)
     assert parts[T].set_aside == (middle, f"the log holds 2 rows of it in {middle}..{end}, of which 0 were taken")
     assert [row["id"] for row in pipe.feed("t")] == [1]
     assert parts[TableName("public", "u")].set_aside is None
@@ -192,9 +199,10 @@ def test_rows_are_counted_even_if_a_span_ends_inside_a_batch(pipe: Pipeline) -> 
     (batch,) = [batch for batch in pipe.log.batches(start) if batch.transactions]
     assert batch.start < middle < batch.end
     t, u = (pipe.tables[name].oid for name in "tu")
-    assert rows_by_relation(pipe.log, LsnRange(start, end)) == {t: {"I": 3, "U": 1, "T": 1}, u: {"I": 1, "T": 1}}
-    assert rows_by_relation(pipe.log, LsnRange(start, middle)) == {t: {"I": 2, "U": 1}}
-    assert rows_by_relation(pipe.log, LsnRange(middle, end)) == {t: {"I": 1, "T": 1}, u: {"I": 1, "T": 1}}
+    whole = LogSpan(pipe.log, LsnRange(start, end))
+    assert whole.rows == {t: {"I": 3, "U": 1, "T": 1}, u: {"I": 1, "T": 1}}
+    assert whole.part(LsnRange(start, middle)).rows == {t: {"I": 2, "U": 1}}
+    assert whole.part(LsnRange(middle, end)).rows == {t: {"I": 1, "T": 1}, u: {"I": 1, "T": 1}}
     pipe.turn(middle)
     pipe.turn(end)
     assert pipe.set_aside == {}

@@ -24,7 +24,8 @@ from pgcdc_assets.flow.accounting import Why, untaken
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.reader import ChangeLog, rows_by_relation
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import Settings
@@ -111,7 +112,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
     progress._tables[a.name] = TableRecord(a, TableState.CATCHING_UP, start, 0)
     progress.put_aside(b.name, start, "as a test has it")
     work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
-    found = untaken(work, LsnRange(start, end), log.batches(start))
+    found = untaken(work, LogSpan(log, LsnRange(start, end)))
     assert {(entry.name.name, entry.rows, entry.why) for entry in found} == {
         ("b", 2, Why.SET_ASIDE), ("c", 2, Why.COPY), ("left_out", 2, Why.LEFT_OUT), ("gone", 2, Why.UNKNOWN),
     }  # fmt: skip
@@ -119,7 +120,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
 
 def _check(rig: Rig, span: LsnRange, untaken: dict[int, int]) -> None:
     """Compare the sums of a range: what the log holds of each table, and where it went."""
-    counts = rows_by_relation(ChangeLog(rig.settings.layout), span)
+    counts = LogSpan(ChangeLog(rig.settings.layout), span).rows
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
     for table in catalog.tables:
@@ -153,7 +154,7 @@ def _below_copy(rig: Rig, table: Table, span: LsnRange, relations: Iterable[int]
     if copied is None or copied <= span.start:
         return 0
     part = LsnRange(span.start, min(copied, span.end))
-    return _total(rows_by_relation(ChangeLog(rig.settings.layout), part), relations)
+    return _total(LogSpan(ChangeLog(rig.settings.layout), part).rows, relations)
 
 
 def test_rows_of_an_added_partition_are_not_reported_as_removed(database: Database, tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_rows_of_an_added_partition_are_not_reported_as_removed(database: Databa
     followed = TableRecord(mirrored, TableState.CATCHING_UP, log.start, 0)
     for state, came in ((TableState.CATCHING_UP, Why.COPY), (TableState.SET_ASIDE, Why.SET_ASIDE)):
         progress._tables[p.name] = replace(followed, state=state)
-        found = untaken(work, LsnRange(log.start, end), log.batches(log.start))
+        found = untaken(work, LogSpan(log, LsnRange(log.start, end)))
         assert {entry.name.name: entry.why for entry in found if entry.name.name != "p_1"} == {
             "p_2": came, "p_3": came, "p_4": Why.LEFT,
         }  # fmt: skip

@@ -21,9 +21,10 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.commitfacts import CommitFacts
-from pgcdc_assets.log.reader import ChangeLog, rows_by_relation
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.resendcheck import ResendCheck
 from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, SegmentFile, read_rows, read_slices
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.upkeep import compact, forget
 from pgcdc_assets.store.local import path_of
 from tests.log.twins import BATCHES, START, STEP, Change, Transaction, Twin, rows_in, spans, twins, whole
@@ -132,7 +133,7 @@ def _same(plain: ChangeLog, early: ChangeLog) -> None:
     assert early.verify(whole(early)) == plain.verify(whole(plain))
     for span in spans(plain):
         assert early.shapes(span) == plain.shapes(span)
-        assert rows_by_relation(early, span) == rows_by_relation(plain, span)
+        assert LogSpan(early, span).rows == LogSpan(plain, span).rows
         assert _pruned(early, span) == _pruned(plain, span)
     for batch in plain.batches(ZERO):
         assert early.verify(LsnRange(batch.start, batch.end)) == [batch]
@@ -176,7 +177,7 @@ def _same_when_compacted(plain: ChangeLog, early: ChangeLog) -> None:
         assert (merged.commit_facts, merged.rows) == (None, len(rows_in(plain)))
         assert pq.read_schema(path_of(merged.path)).names == FILLED_SCHEMA.names
     for span in spans(plain):
-        assert rows_by_relation(fresh, span) == rows_by_relation(plain, span)
+        assert LogSpan(fresh, span).rows == LogSpan(plain, span).rows
 
 
 def _same_when_cut_off(plain: ChangeLog, early: ChangeLog) -> None:

@@ -26,6 +26,7 @@ from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.delta.apply import apply_tables
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
@@ -114,8 +115,8 @@ class Pipeline:
     def derive(self, upto: Lsn, *, again: bool = False) -> dict[TableName, FeedPart]:
         """The transform of one turn."""
         followed = [Followed(self.tables[n], self.replayed[n]) for n in self.tables if n not in self.set_aside]
-        span = LsnRange(min(entry.after for entry in followed), upto)
-        parts = transform(self.spark, self.log, self.feeds, span, followed, again=again)
+        span = LogSpan(self.log, LsnRange(min(entry.after for entry in followed), upto))
+        parts = transform(self.spark, span, self.feeds, followed, again=again)
         self.parts = {name.name: part for name, part in parts.items()}
         return parts
 

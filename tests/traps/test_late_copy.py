@@ -40,9 +40,9 @@ def test_late_copy_catches_up_and_delays_no_other_table(
         assert gate.wait(200)
         return copy_tables(*args)
 
-    def told(work: Any, upto: Lsn, tables: Any = None) -> Any:
-        turns.append(({entry.table.name.name for entry in tables or work.progress.followed()}, upto))
-        return take_turn(work, upto, tables)
+    def told(work: Any, log: Any, upto: Lsn, tables: Any) -> Any:
+        turns.append(({entry.table.name.name for entry in tables}, upto))
+        return take_turn(work, log, upto, tables)
 
     with empty_rig(server, spark, tmp_path / "project", range_bytes=1) as rig:
         rig.conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")

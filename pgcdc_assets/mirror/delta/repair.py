@@ -23,6 +23,7 @@ from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.delta.apply import collapsed
 from pgcdc_assets.mirror.delta.match import LACKS
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
@@ -49,7 +50,7 @@ def repair_table(
     if start >= span.end:
         return nothing
     whole, feeds = LsnRange(start, replay_lsn), Feeds(mirrors.layout, mirrors.identity)
-    part = transform(spark, log, feeds, whole, [Followed(table, start)], again=True)[table.name]
+    part = transform(spark, LogSpan(log, whole), feeds, [Followed(table, start)], again=True)[table.name]
     if part.set_aside is not None:
         raise NotRepairable(part.set_aside[1], thing=str(table.name), lsn=part.set_aside[0], do=_again(table))
     pending = PendingChanges.of(mirrors.layout, part, whole)
