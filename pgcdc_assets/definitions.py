@@ -2,8 +2,7 @@
 current directory."""
 
 from pgcdc_assets.defs.pipeline import pipeline
-from pgcdc_assets.project import enter_project
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import enter_project, load_catalog
 
 settings = enter_project()
 defs = pipeline(settings, load_catalog(settings.catalog_file))

@@ -1,21 +1,29 @@
-"""The project directory: its source, the embedded server, Dagster's home.
+"""The project directory: the saved catalog, the note of the project's own lake, and Dagster's home.
 
-Imports no Dagster, so that ``pgcdc status`` starts fast.
+The code imports no Dagster, so that ``pgcdc status`` starts fast.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pgcdc_assets.core.master import on_this_host
-from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.formats import FORMAT, MALFORMED, check_format, reading
+from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.errors import SettingsError, SetupNeeded
 from pgcdc_assets.projectfile import SETTINGS_FILE
 from pgcdc_assets.settings import STATE_FOLDER, Settings
+from pgcdc_assets.store.durable import sync_folder, write_whole
 from pgcdc_assets.store.private import private_folder
 
+_NOTE = "note.json"
 LOCATION = "pgcdc_assets"
 DAGSTER_FOLDER = ".dagster"
 
@@ -64,6 +72,121 @@ load_from:
 """
 
 
+def save_catalog(catalog: Catalog, path: Path) -> None:
+    """Save the source's catalog as setup or sync has read it. The file is written whole or not at all, because another
+    process may read it at any time. Dagster's code location loads nothing else."""
+    made = not path.parent.exists()
+    private_folder(path.parent)
+    write_whole(path, json.dumps({"format": FORMAT, **catalog.to_json()}, indent=1).encode())
+    if made:
+        sync_folder(path.parent.parent)
+
+
+def load_catalog(path: Path) -> Catalog | None:
+    """The saved catalog; None if there is none yet. UnknownFormat if it has another format, SetupNeeded if it cannot be
+    read."""
+    thing = f"saved catalog {path}"
+    with reading(thing, SetupNeeded, "delete it, then run `pgcdc setup`"):
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        # Every version states a format. So a file without one is damaged.
+        check_format(content.pop("format"), thing)
+        return Catalog.from_json(content)
+
+
+def required_catalog(path: Path) -> Catalog:
+    """The saved catalog. Raises SetupNeeded if there is none yet."""
+    if (found := load_catalog(path)) is None:
+        raise SetupNeeded("there is no saved catalog", thing=str(path))
+    return found
+
+
+class SavedCatalog:
+    """Reads the saved catalog, and reads it again only if it was written since. Each write makes a new file, so the
+    file's inode and time tell whether it was written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: Catalog | None = None
+        self._file: tuple[int, int] | None = None
+
+    def read(self) -> Catalog | None:
+        """The saved catalog; None if there is none yet."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        file = (found.st_ino, found.st_mtime_ns)
+        if file != self._file:
+            self._read = load_catalog(self._path)
+            self._file = file
+        return self._read
+
+
+@dataclass(frozen=True)
+class ProjectNote:
+    """What the project has noted: which lake is its own, and what ``setup`` created on the source.
+
+    A lake is recognized by the id of its change log, not only by its place. A lake that was moved is still the same
+    lake.
+    """
+
+    lake: str | None = None
+    """The place of the project's lake; None before the lake has a change log."""
+    log: str | None = None
+    """The id of that lake's change log."""
+    made: tuple[str, ...] = ()
+    """What ``setup`` created on the source, for example ``slot pgcdc``."""
+
+    def is_at(self, lake: Location) -> bool:
+        """Whether the noted place is this lake's. Symbolic links to the same folder count as the same place."""
+        if self.lake is None or self.lake == lake.text:
+            return self.lake is not None
+        with suppress(OSError):
+            return lake.scheme == Location(self.lake).scheme == LOCAL and os.path.samefile(self.lake, lake.text)
+        return False
+
+
+def note_file(state: Path) -> Path:
+    """The file of the note, in the project's folder ``state``."""
+    return state / _NOTE
+
+
+def load_note(state: Path) -> ProjectNote:
+    """The note; an empty note if there is no file. Raises SettingsError if the file cannot be read."""
+    try:
+        found = json.loads(note_file(state).read_text())
+        return ProjectNote(_text(found["lake"]), _text(found["log"]), tuple(str(thing) for thing in found["made"]))
+    except FileNotFoundError:
+        return ProjectNote()
+    except (OSError, *MALFORMED):
+        do = "delete it, set `lake` to the lake of this project, and run `pgcdc setup`"
+        raise SettingsError("cannot be read", thing=str(note_file(state)), do=do) from None
+
+
+def change_note(state: Path, **changed: Any) -> None:
+    """Save new values of these fields."""
+    before = load_note(state)
+    after = replace(before, **changed)
+    if after != before:
+        private_folder(state)
+        write_whole(note_file(state), (json.dumps(asdict(after), indent=1) + "\n").encode())
+
+
+def note_made(state: Path, things: list[str]) -> None:
+    """Note things that ``setup`` has created, or is about to create."""
+    before = load_note(state).made
+    change_note(state, made=(*before, *(thing for thing in things if thing not in before)))
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError
+
+
 def enter_project() -> Settings:
     """Change to the ``working_directory`` of a code location, if it is a project's folder. Returns the settings there.
 
@@ -81,31 +204,6 @@ def enter_project() -> Settings:
             settings.catalog_file.absolute(),
         )
     return settings
-
-
-def started_source(settings: Settings, *, survive: bool = True) -> str:
-    """The source's conninfo. If the source is the embedded server, this starts the server and fills its sample shop.
-
-    Raises WrongSource, before anything is started, if the project was set up with another source, and SettingsError if
-    Spark's executors cannot reach the embedded server.
-    """
-    # Imported here, so that Dagster's code location loads without delta-rs.
-    from pgcdc_assets.checks.origin import is_embedded, require_same_source, source_of
-
-    require_same_source(settings)
-    if not is_embedded(settings):
-        return source_of(settings)
-    from pgcdc_assets.demo import shop
-
-    if not on_this_host(settings.master):
-        raise SettingsError(
-            f"is the embedded server, which listens on this machine alone, but executors of {settings.master} read it",
-            thing="setting `source`", do="name a source that they reach, or set `spark` to local[*]",
-        )  # fmt: skip
-    private_folder(settings.state)
-    server = shop.server(settings.state).start(survive=survive)
-    shop.ensure(server.conninfo)
-    return server.conninfo
 
 
 def dagster_home() -> Path:

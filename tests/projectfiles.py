@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from pgcdc_assets.projectnote import note_file
+from pgcdc_assets.project import note_file
 from pgcdc_assets.settings import STATE_FOLDER
 
 CATALOG_FILE: Final = STATE_FOLDER / "catalog.json"

@@ -24,10 +24,11 @@ ALLOWED = {
     "dagster_pyspark": {"defs"},
     "pyspark": {"failures", "spark", "feed", "mirror.delta", "lake", "flow", "defs"},
     "delta": {"spark"},
-    "deltalake": {"delta", "log", "feed", "points", "mirror.delta", "lake", "checks"},
+    "deltalake": {"delta", "log", "feed", "points", "mirror.delta", "lake", "projectsource", "checks"},
     "psycopg": {
         "source", "source.connect", "source.catalog", "source.slot", "source.stream", "source.snapshot",
         "source.setup", "log.receive", "flow", "demo", "checks", "defs", "cli", "settings", "projectfile",
+        "projectsource",
     },
     "click": {"cli"},
     "rich": {"cli"},

@@ -6,5 +6,5 @@ compared -> rendering -> digest -> twosides -> verify       compares every row a
 slothealth, tablehealth     the health rules    problem     one problem, in words
 sentinel    the stream's positions
 message_facts   the position of the feed of messages
-last_runs   the last failed operations          origin      the source that a command works on
+last_runs   the last failed operations
 """

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgcdc_assets.checks.origin import source_of
 from pgcdc_assets.checks.status import lowest_replayed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.flow import lock, sentinel
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
+from pgcdc_assets.projectsource import source_of
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.slot.positions import flush_lsn

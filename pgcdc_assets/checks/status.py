@@ -19,7 +19,6 @@ from pgcdc_assets.checks.facts import Facts, LogFacts, MessageFacts, TableFacts
 from pgcdc_assets.checks.health import problems
 from pgcdc_assets.checks.last_runs import of_outcomes
 from pgcdc_assets.checks.message_facts import read_message_facts
-from pgcdc_assets.checks.origin import is_embedded, refuse_other_identity, source_of
 from pgcdc_assets.checks.problem import Problem, Severity
 from pgcdc_assets.checks.source_facts import read_source, with_settings
 from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
@@ -49,7 +48,8 @@ from pgcdc_assets.log.receive.progressfile import Announcement, announced
 from pgcdc_assets.log.spill import PreparedFolder
 from pgcdc_assets.log.transactions import PreparedTransaction
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
+from pgcdc_assets.projectsource import is_embedded, refuse_other_identity, source_of
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception

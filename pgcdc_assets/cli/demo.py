@@ -52,7 +52,7 @@ def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
     """Copy and follow a live sample shop, then compare every table."""
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.source import make_ready
-    from pgcdc_assets.project import started_source
+    from pgcdc_assets.projectsource import started_source
     from pgcdc_assets.settings import Settings
 
     folder = fresh_folder(lake)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.names import TableName, nearest
-from pgcdc_assets.errors import PgcdcError, SetupNeeded, UnknownTable
-from pgcdc_assets.project import DAGSTER_FOLDER, LOCATION, dagster_home
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.errors import PgcdcError, UnknownTable
+from pgcdc_assets.project import DAGSTER_FOLDER, LOCATION, dagster_home, load_catalog, required_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.private import private_log
 
@@ -33,14 +32,14 @@ _NO_COMPUTE_LOGS = {
 def project_settings(*, set_up: bool = True) -> Settings:
     """The settings. Raises an error, before a run is started, if the settings are wrong, or if source or lake is not
     the project's own. With ``set_up``, raises SetupNeeded if there is no saved catalog."""
-    from pgcdc_assets.checks.origin import refuse_other_source
     from pgcdc_assets.flow.ownlake import refuse_other_lake
+    from pgcdc_assets.projectsource import refuse_other_source
 
     settings = Settings.load()
     refuse_other_source(settings)
     refuse_other_lake(settings)
-    if set_up and load_catalog(settings.catalog_file) is None:
-        raise SetupNeeded("there is no saved catalog", thing=str(settings.catalog_file))
+    if set_up:
+        required_catalog(settings.catalog_file)
     dagster_home()
     return settings
 

@@ -12,8 +12,7 @@ from threading import Thread
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.project import LOCATION
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import LOCATION, load_catalog
 
 _MUTATION = """mutation ($name: String!) {
   reloadRepositoryLocation(repositoryLocationName: $name) { __typename }

@@ -74,20 +74,18 @@ def _pause(*, paused: bool) -> int:
 
 def _set_up() -> Settings:
     """The settings of a project that has been set up."""
-    from pgcdc_assets.errors import SetupNeeded
     from pgcdc_assets.flow.ownlake import refuse_other_lake
-    from pgcdc_assets.savedcatalog import load_catalog
+    from pgcdc_assets.project import required_catalog
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
     refuse_other_lake(settings)
-    if load_catalog(settings.catalog_file) is None:
-        raise SetupNeeded("there is no saved catalog", thing=str(settings.catalog_file))
+    required_catalog(settings.catalog_file)
     return settings
 
 
 def _source_position(settings: Settings) -> Lsn:
-    from pgcdc_assets.checks.origin import source_of
+    from pgcdc_assets.projectsource import source_of
     from pgcdc_assets.source.connect.connection import APPLICATION, connect
     from pgcdc_assets.source.slot.positions import boundary
 

@@ -15,7 +15,7 @@ import click
 from pgcdc_assets.cli.arguments import as_json
 from pgcdc_assets.cli.lines import say
 from pgcdc_assets.errors import PgcdcError, StoreFailed
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 
 if TYPE_CHECKING:
     from pgcdc_assets.core.catalog import Catalog
@@ -33,7 +33,7 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     """Prepare the source: create publication and slot. Also checks the source and saves the catalog. Safe to run
     again."""
     from pgcdc_assets.flow.ownlake import refuse_other_lake
-    from pgcdc_assets.project import started_source
+    from pgcdc_assets.projectsource import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
@@ -79,9 +79,9 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
 
 def _to_remove(settings: Settings, shared: bool) -> list[str]:
     """What teardown will remove from the source. Raises UsageError for a publication that another project reads."""
-    from pgcdc_assets.checks.origin import is_embedded, require_same_source, source_of
     from pgcdc_assets.errors import UsageError
-    from pgcdc_assets.projectnote import load_note
+    from pgcdc_assets.project import load_note
+    from pgcdc_assets.projectsource import is_embedded, require_same_source, source_of
     from pgcdc_assets.source.setup.setup import traces
 
     require_same_source(settings)
@@ -101,7 +101,7 @@ def _to_remove(settings: Settings, shared: bool) -> list[str]:
 
 
 def _print_script(settings: Settings, role: str | None) -> int:
-    from pgcdc_assets.checks.origin import require_same_source, source_of
+    from pgcdc_assets.projectsource import require_same_source, source_of
     from pgcdc_assets.source.setup.rights import owner_script
 
     require_same_source(settings)
@@ -111,10 +111,10 @@ def _print_script(settings: Settings, role: str | None) -> int:
 
 def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     """Make publication and slot if they are missing, and save the catalog."""
-    from pgcdc_assets.checks.origin import known_identity, remember
     from pgcdc_assets.flow.ownlake import note_lake
     from pgcdc_assets.log.reader import ChangeLog
-    from pgcdc_assets.projectnote import load_note, note_made
+    from pgcdc_assets.project import load_note, note_made
+    from pgcdc_assets.projectsource import known_identity, remember
     from pgcdc_assets.source.setup.setup import setup
     from pgcdc_assets.spark.jars import java_command
 
@@ -197,9 +197,9 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
 
 def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) -> int:
     """Remove everything, under the lake's lock, so that no other process writes to the lake. Returns the exit code."""
-    from pgcdc_assets.checks.origin import origin_file
     from pgcdc_assets.cli.jobs import release_instance
-    from pgcdc_assets.projectnote import change_note, note_file
+    from pgcdc_assets.project import change_note, note_file
+    from pgcdc_assets.projectsource import origin_file
 
     with ExitStack() as stack:
         _hold_lake(stack, settings, must=lake_too)
@@ -266,10 +266,9 @@ def _forgotten(settings: Settings) -> dict[str, bool]:
 def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]:
     """Remove what setup made, and report what stays. Returns each thing that stays, and whether this project made
     it."""
-    from pgcdc_assets.checks.origin import is_embedded
     from pgcdc_assets.demo import shop
-    from pgcdc_assets.project import started_source
-    from pgcdc_assets.projectnote import load_note
+    from pgcdc_assets.project import load_note
+    from pgcdc_assets.projectsource import is_embedded, started_source
     from pgcdc_assets.source.setup.setup import teardown, traces
 
     conninfo, made = started_source(settings), load_note(settings.state).made

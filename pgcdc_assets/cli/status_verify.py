@@ -9,13 +9,12 @@ import click
 
 from pgcdc_assets.cli.arguments import TableType, as_json
 from pgcdc_assets.cli.lines import say, visible
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import required_catalog
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.report import TableReport, VerifyReport
     from pgcdc_assets.checks.status import Status
     from pgcdc_assets.cli.console import ConsoleProgress
-    from pgcdc_assets.core.catalog import Catalog
     from pgcdc_assets.core.lsn import Lsn
     from pgcdc_assets.core.names import TableName
     from pgcdc_assets.flow.boundary import SyncTo
@@ -53,7 +52,7 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import refuse_unknown, run_sync
     from pgcdc_assets.flow.ownlake import refuse_other_lake
-    from pgcdc_assets.project import started_source
+    from pgcdc_assets.projectsource import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
@@ -84,18 +83,12 @@ def verified(
     """Compare the tables (None: all). A running sync makes the boundary at the snapshot's LSN. If no sync is running,
     ``sync_to`` is called for this."""
     from pgcdc_assets.checks.verify import verify
-    from pgcdc_assets.errors import SetupNeeded
     from pgcdc_assets.flow.boundary import Boundary
     from pgcdc_assets.source.connect.connection import connect
     from pgcdc_assets.source.slot.slotstatus import usable_slot
 
-    def catalog() -> Catalog:
-        if (found := load_catalog(settings.catalog_file)) is None:
-            raise SetupNeeded("there is no saved catalog", thing=str(settings.catalog_file))
-        return found
-
     with connect(conninfo) as conn:
-        usable_slot(conn, catalog().identity.slot, two_phase=settings.two_phase)
+        usable_slot(conn, required_catalog(settings.catalog_file).identity.slot, two_phase=settings.two_phase)
     boundary = Boundary(settings, conninfo, sync_to, progress.waiting)
     boundary.prepare()
 
@@ -104,7 +97,8 @@ def verified(
         progress.note(f"verify: {report.table}: {_WORDS[report.verdict]}, {said}")
 
     # The catalog is read again, because a sync may have given renamed tables their new names.
-    return verify(settings, catalog(), tables, boundary.reach, conninfo=conninfo, snapshot=boundary.snapshot,
+    catalog = required_catalog(settings.catalog_file)
+    return verify(settings, catalog, tables, boundary.reach, conninfo=conninfo, snapshot=boundary.snapshot,
                   on_table=told)  # fmt: skip
 
 

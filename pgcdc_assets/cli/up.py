@@ -27,7 +27,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.flow import lock
-from pgcdc_assets.project import started_source, workspace_file
+from pgcdc_assets.project import workspace_file
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.private import private_log
 
@@ -48,9 +48,9 @@ _PR_SET_PDEATHSIG = 1
 @click.option("--host", default=HOST, show_default=True, help="Address to listen at; the UI has no login.")
 def up(port: int | None, host: str) -> int:
     """Run Dagster's UI and daemon, with the sensor on."""
-    from pgcdc_assets.checks.origin import is_embedded
     from pgcdc_assets.cli.source import make_ready
     from pgcdc_assets.flow.ownlake import refuse_other_lake
+    from pgcdc_assets.projectsource import is_embedded, started_source
     from pgcdc_assets.source.connect.connection import connect
     from pgcdc_assets.source.slot.slotstatus import identity
 

@@ -11,7 +11,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.partitions import DELETE, LSN_RANGES, RangeRegister
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:

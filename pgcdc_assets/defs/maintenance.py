@@ -16,7 +16,7 @@ from pgcdc_assets.defs.runs import MAINTAIN_JOB, stop_for_waiting_runs
 from pgcdc_assets.defs.sensors import SENSOR_ON
 from pgcdc_assets.defs.sync import engine_at_rest, writing_run
 from pgcdc_assets.errors import LakeError, LockHeld
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:

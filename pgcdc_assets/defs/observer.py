@@ -15,7 +15,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.partitions import DELETE, RangeRegister, register_snapshot
-from pgcdc_assets.savedcatalog import SavedCatalog
+from pgcdc_assets.project import SavedCatalog
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:

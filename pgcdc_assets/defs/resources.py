@@ -9,7 +9,6 @@ from dagster_pyspark import LazyPySparkResource
 from dagster_spark.utils import flatten_dict
 
 from pgcdc_assets.core.ending import ENDING
-from pgcdc_assets.project import started_source
 from pgcdc_assets.settings import MASTER, SPARK_MASTER, Settings
 
 if TYPE_CHECKING:
@@ -54,12 +53,14 @@ class Source(dg.ConfigurableResource[Any]):
 
     def conninfo(self, settings: Settings) -> str:
         """The source's conninfo. This does not start the embedded server."""
-        from pgcdc_assets.checks.origin import source_of
+        from pgcdc_assets.projectsource import source_of
 
         return source_of(settings)
 
     def started(self, settings: Settings) -> str:
         """The conninfo of the project's own source. This starts the embedded server if it does not run."""
+        from pgcdc_assets.projectsource import started_source
+
         return started_source(settings)
 
     @contextmanager

@@ -21,7 +21,7 @@ from pgcdc_assets.defs.runs import OURS, RUNNING, SYNC_JOB, WAITING, report_dead
 from pgcdc_assets.defs.sync import SYNC_OP, sync_job
 from pgcdc_assets.errors import LakeError, PgcdcError, WrongInstance
 from pgcdc_assets.flow import lock, outcomes
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import of_exception
 

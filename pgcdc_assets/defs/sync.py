@@ -24,7 +24,7 @@ from pgcdc_assets.defs.runs import (
     stop_on_signals,
 )
 from pgcdc_assets.errors import UsageError
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pgcdc_assets.flow.renaming import rename
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.structurechanges import carry_out
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.source.catalog.tables import CatalogSnapshot
 from pgcdc_assets.structure.differences import changes
 from pgcdc_assets.structure.record import TableRecord

@@ -55,7 +55,7 @@ from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.recovery import recover_tables
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.savedcatalog import load_catalog, save_catalog
+from pgcdc_assets.project import required_catalog, save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
@@ -230,9 +230,7 @@ class Engine:
 
     @contextmanager
     def _by_hand(self, kind: OperationKind, stop: threading.Event | None = None) -> Iterator[Work]:
-        catalog = load_catalog(self._settings.catalog_file)
-        if catalog is None:
-            raise SetupNeeded("there is no saved catalog", thing=str(self._settings.catalog_file))
+        catalog = required_catalog(self._settings.catalog_file)
         with self._operation(kind, self._in_turn(stop or threading.Event())) as operation:
             self._recover()
             work = self._work(catalog, ChangeLog(self._settings.layout).open())
@@ -250,9 +248,7 @@ class Engine:
         self._observer.progress("recover", text)
 
     def _saved_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
-        saved = load_catalog(self._settings.catalog_file)
-        if saved is None:
-            raise SetupNeeded("there is no saved catalog", thing=str(self._settings.catalog_file))
+        saved = required_catalog(self._settings.catalog_file)
         found = slotstatus.identity(conn, saved.identity.slot)
         if not found.is_same(saved.identity):
             raise IdentityMismatch(

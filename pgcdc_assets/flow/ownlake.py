@@ -10,7 +10,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import PgcdcError, StoreFailed, WrongLake
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.projectnote import ProjectNote, change_note, load_note
+from pgcdc_assets.project import ProjectNote, change_note, load_note
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import COPY_ANEW
 from pgcdc_assets.source.slot.slotstatus import SlotStatus

@@ -31,7 +31,7 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import connect

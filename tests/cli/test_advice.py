@@ -12,7 +12,7 @@ from psycopg import sql
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.cli.conftest import Shell

@@ -10,7 +10,7 @@ from pgcdc_assets.cli.jobs import instance
 from pgcdc_assets.defs.ownproject import claim
 from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.errors import WrongInstance
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from tests.cli.conftest import Shell, traces
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import span

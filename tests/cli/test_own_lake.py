@@ -21,8 +21,7 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.ownlake import note_lake
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.projectnote import load_note
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog, load_note
 from pgcdc_assets.settings import STATE_FOLDER, Settings
 from tests.cli.conftest import Shell, traces
 from tests.projectfiles import CATALOG_FILE, NOTE_FILE

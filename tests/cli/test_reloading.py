@@ -12,7 +12,7 @@ import pytest
 from pgcdc_assets.cli.reloading import Reloading, by_code_server, by_webserver
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from tests.projectfiles import CATALOG_FILE
 from tests.structure.marked import marks
 

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from pgcdc_assets.cli.main import run
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from tests.cli.conftest import Shell
 from tests.projectfiles import CATALOG_FILE

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from pgcdc_assets.projectnote import load_note
+from pgcdc_assets.project import load_note
 from pgcdc_assets.settings import STATE_FOLDER
 from tests.cli.conftest import Shell
 from tests.projectfiles import NOTE_FILE

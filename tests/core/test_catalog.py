@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.core.catalog import Catalog, Identity
-from pgcdc_assets.savedcatalog import load_catalog, save_catalog
+from pgcdc_assets.project import load_catalog, save_catalog
 from tests.log.durable import Disk
 from tests.projectfiles import CATALOG_FILE
 

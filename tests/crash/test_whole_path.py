@@ -25,7 +25,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from tests.crash.faults import Faults, Kind, kill, wait_until

@@ -14,8 +14,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.pipeline import pipeline
-from pgcdc_assets.project import INSTANCE_YAML, WORKSPACE_YAML, enter_project
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import INSTANCE_YAML, WORKSPACE_YAML, enter_project, save_catalog
 from pgcdc_assets.settings import Settings
 from tests.defs.catalogs import ODD, catalog_of
 from tests.projectfiles import CATALOG_FILE

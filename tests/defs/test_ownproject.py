@@ -20,7 +20,7 @@ from pgcdc_assets.defs.sensors import tick
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
 from pgcdc_assets.errors import WrongInstance
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import RecordingEngines, Script, span

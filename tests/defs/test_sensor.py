@@ -26,7 +26,7 @@ from pgcdc_assets.flow.outcomes import OperationKind, recorded
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.source.slot.slotstatus import require_slot

@@ -39,8 +39,7 @@ from pgcdc_assets.flow.reports import MessagesReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.project import LOCATION
-from pgcdc_assets.savedcatalog import load_catalog, save_catalog
+from pgcdc_assets.project import LOCATION, load_catalog, save_catalog
 from pgcdc_assets.settings import Settings
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import QUIET, RecordingEngines, Script, report_of, span
@@ -203,7 +202,7 @@ def test_the_saved_catalog_is_read_once_per_run(instance: dg.DagsterInstance, mo
         read.append(path)
         return load_catalog(path)
 
-    monkeypatch.setattr("pgcdc_assets.savedcatalog.load_catalog", counted)
+    monkeypatch.setattr("pgcdc_assets.project.load_catalog", counted)
     copies = [CopyReport(table, Lsn(0x10), 40, 4000, 2, 1.5, 1) for table in (ORDERS, EVENTS)]
     ranges = [report_of(span(0x10, 0x20), ORDERS, EVENTS), report_of(span(0x20, 0x30), ORDERS, EVENTS)]
     assert sync(instance, Script(copies=copies, ranges=ranges)).success

@@ -25,7 +25,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.points.points import ConsistentPoints, Point
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of

@@ -27,7 +27,7 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.delta.mirror import Mirrors
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slotstatus import identity

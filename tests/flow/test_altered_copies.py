@@ -15,7 +15,7 @@ from pgcdc_assets.errors import CopyBlocked, CopyOutdated
 from pgcdc_assets.flow import copies
 from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.delta.copy import copy_tables
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from tests.flow.rig import Rig, T, U
 from tests.projectfiles import CATALOG_FILE
 

@@ -19,7 +19,7 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig, T, U, following
 from tests.projectfiles import CATALOG_FILE

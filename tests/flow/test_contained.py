@@ -16,7 +16,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import live_files
 from tests.flow.rig import Rig

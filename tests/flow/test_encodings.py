@@ -17,7 +17,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of

@@ -28,7 +28,7 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
 from tests.defs.catalogs import catalog_of

@@ -13,7 +13,7 @@ from pgcdc_assets.cli.sync import _print_sync
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.points import Point
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from tests.flow.rig import Rig
 from tests.projectfiles import CATALOG_FILE
 

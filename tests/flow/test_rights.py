@@ -14,7 +14,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import RightLacking
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig, following, rig_of

@@ -28,7 +28,7 @@ from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of

@@ -27,7 +27,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from tests.conftest import SEED

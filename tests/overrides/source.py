@@ -150,16 +150,16 @@ def keyless_table_is_published_for_updates(_original: Original) -> Any:
 @override(
     "pgcdc_assets.projectfile:without_secrets",
     rule="no secret of a source is written to a file",
-    test="tests/cli/test_origin.py::test_a_url_with_a_password_is_written_without_the_password",
+    test="tests/cli/test_projectsource.py::test_a_url_with_a_password_is_written_without_the_password",
 )
 def password_goes_into_the_file(_original: Original) -> Any:
     return lambda source: source
 
 
 @override(
-    "pgcdc_assets.checks.origin:_compare",
+    "pgcdc_assets.projectsource:_compare",
     rule="a source is refused if the project was set up with another one",
-    test="tests/cli/test_origin.py::test_another_source_is_refused_before_anything_is_written",
+    test="tests/cli/test_projectsource.py::test_another_source_is_refused_before_anything_is_written",
 )
 def another_source_is_taken(_original: Original) -> Any:
     return lambda settings, saved, found: None

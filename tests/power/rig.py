@@ -28,8 +28,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.projectnote import change_note, load_note
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import change_note, load_note, save_catalog
 from pgcdc_assets.settings import STATE_FOLDER, Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of

@@ -37,9 +37,9 @@ from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates, _row
+from pgcdc_assets.project import load_catalog, save_catalog
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Relation
-from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.chainlease import Chain, Link
 from pgcdc_assets.store.local import path_of

@@ -14,7 +14,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from tests.flow.rig import Rig
 from tests.oracle import assert_equal
 from tests.projectfiles import CATALOG_FILE

@@ -17,7 +17,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.points import ConsistentPoints, Point
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import fresh_database
 from tests.flow.rig import Rig

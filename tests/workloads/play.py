@@ -22,7 +22,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow import hold, lock
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints, Point
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.project import load_catalog
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig
 from tests.projectfiles import CATALOG_FILE

@@ -32,7 +32,7 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.setup import publication_names, setup

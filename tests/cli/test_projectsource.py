@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.savedcatalog import load_catalog, save_catalog
+from pgcdc_assets.project import load_catalog, save_catalog
 from pgcdc_assets.settings import STATE_FOLDER, Settings
 from tests.cli.conftest import Shell, traces
 from tests.fix_postgres import Database, fresh_database

@@ -12,7 +12,7 @@ from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, Lineage, 
 from pgcdc_assets.core.marks import Composite, EnumLabel, Files, TableMarks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import SetupNeeded, UnknownFormat
-from pgcdc_assets.savedcatalog import SavedCatalog, load_catalog, save_catalog
+from pgcdc_assets.project import SavedCatalog, load_catalog, save_catalog
 
 NAME = TableName("public", "t")
 COLUMN = Column(1, "id", PgType(20, "int8"))

@@ -18,14 +18,16 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.formats import MALFORMED
+from pgcdc_assets.core.master import on_this_host
 from pgcdc_assets.demo import shop
-from pgcdc_assets.errors import PgcdcError, WrongSource
+from pgcdc_assets.errors import PgcdcError, SettingsError, WrongSource
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE
-from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect, redacted
 from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.store.private import private_folder
 
 _CONNECT_SECONDS = 5
 
@@ -82,6 +84,26 @@ def is_embedded(settings: Settings) -> bool:
         unset, do="name your database, like PGCDC_SOURCE='host=db.example.org dbname=shop user=replicator', or say "
         f"PGCDC_SOURCE={EMBEDDED} for a PostgreSQL with a sample shop",
     )  # fmt: skip
+
+
+def started_source(settings: Settings, *, survive: bool = True) -> str:
+    """The source's conninfo. If the source is the embedded server, this starts the server and fills its sample shop.
+
+    Raises WrongSource, before anything is started, if the project was set up with another source, and SettingsError if
+    Spark's executors cannot reach the embedded server.
+    """
+    require_same_source(settings)
+    if not is_embedded(settings):
+        return source_of(settings)
+    if not on_this_host(settings.master):
+        raise SettingsError(
+            f"is the embedded server, which listens on this machine alone, but executors of {settings.master} read it",
+            thing="setting `source`", do="name a source that they reach, or set `spark` to local[*]",
+        )  # fmt: skip
+    private_folder(settings.state)
+    server = shop.server(settings.state).start(survive=survive)
+    shop.ensure(server.conninfo)
+    return server.conninfo
 
 
 def refuse_other_source(settings: Settings) -> None:
