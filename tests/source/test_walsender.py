@@ -11,7 +11,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import CopyBlocked, SlotActive, SlotMissing, SourceFailed, SourceNotReady, SourceUnavailable
-from pgcdc_assets.source.connect.libpq import identifier, literal
+from pgcdc_assets.source.connect.connection import identifier, literal
 from pgcdc_assets.source.connect.readers import LibpqReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.fix_postgres import Database
@@ -58,7 +58,7 @@ def test_identify_system_and_timeline_are_read(walsender: ReplicationConnection,
     assert row == (identity.system_identifier,)
     assert (identity.timeline, identity.database) == (1, database.name)
     assert identity.flush_lsn > ZERO
-    assert walsender.timeline_history(1) == ()
+    assert walsender.timeline_history(1) == {}
     with pytest.raises(SourceFailed):
         walsender.timeline_history(99)
 

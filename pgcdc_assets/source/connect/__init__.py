@@ -2,9 +2,8 @@
 
 Messages contain no secrets.
 
-connection    a connection for SQL, by psycopg
-libpq         a connection for direct calls of libpq, and the quoting of names and values in its commands
-walsender     the replication connection
+connection    a connection for SQL, by psycopg; the quoting of names and values
+walsender     the replication connection, by libpq
 readers       read frames from a connection, by libpq or thousands at a time from its socket
 failures      maps SQLSTATE to a class of error and an advice
 pluginoptions the options of pgoutput, by the server's version

@@ -1,5 +1,5 @@
-"""Connects to the source for SQL, always with the same session settings and typed errors. Messages contain no
-secrets."""
+"""Connects to the source for SQL, always with the same session settings and typed errors, and quotes names and values.
+Messages contain no secrets."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         return super().execute(query, params, prepare=prepare, binary=binary)
 
     def speak(self) -> None:
-        """Makes psycopg use the server's encoding, which :func:`session_settings` sets for the session.
+        """Makes psycopg use the server's encoding, which :func:`connect` sets for the session.
 
         psycopg itself would refuse a text with a byte that is invalid in its encoding.
         """
@@ -182,13 +182,13 @@ def session_options(**more: str) -> str:
     return " ".join(f"-c {name}={_escaped(value)}" for name, value in {**_SESSION, **more}.items())
 
 
-def source_conninfo(conninfo: str, *, application_name: str, options: dict[str, str] | None = None, **more: str) -> str:
+def source_conninfo(conninfo: str, *, application_name: str, options: Mapping[str, str] | None = None) -> str:
     """Returns ``conninfo`` with our session settings behind the user's options. Raises SettingsError if it is not a
     conninfo."""
     given = parsed(conninfo)
     ours = session_options(**(options or {}))
     own = str(given.get("options") or "")
-    merged = {**{k: v for k, v in _TRANSPORT.items() if k not in given or k == "client_encoding"}, **more}
+    merged = {k: v for k, v in _TRANSPORT.items() if k not in given or k == "client_encoding"}
     merged["options"] = f"{own} {ours}".strip()
     merged["application_name"] = application_name
     return make_conninfo("", **{**given, **merged})
@@ -196,7 +196,7 @@ def source_conninfo(conninfo: str, *, application_name: str, options: dict[str, 
 
 def connect(
     conninfo: str, *, application_name: str = APPLICATION, row_security: bool = True,
-    options: dict[str, str] | None = None, **kwargs: Any,
+    options: Mapping[str, str] | None = None, **kwargs: Any,
 ) -> SourceConnection:  # fmt: skip
     """Opens an autocommit connection with the session settings above.
 
@@ -207,14 +207,18 @@ def connect(
     if not row_security:
         extra["row_security"] = "off"
     full = source_conninfo(conninfo, application_name=application_name, options=extra)
-    conn = opened(conninfo, full, **{"autocommit": True, **kwargs})
-    row = conn.execute(session_settings(conn, extra).encode()).fetchone()
+    conn = _opened(conninfo, full, **{"autocommit": True, **kwargs})
+    try:
+        row = conn.execute(_session_settings(conn, extra).encode()).fetchone()
+    except BaseException:
+        conn.close()
+        raise
     assert row is not None
     conn.session = Session(full, row[0], application_name)
     return conn
 
 
-def opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
+def _opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
     """Opens a connection with the conninfo ``full``, which was made from ``conninfo``. It can be interrupted at any
     time.
 
@@ -231,7 +235,7 @@ def opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
     return conn
 
 
-def session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
+def _session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
     """Returns a statement that makes all session settings again, because a pooler may drop the start-up options.
 
     Its first column is the session's pid, because a pooler does not report the right pid either.
@@ -240,7 +244,7 @@ def session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
     # Servers before 17 do not know transaction_timeout, and would refuse a connection that names it at start-up.
     if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
         late["transaction_timeout"] = "0"
-    calls = [f"set_config('{name}', {sql.quote(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]
+    calls = [f"set_config('{name}', {literal(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]
     return f"SELECT pg_backend_pid(), {', '.join(calls)}"
 
 
@@ -284,3 +288,14 @@ def without_secret(text: str, conninfo: str) -> str:
 def _escaped(value: str) -> str:
     """Escapes a value for the options field: blanks and backslashes get a backslash (PostgreSQL's pg_split_opts)."""
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+def identifier(name: str) -> str:
+    """Quotes a name, both for the replication grammar and for publication_names."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: str) -> str:
+    """Quotes a text as a literal, with doubled quotes. The replication grammar has no other escape, such as libpq's
+    E'...'."""
+    return "'" + value.replace("'", "''") + "'"

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Final, Self
 
 from pgcdc_assets.errors import SourceNotReady
-from pgcdc_assets.source.connect.libpq import identifier
+from pgcdc_assets.source.connect.connection import identifier
 
 _NEWEST: Final = 4
 """The protocol version of PostgreSQL 16 and newer."""

@@ -8,19 +8,30 @@ in PostgreSQL's "Streaming Replication Protocol". :mod:`pgcdc_assets.source.conn
 from __future__ import annotations
 
 import re
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from types import TracebackType
+from typing import Final, Self
 
+from psycopg import OperationalError, pq
+
+from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.errors import ProtocolError, SourceUnavailable
 from pgcdc_assets.protocol.frames import status_update
 from pgcdc_assets.protocol.layouts import EPOCH
-from pgcdc_assets.source.connect.connection import SourceConnection
-from pgcdc_assets.source.connect.libpq import POLL_SECONDS, LibpqConnection, identifier, literal
+from pgcdc_assets.source.connect.connection import (
+    APPLICATION,
+    SourceConnection,
+    connect,
+    identifier,
+    literal,
+)
+from pgcdc_assets.source.connect.failures import ServerError, first_line, result_error
 from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions, Streaming
-from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader
+from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader, SocketReader
 from pgcdc_assets.source.connect.silence import Silence
 
 _MEMORY: Final = "16MB"
@@ -30,6 +41,10 @@ _LITTLE_MEMORY: Final = (
     f"SELECT set_config('logical_decoding_work_mem', '{_MEMORY}', false) "
     f"WHERE pg_size_bytes(current_setting('logical_decoding_work_mem')) > pg_size_bytes('{_MEMORY}')"
 )
+_POLL_SECONDS = 0.5
+"""The longest single wait of a command, so that signals are handled and ``waiting`` is called between two waits."""
+_CANCEL_SECONDS = 2.0
+GSS_ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
 _HISTORY_LINE: Final = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 
@@ -45,14 +60,6 @@ class SystemIdentity:
 
 
 @dataclass(frozen=True)
-class TimelineSwitch:
-    """The server left ``timeline`` at ``switch_lsn``."""
-
-    timeline: int
-    switch_lsn: Lsn
-
-
-@dataclass(frozen=True)
 class CreatedSlot:
     """A slot that was created. Snapshot and stream meet at ``consistent_point``. The snapshot exists until the next
     command."""
@@ -62,19 +69,32 @@ class CreatedSlot:
     snapshot_name: str | None
 
 
-class ReplicationConnection(LibpqConnection):
-    """One walsender. It runs commands, and then at most one stream."""
-
-    # With wal_sender_timeout = 0 the slot of a client that vanished would stay active for ever.
-    _settings: ClassVar[Mapping[str, str]] = {"wal_sender_timeout": "60s"}
-    _parameters: ClassVar[Mapping[str, str]] = {"replication": "database"}
+class ReplicationConnection:
+    """One walsender. It runs one command at a time, and then at most one stream."""
 
     def __init__(self, connection: SourceConnection) -> None:
-        super().__init__(connection)
+        self._connection = connection
+        self.pgconn = connection.pgconn
+        # Blocking, because we send only short commands and nothing polls until they are sent.
+        self.pgconn.nonblocking = 0
+        self.endpoint = connection.endpoint
+        self._socket: SocketReader | None = None
         self._frames: FrameReader | None = None
         self._little_memory = False
         self.parallel = False
         """Whether the started stream is parallel; see :class:`PluginOptions`."""
+
+    @classmethod
+    def open(
+        cls, conninfo: str, *, application_name: str = f"{APPLICATION}/receive",
+        options: Mapping[str, str] | None = None,
+    ) -> Self:  # fmt: skip
+        """Connects to the conninfo's database. ``options`` are additional session settings."""
+        # With wal_sender_timeout = 0 the slot of a client that vanished would stay active for ever.
+        settings = {"wal_sender_timeout": "60s", **(options or {})}
+        return cls(connect(conninfo, application_name=application_name, options=settings, replication="database"))
+
+    # Commands of replication --------------------------------------------------------------------
 
     def identify(self) -> SystemIdentity:
         """Runs IDENTIFY_SYSTEM, and reads the OID of the database."""
@@ -84,13 +104,13 @@ class ReplicationConnection(LibpqConnection):
         oid = self.execute("SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()")[0][0]
         return SystemIdentity(system, int(timeline), Lsn.parse(flushed), database, int(oid or 0))
 
-    def timeline_history(self, timeline: int) -> tuple[TimelineSwitch, ...]:
-        """Returns the switches that led to ``timeline``, oldest first. The first timeline has no switches."""
+    def timeline_history(self, timeline: int) -> dict[int, Lsn]:
+        """Returns, for each timeline that led to ``timeline``, the LSN at which the server left it."""
         if timeline == 1:
-            return ()
+            return {}
         history = self.execute(f"TIMELINE_HISTORY {timeline:d}")[0][1] or ""
         matches = [_HISTORY_LINE.match(line) for line in history.splitlines()]
-        return tuple(TimelineSwitch(int(match[1]), Lsn.parse(match[2])) for match in matches if match)
+        return {int(match[1]): Lsn.parse(match[2]) for match in matches if match}
 
     def create_slot(
         self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
@@ -113,6 +133,8 @@ class ReplicationConnection(LibpqConnection):
     def drop_slot(self, name: str) -> None:
         self.execute(f"DROP_REPLICATION_SLOT {identifier(name)} WAIT")
 
+    # The stream -----------------------------------------------------------------------------------
+
     def start(
         self, slot: str, start_lsn: Lsn, publications: Sequence[str], options: PluginOptions = FIRST_VERSION
     ) -> None:
@@ -134,7 +156,7 @@ class ReplicationConnection(LibpqConnection):
         reader.command(command)
         silence = Silence(SourceConnection.patience, self.endpoint, self.at_work)
         while not reader.begun():
-            if self.wait(POLL_SECONDS):
+            if self.wait(_POLL_SECONDS):
                 silence.heard()
             else:
                 silence.listened()
@@ -159,3 +181,107 @@ class ReplicationConnection(LibpqConnection):
         deadline = time.monotonic() + seconds
         while not self.frames.finish() and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())
+
+    # Any command ----------------------------------------------------------------------------------
+
+    def execute(self, command: str, *, waiting: Callable[[], None] | None = None) -> list[tuple[str | None, ...]]:
+        """Runs a replication command or simple SQL. Returns the rows of the last result as text.
+
+        ``waiting`` is called every half second until the server answers. Without it, long waits are logged.
+        """
+        result = self._result(command, waiting)
+        columns = range(result.nfields)
+        return [tuple(self._text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
+
+    def cancel(self) -> None:
+        """Asks the server to cancel the running command."""
+        self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
+
+    def at_work(self) -> bool:
+        """Whether another connection sees the session of this connection at work."""
+        session = self._connection.session
+        return session is not None and session.work() is not None
+
+    # Data ---------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float) -> bool:
+        """Waits for input up to ``timeout`` seconds. Returns whether there is input."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        return bool(poll.poll(max(timeout, 0) * 1000))
+
+    def socket(self) -> SocketReader | None:
+        """Returns a reader of the socket itself; None if the connection is encrypted (TLS, GSSAPI encryption)."""
+        if self._socket is None and not self.pgconn.ssl_in_use and self.execute(GSS_ENCRYPTED)[0][0] != "t":
+            self._socket = SocketReader(self.fileno(), self.endpoint, self.encoding)
+        return self._socket
+
+    @property
+    def encoding(self) -> Encoding:
+        """See :attr:`SourceConnection.encoding`."""
+        return self._connection.encoding
+
+    def fileno(self) -> int:
+        return self.pgconn.socket
+
+    @property
+    def closed(self) -> bool:
+        return self.pgconn.status != pq.ConnStatus.OK
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._socket is not None:
+            self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Within -------------------------------------------------------------------------------------
+
+    def _result(self, command: str, waiting: Callable[[], None] | None) -> pq.abc.PGresult:
+        """Sends one command and waits for its result. Raises an error of the server as a typed exception."""
+        last: pq.abc.PGresult | None = None
+        failed: ServerError | None = None
+        try:
+            self.pgconn.send_query(self.encoding.encode(command))
+            while True:
+                self._until_ready(waiting)
+                result = self.pgconn.get_result()
+                if result is None:
+                    break
+                if result.status == pq.ExecStatus.COPY_BOTH:
+                    return result
+                if result.status == pq.ExecStatus.FATAL_ERROR:
+                    failed = failed or result_error(result, self.pgconn)
+                last = result
+        except OperationalError as error:
+            raise SourceUnavailable(first_line(str(error)), thing=self.endpoint) from None
+        except BaseException:
+            # We were interrupted. The command is cancelled, because a waiting server would not notice that we are gone.
+            self._connection.abandon()
+            raise
+        if failed is not None:
+            raise failed.typed(self.endpoint)
+        if last is None:
+            raise SourceUnavailable("the server gave no answer", thing=self.endpoint)
+        return last
+
+    def _until_ready(self, waiting: Callable[[], None] | None) -> None:
+        connection = self._connection
+        silence = Silence(connection.patience, self.endpoint, self.at_work) if waiting else connection.silence()
+        while self.pgconn.is_busy():
+            if self.wait(_POLL_SECONDS):
+                self.pgconn.consume_input()
+                silence.heard()
+                continue
+            silence.listened()
+            if waiting is not None:
+                waiting()
+
+    def _text(self, value: bytes | None) -> str | None:
+        return None if value is None else self.encoding.shown(value)

@@ -14,8 +14,8 @@ import psycopg
 from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.errors import SourceNotReady
 from pgcdc_assets.source.connect.connection import APPLICATION
-from pgcdc_assets.source.connect.libpq import GSS_ENCRYPTED
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
+from pgcdc_assets.source.connect.walsender import GSS_ENCRYPTED
 
 Severity = Literal["error", "warning", "info"]
 

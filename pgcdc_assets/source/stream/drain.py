@@ -26,8 +26,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PgcdcError, SlotActive, SourceUnavailable
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive_frame
 from pgcdc_assets.protocol.layouts import COMMIT, XLOG_DATA, MessageKind
+from pgcdc_assets.source.connect.connection import literal
 from pgcdc_assets.source.connect.failures import of_exception
-from pgcdc_assets.source.connect.libpq import literal
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from pgcdc_assets.source.connect.readers import FrameSource, SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection

@@ -13,8 +13,8 @@ import psycopg
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotActive, SourceNotReady
+from pgcdc_assets.source.connect.connection import literal
 from pgcdc_assets.source.connect.failures import NEW_LAKE
-from pgcdc_assets.source.connect.libpq import literal
 from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions
 from pgcdc_assets.source.connect.readers import FrameSource, SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection, SystemIdentity
@@ -131,8 +131,7 @@ def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, 
             f"holds timeline {log_timeline}, but the source is on timeline {now}",
             thing="change log", lsn=stands.transform_lsn, do="set `source` to the current primary",
         )  # fmt: skip
-    switches = {switch.timeline: switch.switch_lsn for switch in stream.timeline_history(now)}
-    fork = switches.get(log_timeline)
+    fork = stream.timeline_history(now).get(log_timeline)
     if fork is None or stands.lsn > fork:
         left = f"left it at {fork}" if fork is not None else "does not descend from it"
         raise IdentityMismatch(
