@@ -10,7 +10,7 @@ from pgcdc_assets.core.catalog import Catalog, relations_of
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.setup import publications
+from pgcdc_assets.source.setup.publications import OwnPair
 
 
 def publish_new(
@@ -22,5 +22,5 @@ def publish_new(
     def known() -> set[int]:
         return relations_of([*catalog.tables, *states.tables()])
 
-    for name in publications.publish_new(conn, settings.publication, settings.slot, settings.tables, known):
+    for name in OwnPair.of(conn, settings).add_new(known):
         observer.progress("watch", f"table {name}: came, and is published from now on")

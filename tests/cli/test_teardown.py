@@ -203,7 +203,7 @@ def test_publications_are_noted_before_the_slot_exists(shell: Shell, conn: psyco
         raise KeyboardInterrupt
 
     with shell.patch.context() as patch:
-        patch.setattr("pgcdc_assets.source.setup.publications._settle", dies)
+        patch.setattr("pgcdc_assets.source.setup.publications.OwnPair._settle", dies)
         shell.pgcdc("setup", expect=1)
     assert left(conn)
     shell.pgcdc("teardown", "--yes")

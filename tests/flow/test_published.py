@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.source.setup.publications import publish_new
+from pgcdc_assets.source.setup.publications import OwnPair
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig, T, U, newest
 
@@ -38,13 +38,13 @@ def test_new_table_is_published_and_copied(rig: Rig) -> None:
 @pytest.mark.long
 def test_locked_new_table_is_published_later(rig: Rig, database: Database) -> None:
     rig.commit("CREATE TABLE new (id int PRIMARY KEY)")
-    args = (rig.settings.publication, rig.settings.slot, rig.settings.tables, tuple)
     with database.connect() as other, database.connect() as conn:
+        pair = OwnPair.of(conn, rig.settings)
         with other.transaction():
             other.execute("LOCK TABLE new IN SHARE UPDATE EXCLUSIVE MODE")
-            assert publish_new(conn, *args) == []
-        assert publish_new(conn, *args) == [NEW]
-        assert publish_new(conn, *args) == []
+            assert pair.add_new(tuple) == []
+        assert pair.add_new(tuple) == [NEW]
+        assert pair.add_new(tuple) == []
 
 
 @pytest.mark.long
@@ -53,9 +53,9 @@ def test_no_table_is_added_without_the_right_or_to_a_foreign_publication(rig: Ri
                "CREATE PUBLICATION theirs FOR TABLE t")  # fmt: skip
     with database.connect() as conn:
         conn.execute(f"SET ROLE r_{database.name}".encode())
-        assert publish_new(conn, rig.settings.publication, rig.settings.slot, rig.settings.tables, tuple) == []
+        assert OwnPair.of(conn, rig.settings).add_new(tuple) == []
         conn.execute("RESET ROLE")
-        assert publish_new(conn, "theirs", rig.settings.slot, rig.settings.tables, tuple) == []
+        assert OwnPair(conn, "theirs", rig.settings.slot, rig.settings.tables).add_new(tuple) == []
 
 
 @pytest.mark.long

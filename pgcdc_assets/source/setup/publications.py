@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg import sql
@@ -16,10 +16,12 @@ from psycopg import sql
 from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE, MARK
 from pgcdc_assets.source.setup.selection import wanted_tables
 from pgcdc_assets.source.slot.blockers import alterers
 from pgcdc_assets.source.slot.creation import OnWait
+from pgcdc_assets.source.slot.slotstatus import slot_status
 
 _MARK = re.compile(MARK + r"(\w+)(, with the slot)?(?:, which reads publication (.+))?", re.DOTALL)
 _LOCK_SECONDS = 2
@@ -117,62 +119,6 @@ def inserts_name(publication: str) -> str:
     return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
 
 
-def write_ours(
-    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool,
-    on_wait: OnWait | None = None, making: Callable[[list[str]], None] = lambda things: None,
-) -> list[str]:  # fmt: skip
-    """Creates our pair of publications, or updates their tables. Returns what it created or changed.
-
-    ``making`` is called with the publications right before they are committed. ``on_wait`` is called every few seconds
-    with the transactions that alter or lock a table, if the table cannot be listed because of them.
-
-    Each table is listed in a separate transaction, and checked again at its end. A lock keeps DDL away from the table
-    while it is added. So if its key was dropped just before, the check finds this, and no unpublishable table stays
-    listed. One transaction for all tables would hold locks on the first tables while it waits for DDL on a later table,
-    and would block all sessions that queue for these locks.
-    """
-    pair = _Pair(name, inserts_name(name), patterns)
-    done = [f"publication {made}" for made in _make(conn, pair, slot, making, with_slot=with_slot)]
-    changed: set[str] = set()
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while misplaced := pair.misplaced(conn):
-        settled = [relation for relation in misplaced if _settle(conn, pair, relation)]
-        changed |= {publication for relation in settled for publication in relation.listed ^ relation.wanted}
-        if settled:
-            deadline = time.monotonic() + _PATIENCE_SECONDS
-        elif time.monotonic() > deadline:
-            raise _blocked(conn, misplaced[0])
-        elif on_wait is not None:
-            on_wait(alterers(conn, [relation.oid for relation in misplaced]))
-    return done + [f"tables of publication {one}" for one in sorted(changed) if f"publication {one}" not in done]
-
-
-def publish_new(
-    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], known: Callable[[], Container[int]]
-) -> list[TableName]:  # fmt: skip
-    """Adds selected tables that are in neither of our publications to them, and returns the names of these tables.
-
-    If a partitioned table is listed by its leaves, its new leaves are added if their updates can be published.
-    ``known`` returns the OIDs of relations that were listed earlier. They are not added again, because somebody removed
-    them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done to a publication that
-    somebody else made, or if the server refuses the change because our role lacks the right or the server is a standby.
-    A locked table is left for the next call.
-    """
-    publication = read_publication(conn, name)
-    if publication is None or not made_by_us(publication, slot):
-        return []
-    pair = _Pair(name, inserts_name(name), patterns, keeps=True)
-    unlisted = [relation for relation in pair.misplaced(conn) if not relation.listed]
-    before = known() if unlisted else ()
-    done: list[TableName] = []
-    for relation in unlisted:
-        # A table that cannot be listed does not affect other tables. `status` names it.
-        with suppress(psycopg.Error):
-            if relation.oid not in before and _settle(conn, pair, relation, _BRIEF_SECONDS):
-                done.append(relation.name)
-    return done
-
-
 @dataclass(frozen=True)
 class Changes:
     """The changes that setup has to make to publications. They need more rights than reading needs."""
@@ -182,30 +128,6 @@ class Changes:
     alter: Sequence[str] = ()
     tables: Sequence[int] = ()
     """OIDs of the relations that have to be added to publications."""
-
-
-def needed(conn: psycopg.Connection[Any], name: str, patterns: Sequence[str]) -> Changes:
-    """Returns the changes that :func:`write_ours` would make."""
-    pair = _Pair(name, inserts_name(name), patterns)
-    misplaced = pair.misplaced(conn)
-    lacking = _lacking(conn, pair)
-    altered = {one for relation in misplaced for one in relation.listed ^ relation.wanted}
-    return Changes(lacking, sorted(altered - {*lacking}), [one.oid for one in misplaced if one.wanted - one.listed])
-
-
-def script(
-    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool
-) -> list[sql.Composed]:
-    """Returns the statements that :func:`write_ours` would run, for a user who has the rights."""
-    pair = _Pair(name, inserts_name(name), patterns)
-    made = [
-        statement
-        for lacking in _lacking(conn, pair)
-        for statement in OwnPublication(lacking, slot, with_slot).statements(
-            conn.info.server_version, pair.operations[lacking]
-        )
-    ]
-    return made + [statement for relation in pair.misplaced(conn) for statement in _moves(relation)]
 
 
 @dataclass(frozen=True)
@@ -221,28 +143,114 @@ class _Listing:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class OwnPair:
     """Our two publications. ``name`` publishes all changes of its tables. ``inserts`` is for tables without a usable
-    replica identity, and publishes only inserts and truncates."""
+    replica identity, and publishes only inserts and truncates.
 
+    Each table is listed in a separate transaction, and checked again at its end. A lock keeps DDL away from the table
+    while it is added. So if its key was dropped just before, the check finds this, and no unpublishable table stays
+    listed. One transaction for all tables would hold locks on the first tables while it waits for DDL on a later table,
+    and would block all sessions that queue for these locks.
+    """
+
+    conn: psycopg.Connection[Any]
     name: str
-    inserts: str
+    slot: str
     patterns: Sequence[str]
-    keeps: bool = False
-    """Whether relations that are already listed stay where they are."""
+
+    @classmethod
+    def of(cls, conn: psycopg.Connection[Any], settings: Settings) -> Self:
+        return cls(conn, settings.publication, settings.slot, settings.tables)
+
+    @property
+    def inserts(self) -> str:
+        return inserts_name(self.name)
 
     @property
     def operations(self) -> dict[str, str]:
         return {self.name: "insert, update, delete, truncate", self.inserts: "insert, truncate"}
 
-    def misplaced(self, conn: psycopg.Connection[Any], only: int | None = None) -> list[_Listing]:
-        """Returns the relations that are not listed as they should be. ``only``: the OID of the one table to check."""
+    def is_foreign(self) -> bool:
+        """Whether somebody else made the publication ``name``. Then it is used unchanged, and we make none."""
+        publication = read_publication(self.conn, self.name)
+        return publication is not None and not made_by_us(publication, self.slot)
+
+    def write(
+        self, on_wait: OnWait | None = None, making: Callable[[list[str]], None] = lambda things: None
+    ) -> list[str]:
+        """Creates the pair, or updates its tables. Returns what it created or changed.
+
+        ``making`` is called with the publications right before they are committed. ``on_wait`` is called every few
+        seconds with the transactions that alter or lock a table, if the table cannot be listed because of them.
+        """
+        done = [f"publication {made}" for made in self._make(making)]
+        changed: set[str] = set()
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while misplaced := self._misplaced():
+            settled = [relation for relation in misplaced if self._settle(relation)]
+            changed |= {publication for relation in settled for publication in relation.listed ^ relation.wanted}
+            if settled:
+                deadline = time.monotonic() + _PATIENCE_SECONDS
+            elif time.monotonic() > deadline:
+                raise _blocked(self.conn, misplaced[0])
+            elif on_wait is not None:
+                on_wait(alterers(self.conn, [relation.oid for relation in misplaced]))
+        return done + [f"tables of publication {one}" for one in sorted(changed) if f"publication {one}" not in done]
+
+    def add_new(self, known: Callable[[], Container[int]]) -> list[TableName]:
+        """Adds selected tables that are in neither of our publications to them, and returns the names of these tables.
+
+        If a partitioned table is listed by its leaves, its new leaves are added if their updates can be published.
+        ``known`` returns the OIDs of relations that were listed earlier. They are not added again, because somebody
+        removed them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done to a
+        publication that somebody else made, or if the server refuses the change because our role lacks the right or
+        the server is a standby. A locked table is left for the next call.
+        """
+        publication = read_publication(self.conn, self.name)
+        if publication is None or not made_by_us(publication, self.slot):
+            return []
+        unlisted = [relation for relation in self._misplaced(keeps=True) if not relation.listed]
+        before = known() if unlisted else ()
+        done: list[TableName] = []
+        for relation in unlisted:
+            # A table that cannot be listed does not affect other tables. `status` names it.
+            with suppress(psycopg.Error):
+                if relation.oid not in before and self._settle(relation, _BRIEF_SECONDS, keeps=True):
+                    done.append(relation.name)
+        return done
+
+    def needed(self) -> Changes:
+        """Returns the changes that :meth:`write` would make."""
+        misplaced, lacking = self._misplaced(), self._lacking()
+        altered = {one for relation in misplaced for one in relation.listed ^ relation.wanted}
+        return Changes(lacking, sorted(altered - {*lacking}), [one.oid for one in misplaced if one.wanted - one.listed])
+
+    def statements(self) -> list[sql.Composed]:
+        """Returns the statements that :meth:`write` would run, for a user who has the rights."""
+        version, with_slot = self.conn.info.server_version, self._with_slot()
+        made = [
+            statement for name in self._lacking()
+            for statement in OwnPublication(name, self.slot, with_slot).statements(version, self.operations[name])
+        ]  # fmt: skip
+        return made + [statement for relation in self._misplaced() for statement in _moves(relation)]
+
+    def _with_slot(self) -> bool:
+        """Whether we made the slot too, or will make it."""
+        publication = read_publication(self.conn, self.name)
+        return publication.with_slot if publication else slot_status(self.conn, self.slot) is None
+
+    def _misplaced(self, only: int | None = None, *, keeps: bool = False) -> list[_Listing]:
+        """Returns the relations that are not listed as they should be.
+
+        ``only``: the OID of the one table to check. ``keeps``: whether relations that are already listed stay where
+        they are.
+        """
         listed: dict[int, frozenset[str]] = defaultdict(frozenset)
         names: dict[int, TableName] = {}
-        for oid, schema, name, publication in conn.execute(_LISTED, [[self.name, self.inserts]]):
+        for oid, schema, name, publication in self.conn.execute(_LISTED, [[self.name, self.inserts]]):
             listed[oid] |= {publication}
             names[oid] = TableName(schema, name)
-        plan = wanted_tables(conn, self.patterns, only, listed.keys() if self.keeps else ())
+        plan = wanted_tables(self.conn, self.patterns, only, listed.keys() if keeps else ())
         wanted = {
             relation.oid: (item.oid, relation.name, frozenset({self.name if item.follows_updates else self.inserts}))
             for item in plan for relation in item.relations
@@ -252,42 +260,36 @@ class _Pair:
                   if places and oid not in wanted and only in (None, oid) and not marked(str(names[oid]))]  # fmt: skip
         return sorted((one for one in every if one.listed != one.wanted), key=lambda one: one.name)
 
+    def _make(self, making: Callable[[list[str]], None]) -> list[str]:
+        """Creates both publications at once, without tables, because START_REPLICATION fails on WAL that is older than
+        a publication."""
+        with_slot = self._with_slot()
+        with self.conn.transaction():
+            lacking = self._lacking()
+            for name in lacking:
+                OwnPublication(name, self.slot, with_slot).create(self.conn, self.operations[name])
+            if lacking:
+                making([f"publication {name}" for name in lacking])
+        return lacking
 
-def _make(
-    conn: psycopg.Connection[Any], pair: _Pair, slot: str, making: Callable[[list[str]], None], *, with_slot: bool
-) -> list[str]:
-    """Creates both publications at once, without tables, because START_REPLICATION fails on WAL that is older than a
-    publication."""
-    with conn.transaction():
-        lacking = _lacking(conn, pair)
-        for name in lacking:
-            OwnPublication(name, slot, with_slot).create(conn, pair.operations[name])
-        if lacking:
-            making([f"publication {name}" for name in lacking])
-    return lacking
+    def _lacking(self) -> list[str]:
+        return [name for name in self.operations if read_publication(self.conn, name) is None]
 
-
-def _lacking(conn: psycopg.Connection[Any], pair: _Pair) -> list[str]:
-    return [name for name in pair.operations if read_publication(conn, name) is None]
-
-
-def _settle(
-    conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing, lock_seconds: float = _LOCK_SECONDS
-) -> bool:
-    """Lists one relation in the right publication. Returns False if the relation is locked or has changed, or if
-    another session has listed it."""
-    try:
-        with conn.transaction() as scope:
-            conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])
-            for statement in _moves(relation):
-                conn.execute(statement)
-            if any(one.oid == relation.oid for one in pair.misplaced(conn, relation.table)):
-                raise psycopg.Rollback(scope)
-            return True
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject,
-            psycopg.errors.DuplicateObject):  # fmt: skip
-        pass
-    return False
+    def _settle(self, relation: _Listing, lock_seconds: float = _LOCK_SECONDS, *, keeps: bool = False) -> bool:
+        """Lists one relation in the right publication. Returns False if the relation is locked or has changed, or if
+        another session has listed it."""
+        try:
+            with self.conn.transaction() as scope:
+                self.conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])
+                for statement in _moves(relation):
+                    self.conn.execute(statement)
+                if any(one.oid == relation.oid for one in self._misplaced(relation.table, keeps=keeps)):
+                    raise psycopg.Rollback(scope)
+                return True
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject,
+                psycopg.errors.DuplicateObject):  # fmt: skip
+            pass
+        return False
 
 
 def _blocked(conn: psycopg.Connection[Any], relation: _Listing) -> CopyBlocked:

@@ -13,9 +13,8 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.setup.findings import Finding, named, server_findings
-from pgcdc_assets.source.setup.publications import Changes, made_by_us, read_publication, script
+from pgcdc_assets.source.setup.publications import Changes, OwnPair
 from pgcdc_assets.source.setup.selection import stored_tables, wanted_tables
-from pgcdc_assets.source.slot.slotstatus import slot_status
 
 _REPLICATION_ROLES = ["rds_replication", "rds_superuser", "cloudsqlsuperuser", "azure_pg_admin"]
 """Roles of managed services. Their members may replicate."""
@@ -194,8 +193,8 @@ def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> 
 
 
 def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iterator[str]:
-    publication = read_publication(conn, settings.publication)
-    own = publication is None or made_by_us(publication, settings.slot)
+    pair = OwnPair.of(conn, settings)
+    own = not pair.is_foreign()
     if own:
         wanted = [relation.oid for item in wanted_tables(conn, settings.tables) for relation in item.relations]
     else:
@@ -211,8 +210,7 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
     if not own:
         yield f"-- publication {_comment(settings.publication)} was made by somebody else, and is used as it is"
         return
-    with_slot = publication.with_slot if publication else slot_status(conn, settings.slot) is None
-    for statement in script(conn, settings.publication, settings.slot, settings.tables, with_slot=with_slot):
+    for statement in pair.statements():
         yield statement.as_string(None) + ";"
 
 

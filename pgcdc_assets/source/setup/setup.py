@@ -26,13 +26,12 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.setup.findings import Finding, not_replicated, server_findings, transport_findings
 from pgcdc_assets.source.setup.publications import (
     Changes,
+    OwnPair,
     OwnPublication,
     inserts_name,
     made_by_us,
-    needed,
     read_publication,
     readers,
-    write_ours,
 )
 from pgcdc_assets.source.setup.rights import BY_OWNER, not_owned, reading_findings, rights_findings
 from pgcdc_assets.source.setup.selection import stored_tables, wanted_tables
@@ -76,9 +75,9 @@ def check_source(
 
     ``role``: the role whose rights are checked; None means the connection's role. ``made``: see :func:`setup`.
     """
-    publication = read_publication(conn, settings.publication)
-    own = publication is None or made_by_us(publication, settings.slot)
-    changes = needed(conn, settings.publication, settings.tables) if own else Changes()
+    pair = OwnPair.of(conn, settings)
+    own = not pair.is_foreign()
+    changes = pair.needed() if own else Changes()
     wanted = wanted_tables(conn, settings.tables) if own else []
     role = role or _user(conn)
     if own:
@@ -125,7 +124,8 @@ def setup(
         if errors := [finding for finding in findings if finding.severity == "error"]:
             raise _refused(errors)
         try:
-            created = _publish(conn, settings, on_wait, making)
+            pair = OwnPair.of(conn, settings)
+            created = [] if pair.is_foreign() else pair.write(on_wait, making)
             created += _make_slot(conn, settings, conninfo, lock_seconds, on_wait, making)
         except psycopg.Error as error:
             raise of_exception(error).typed("source") from None
@@ -217,20 +217,6 @@ def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tupl
     if publication is not None and made_by_us(publication, settings.slot):
         return settings.publication, inserts_name(settings.publication)
     return (settings.publication,)
-
-
-def _publish(
-    conn: psycopg.Connection[Any], settings: Settings, on_wait: OnWait | None, making: Callable[[list[str]], None]
-) -> list[str]:
-    """Creates or updates our publications, unless somebody else made the publication. Returns what it changed."""
-    publication = read_publication(conn, settings.publication)
-    if publication is not None and not made_by_us(publication, settings.slot):
-        return []
-    with_slot = publication.with_slot if publication else slot_status(conn, settings.slot) is None
-    return write_ours(
-        conn, settings.publication, settings.slot, settings.tables, with_slot=with_slot, on_wait=on_wait,
-        making=making,
-    )  # fmt: skip
 
 
 def _make_slot(
