@@ -36,7 +36,7 @@ _RIGHTS: LiteralString = (
     _ROLE
     + """
 SELECT r.super OR r.replication OR EXISTS (SELECT FROM managed), has_database_privilege(r.oid, d.oid, 'CREATE'),
-       has_database_privilege(r.oid, d.oid, 'CONNECT'), r.super, quote_ident(d.datname)
+       has_database_privilege(r.oid, d.oid, 'CONNECT'), quote_ident(d.datname)
 FROM role r, pg_catalog.pg_database d WHERE d.datname = current_database()
 """
 )
@@ -45,7 +45,7 @@ _TABLE_RIGHTS: LiteralString = (
     + """
 SELECT c.oid, c.oid::regclass::text, quote_ident(n.nspname), has_schema_privilege(r.oid, n.oid, 'USAGE'),
        has_table_privilege(r.oid, c.oid, 'SELECT'), o.owns,
-       c.relrowsecurity AND NOT r.bypass AND (c.relforcerowsecurity OR NOT o.owns)
+       c.relrowsecurity AND NOT r.super AND NOT r.bypass AND (c.relforcerowsecurity OR NOT o.owns)
 FROM role r, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace,
      LATERAL (SELECT c.relowner IN (SELECT oid FROM mine) AS owns) o
 WHERE c.oid = ANY(%(tables)s) ORDER BY 2
@@ -58,7 +58,6 @@ SELECT p.pubname::text FROM role r, pg_catalog.pg_publication p
 WHERE p.pubname = ANY(%(names)s) AND NOT r.super AND p.pubowner NOT IN (SELECT oid FROM mine) ORDER BY 1
 """
 )
-_OURSELVES = "SELECT r.rolname::text, r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
 _STATEMENTS = 10
 """The most statements that the reason of one table shows."""
 BY_OWNER = "let their owner run what `pgcdc setup --sql` prints"
@@ -69,10 +68,9 @@ def rights_findings(
 ) -> list[Finding]:
     """Returns findings on the rights of ``role`` on the server and on these tables (roots and leaves). The role need
     not exist yet."""
-    asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables)}
-    row = conn.execute(_RIGHTS, asked).fetchone()
+    row = conn.execute(_RIGHTS, {"role": role, "managed": _REPLICATION_ROLES}).fetchone()
     assert row is not None
-    may_replicate, create, may_connect, superuser, database = row
+    may_replicate, create, may_connect, database = row
     thing, name = f"role {role}", quoted_role(conn, role)
     found: list[Finding] = []
     if not may_replicate:
@@ -80,22 +78,16 @@ def rights_findings(
     if not may_connect:
         found.append(Finding("error", thing, f"may not connect to database {database}",
                              sql=(f"GRANT CONNECT ON DATABASE {database} TO {name};",)))  # fmt: skip
-    rows = [] if superuser else conn.execute(_TABLE_RIGHTS, asked).fetchall()
-    found += _reading(rows, role, name)
-    if not superuser:
-        foreign = [table for oid, table, _, _, _, owner, *_ in rows if oid in changes.tables and not owner]
-        found += _publishing(conn, changes, foreign, role, None if create else database)
-    return found
+    rows = _table_rights(conn, tables, role)
+    foreign = [table for oid, table, _, _, _, owner, *_ in rows if oid in changes.tables and not owner]
+    return [
+        *found, *_reading(rows, role, name), *_publishing(conn, changes, foreign, role, None if create else database)
+    ]  # fmt: skip
 
 
 def reading_findings(conn: psycopg.Connection[Any], tables: Sequence[int], *, role: str) -> list[Finding]:
     """Returns findings on the right of ``role`` to read these tables."""
-    asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables)}
-    row = conn.execute(_RIGHTS, asked).fetchone()
-    assert row is not None
-    superuser = row[3]
-    rows = [] if superuser or not tables else conn.execute(_TABLE_RIGHTS, asked).fetchall()
-    return _reading(rows, role, quoted_role(conn, role))
+    return _reading(_table_rights(conn, tables, role), role, quoted_role(conn, role))
 
 
 def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Sequence[int]]) -> dict[TableName, str]:
@@ -103,12 +95,8 @@ def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Seq
 
     ``tables``: for each table, the OIDs of the relations that hold its rows.
     """
-    ((role, superuser),) = conn.execute(_OURSELVES)
-    every = sorted({oid for oids in tables.values() for oid in oids})
-    if superuser or not every:
-        return {}
-    asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": every}
-    rows = {row[0]: row for row in conn.execute(_TABLE_RIGHTS, asked)}
+    ((role,),) = conn.execute("SELECT current_user::text")
+    rows = {row[0]: row for row in _table_rights(conn, [oid for oids in tables.values() for oid in oids], role)}
     name, lacking = quoted_role(conn, role), dict[TableName, str]()
     for table, oids in tables.items():
         findings = _reading([rows[oid] for oid in oids if oid in rows], role, name)
@@ -116,6 +104,11 @@ def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Seq
         if statements:
             lacking[table] = f"role {role} may not read all of it: {'; '.join(statements[:_STATEMENTS])}"
     return lacking
+
+
+def _table_rights(conn: psycopg.Connection[Any], tables: Sequence[int], role: str) -> list[tuple[Any, ...]]:
+    asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables)}
+    return conn.execute(_TABLE_RIGHTS, asked).fetchall() if tables else []
 
 
 def _reading(rows: Sequence[tuple[Any, ...]], role: str, name: str) -> list[Finding]:

@@ -68,18 +68,13 @@ def _refused(errors: Sequence[Finding]) -> SetupRefused:
     return SetupRefused(lines, "`pgcdc setup --sql` prints one script for the owner" if by_script else None)
 
 
-def check_source(
-    conn: psycopg.Connection[Any], settings: Settings, role: str | None = None, made: Container[str] = ()
-) -> list[Finding]:
-    """Returns all findings on the source, errors first, then warnings. Changes nothing.
-
-    ``role``: the role whose rights are checked; None means the connection's role. ``made``: see :func:`setup`.
-    """
+def check_source(conn: psycopg.Connection[Any], settings: Settings, made: Container[str] = ()) -> list[Finding]:
+    """Returns all findings on the source, errors first, then warnings. Changes nothing. ``made``: see :func:`setup`."""
     pair = OwnPair.of(conn, settings)
     own = not pair.is_foreign()
     changes = pair.needed() if own else Changes()
     wanted = wanted_tables(conn, settings.tables) if own else []
-    role = role or _user(conn)
+    role = _user(conn)
     if own:
         tables = [relation.oid for item in wanted for relation in item.relations]
         content = [*identity_findings(wanted), *key_findings(wanted), *_order_findings(conn, settings, made)]

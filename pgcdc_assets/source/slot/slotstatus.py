@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Self
 
@@ -102,36 +102,19 @@ def slot_status(conn: psycopg.Connection[Any], slot: str) -> SlotStatus | None:
     row, here, catalog_age, xmin_age, on_standby, wal_lsn, decoded = found
     if not on_standby and "synced" in row:
         row["synced"] = False
-    status = _status(slot, row, here, catalog_age, xmin_age, Lsn.parse(wal_lsn))
-    return replace(status, decoded=Decoded.of(decoded or {}))
-
-
-def _status(
-    slot: str, row: Mapping[str, Any], here: str, catalog_age: int | None, xmin_age: int | None, wal_lsn: Lsn
-) -> SlotStatus:
     since = row.get("inactive_since")
-    return SlotStatus(
-        name=slot,
-        plugin=row.get("plugin"),
-        database=row.get("database"),
-        connected_to=here,
-        temporary=bool(row.get("temporary")),
-        active=bool(row.get("active")),
-        active_pid=row.get("active_pid"),
-        restart_lsn=_lsn(row.get("restart_lsn")),
-        confirmed_flush_lsn=_lsn(row.get("confirmed_flush_lsn")),
-        wal_lsn=wal_lsn,
-        wal_status=row.get("wal_status"),
-        safe_wal_size=row.get("safe_wal_size"),
-        catalog_xmin_age=catalog_age,
-        xmin_age=xmin_age,
-        two_phase=row.get("two_phase"),
-        conflicting=row.get("conflicting"),
-        invalidation_reason=row.get("invalidation_reason"),
-        inactive_since=datetime.fromisoformat(since) if since else None,
-        failover=row.get("failover"),
-        synced=row.get("synced"),
-    )
+    ours = {
+        "name": slot,
+        "connected_to": here,
+        "wal_lsn": Lsn.parse(wal_lsn),
+        "catalog_xmin_age": catalog_age,
+        "xmin_age": xmin_age,
+        "decoded": Decoded.of(decoded or {}),
+        "restart_lsn": _lsn(row.get("restart_lsn")),
+        "confirmed_flush_lsn": _lsn(row.get("confirmed_flush_lsn")),
+        "inactive_since": datetime.fromisoformat(since) if since else None,
+    }
+    return SlotStatus(**{field.name: row.get(field.name) for field in fields(SlotStatus)} | ours)
 
 
 def _lsn(text: str | None) -> Lsn | None:
