@@ -21,7 +21,7 @@ from typing import Final
 
 import pgcdc_assets
 from pgcdc_assets.errors import MachineError
-from pgcdc_assets.spark.attempt import OURS, versions
+from pgcdc_assets.spark.attempt import PACKAGE, versions
 
 NAME: Final = "pgcdc_env.tar.gz"
 OF_TASKS: Final = ("numpy", "pyarrow", "pyroaring", "obstore", "psycopg", "psycopg-binary", "pyyaml", "deltalake")
@@ -72,7 +72,7 @@ def pack(to: Path) -> Packed:
 
 def _needed() -> list[Distribution]:
     """Our package, the packages that its tasks import, and the packages that these require."""
-    found: dict[str, Distribution] = {OURS: _installed(OURS)}
+    found: dict[str, Distribution] = {PACKAGE: _installed(PACKAGE)}
     todo = list(OF_TASKS)
     while todo:
         name = todo.pop()
@@ -113,7 +113,7 @@ def _files(found: list[Distribution]) -> Iterator[tuple[str, Path]]:
     for one in found:
         for file in one.files or ():
             name, path = file.as_posix(), Path(str(one.locate_file(file)))
-            if not (name.startswith(("../", f"{OURS}/")) or _NOT_NEEDED.search(name)) and path.is_file():
+            if not (name.startswith(("../", f"{PACKAGE}/")) or _NOT_NEEDED.search(name)) and path.is_file():
                 yield name, path
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root.parent).as_posix()

@@ -20,7 +20,7 @@ from typing import Final
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.failures import of_the_machine
 
-OURS: Final = "pgcdc_assets"
+PACKAGE: Final = "pgcdc_assets"
 Versions = dict[str, str]
 
 
@@ -53,7 +53,7 @@ def versions() -> Versions:
     """The versions of this process: our package with a digest of its code, Python's minor and pyarrow's major
     version."""
     return {
-        OURS: f"{_version(OURS)} ({_code()})",
+        PACKAGE: f"{_version(PACKAGE)} ({_code()})",
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "pyarrow": _version("pyarrow").partition(".")[0],
     }

@@ -23,7 +23,7 @@ SHORT = Patience(0.4, 1, 0.3)
 @pytest.fixture
 def path(source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadPath]:
     monkeypatch.setattr(SourceConnection, "patience", SHORT)
-    monkeypatch.setattr(silence, "LOOK_SECONDS", 2)
+    monkeypatch.setattr(silence, "CHECK_SECONDS", 2)
     with DeadPath(source.database) as path:
         yield path
 

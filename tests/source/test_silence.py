@@ -30,7 +30,7 @@ NEW = pytest.mark.parametrize("new", [False, True], ids=["all is dead", "new con
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SourceConnection, "patience", Patience(0.5, 1, 0.5))
-    monkeypatch.setattr(silence, "LOOK_SECONDS", 2)
+    monkeypatch.setattr(silence, "CHECK_SECONDS", 2)
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from pgcdc_assets.errors import SourceUnavailable
 
 TELL_SECONDS: Final = 10.0
 """Seconds between two messages about the same wait."""
-LOOK_SECONDS: Final = 5
+CHECK_SECONDS: Final = 5
 """Time limit in seconds for the connection of a check, and again for its query. A live server answers at once."""
 
-_LOOK: Final = """
+_CHECK: Final = """
 SELECT a.state = 'active' AND coalesce(a.wait_event_type, '') NOT IN ('Client', 'Activity'), a.wait_event_type,
        ARRAY(SELECT 'pid ' || b.pid || coalesce(' (' || nullif(b.application_name, '') || ')', '')
              FROM pg_catalog.pg_stat_activity b
@@ -89,13 +89,13 @@ class Silence:
                 thing=self._endpoint, do="run again; it goes on from what is durable",
             )  # fmt: skip
         if self._seconds >= self._due:
-            at_work = self._look()
+            at_work = self._check()
             spent, self._at = time.monotonic() - now, time.monotonic()
             # For a server that is at work, the count starts again from zero.
             self._seconds = 0.0 if at_work else self._seconds + spent
             self._due = self._seconds + self._patience.again
 
-    def _look(self) -> bool:
+    def _check(self) -> bool:
         if self._ask is None:
             return self._at_work()
         self._ask()
@@ -107,7 +107,7 @@ class _Observer(psycopg.Connection[tuple[Any, ...]]):
     """A connection whose queries have a time limit, so that it is always closed soon."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        return super().wait(gen, interval, LOOK_SECONDS)
+        return super().wait(gen, interval, CHECK_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ class Session:
     def work(self) -> str | None:
         """Returns a text about the session's work; None if the session is idle or the server cannot be reached."""
         try:
-            conninfo = make_conninfo(self.conninfo, connect_timeout=LOOK_SECONDS, replication="false")
+            conninfo = make_conninfo(self.conninfo, connect_timeout=CHECK_SECONDS, replication="false")
             with _Observer.connect(conninfo, autocommit=True) as conn:
-                row = conn.execute(_LOOK, [self.pid, self.application_name]).fetchone()
+                row = conn.execute(_CHECK, [self.pid, self.application_name]).fetchone()
         except psycopg.Error as error:
             # A server that refuses the connection, for lack of free connections, is alive.
             return "to a server that refuses to be asked" if _REFUSES in str(error) else None

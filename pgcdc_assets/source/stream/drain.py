@@ -185,7 +185,7 @@ class Drain(FrameSource):
             # again.
             if self._upto is not None:
                 self._connection.cancel()
-                self._let_go()
+                self._discard_until_ready()
             self._advance(1)
 
     # Ranges -------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Drain(FrameSource):
         whole = Lsn(max(0, flushed - self._limits.unsure_bytes)) if within == "true" else flushed
         return whole, Lsn.parse(restart or "")
 
-    def _let_go(self) -> None:
+    def _discard_until_ready(self) -> None:
         """Reads and drops data until the server is ready for a command. Raises SourceUnavailable if it does not become
         ready in time."""
         deadline = time.monotonic() + _CANCELLED_SECONDS

@@ -87,18 +87,18 @@ def check_identity(
             f"{source.database} (OID {source.database_oid})",
             thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
         )  # fmt: skip
-    stands = Stands(transform_lsn, highest)
-    _check_timeline(stream, source.timeline, log_timeline, stands)
-    if stands.lsn > source.flush_lsn:
+    end = LakeEnd(transform_lsn, highest)
+    _check_timeline(stream, source.timeline, log_timeline, end)
+    if end.lsn > source.flush_lsn:
         raise LogAhead(
-            f"{stands}, ahead of the source's WAL at {source.flush_lsn}: "
-            "the source was restored to an earlier time", thing=stands.thing, do=NEW_LAKE,
+            f"{end}, ahead of the source's WAL at {source.flush_lsn}: "
+            "the source was restored to an earlier time", thing=end.thing, do=NEW_LAKE,
         )  # fmt: skip
     return source
 
 
 @dataclass(frozen=True)
-class Stands:
+class LakeEnd:
     """The position up to which log and lake have the source's changes, as a text for errors."""
 
     transform_lsn: Lsn
@@ -118,7 +118,7 @@ class Stands:
         return f"ends at {self.transform_lsn}"
 
 
-def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, stands: Stands) -> None:
+def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, end: LakeEnd) -> None:
     """Checks that log and lake end at or below the fork, if the source is a promoted standby.
 
     The new primary never had changes that log and lake hold above the fork. Its own transactions above the fork would
@@ -129,14 +129,14 @@ def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, 
     if now < log_timeline:
         raise IdentityMismatch(
             f"holds timeline {log_timeline}, but the source is on timeline {now}",
-            thing="change log", lsn=stands.transform_lsn, do="set `source` to the current primary",
+            thing="change log", lsn=end.transform_lsn, do="set `source` to the current primary",
         )  # fmt: skip
     fork = stream.timeline_history(now).get(log_timeline)
-    if fork is None or stands.lsn > fork:
+    if fork is None or end.lsn > fork:
         left = f"left it at {fork}" if fork is not None else "does not descend from it"
         raise IdentityMismatch(
-            f"{stands} on timeline {log_timeline}, but the source, on timeline {now}, {left}",
-            thing=stands.thing, do=NEW_LAKE,
+            f"{end} on timeline {log_timeline}, but the source, on timeline {now}, {left}",
+            thing=end.thing, do=NEW_LAKE,
         )  # fmt: skip
 
 
