@@ -38,7 +38,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, compact_file
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
-from pgcdc_assets.mirror.delta.thinning import passing
+from pgcdc_assets.mirror.delta.versionexpiry import unneeded_parts
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 
@@ -141,7 +141,7 @@ class _Turns:
         now = datetime.now(UTC)
         promised = self._points.versions([_NAME])[_NAME]
         self._points.prune(now - timedelta(days=7), [_NAME], now)
-        passing(self.mirror.again(), promised, retention.GRACE).delete()
+        unneeded_parts(self.mirror.again(), promised, retention.GRACE).delete()
 
 
 @contextmanager

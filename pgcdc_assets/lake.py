@@ -11,20 +11,20 @@ from os import PathLike
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from deltalake import QueryBuilder
+from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.foreign import opened, queryable
-from pgcdc_assets.delta.log import DeltaLog
+from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.feed.messages import read_messages
-from pgcdc_assets.mirror.delta.liverows import held_columns, live_rows
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, own_position
+from pgcdc_assets.mirror.delta.rowgroups import held_columns, live_rows
 from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 READ_EXACTLY: Final = {"datafusion.execution.parquet.coerce_int96": "us"}
 """Setting for DataFusion. An OPTIMIZE that a user runs writes timestamps as INT96. DataFusion would read INT96 as
 nanoseconds, and timestamps before 1678 and after 2261 would be wrong."""
+_UNKNOWN: Final = frozenset({"typeWidening"})
+"""Features of tables that delta-rs opens, but cannot query."""
 
 
 class Lake:
@@ -177,3 +179,13 @@ def _plain(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_list(type_):
         return pa.list_(type_.value_field.with_type(_plain(type_.value_type)))
     return type_
+
+
+def queryable(table: DeltaVersion) -> bool:
+    """Whether delta-rs's query engine reads the table."""
+    return not table.features & _UNKNOWN
+
+
+def opened(folder: Location, version: int) -> DeltaTable:
+    """One version of a table. Raises delta-rs's own errors."""
+    return DeltaTable(folder.text, version=version, storage_options=storage.options(folder) or None)

@@ -50,9 +50,9 @@ TARGETS = ("mirror.delta", "delta", "deltalake")
 TARGET_MAKER = "flow.engine"
 """and one place of it makes the target."""
 SAME = {
-    "commit", "recovery", "upkeep", "task", "messages",  # of log and lake, feed and mirror, wire and pipe
+    "commit", "recovery", "messages",  # of log and lake, feed and mirror, wire and pipe
     "streamed",  # messages one by one, and by column
-    "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "sentinel",
+    "sync", "maintenance", "observer", "ranges", "retention", "states", "failures", "sentinel",
 }  # fmt: skip
 """File names that stand in two rooms, for one concept."""
 

@@ -20,9 +20,9 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.failures import contained
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta.foreigncommits import change_since
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
-from pgcdc_assets.mirror.delta.othercommits import change_since
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.points.untaken import UntakenLedger

@@ -25,7 +25,6 @@ from pgcdc_assets.checks.twosides import SourceDigests, compare_sides, source_di
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.foreign import opened, queryable
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import (
     CopyBlocked,
@@ -35,6 +34,7 @@ from pgcdc_assets.errors import (
     SourceUnavailable,
     UnknownTable,
 )
+from pgcdc_assets.lake import opened, queryable
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings

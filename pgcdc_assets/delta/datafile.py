@@ -2,7 +2,7 @@
 
 A file is invisible until its commit, and has a UUID in its name, so that a repeated task leaves an orphan and never
 rows twice. Delta does not check the files that a commit names: it counts a missing file, and reads a file with other
-types as NULL. So the committer checks each file.
+types as NULL. So the committer checks each file. :func:`neighbours` finds small files that are worth writing as one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,6 +56,8 @@ DICTIONARY_SHARE: Final = 8
 
 OWN_NAME: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
 """The name of a data file that we wrote; Spark's names are longer."""
+
+File = TypeVar("File")
 
 
 @dataclass(frozen=True)
@@ -255,3 +257,26 @@ def read_footer(path: Location) -> pq.FileMetaData:
 
 def _physical(field: Any) -> str:
     return str(field.metadata.get("delta.columnMapping.physicalName", field.name))
+
+
+def neighbours(
+    files: Iterable[File], weight: Callable[[File], int], *, largest: int, full: int, fewest: int = 2
+) -> Iterator[list[File]]:
+    """Groups of the files in their order; each group becomes one file of at most ``full``.
+
+    Files of ``largest`` and more are left alone. The last group, which may still grow, has at least ``fewest`` files.
+    """
+    group: list[File] = []
+    size = 0
+    for file in files:
+        more = weight(file)
+        if more >= largest:
+            continue
+        if size + more > full:
+            if len(group) > 1:
+                yield group
+            group, size = [], 0
+        group.append(file)
+        size += more
+    if len(group) >= fewest:
+        yield group

@@ -1,4 +1,4 @@
-"""Finds the files of a table that nobody needs any more: removed files, and files that killed processes left.
+"""Deletes files of tables: files that nobody needs any more, or all files of a table.
 
 VACUUM's rule goes by the clock and by the removals in the log. Here a file stays as long as a version that somebody may
 be reading refers to it: a promised version, the newest version, or a version that was the newest recently.
@@ -10,10 +10,10 @@ import time
 from collections.abc import Collection
 from datetime import timedelta
 
+from pgcdc_assets.core.layout import DELTA_LOG
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.log import open_delta
-from pgcdc_assets.delta.loglisting import LogListing
-from pgcdc_assets.delta.references import references
+from pgcdc_assets.delta.references import LogListing, references
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Entry
 
@@ -39,3 +39,17 @@ def sweep(folder: Location, grace: timedelta) -> int:
     old = unneeded(listing, held, table.number, before)
     storage.delete([folder / entry.name for entry in old])
     return len(old)
+
+
+def remove_table(folder: Location) -> tuple[int, int]:
+    """Remove all files of a table; returns their number and their bytes.
+
+    The log is removed last, and its first file last of all, because that file says whose table it is.
+    """
+    found = {entry.name: entry.size for entry in storage.walk(folder, hidden=True)}
+    of_log = sorted((name for name in found if name.startswith(f"{DELTA_LOG}/")), reverse=True)
+    storage.delete([folder / name for name in found.keys() - set(of_log)])
+    for name in of_log:
+        storage.delete([folder / name])
+    storage.delete_folder(folder)
+    return len(found), sum(found.values())

@@ -31,10 +31,9 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
-from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
+from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset, neighbours
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
-from pgcdc_assets.delta.smallfiles import neighbours
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.feed.table import FEED_PROPERTIES, FEWEST_MERGED, MERGED_BYTES

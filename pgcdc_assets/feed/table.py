@@ -26,12 +26,10 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
-from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.delta.datafile import FileReport, neighbours
 from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.log import Added, DeltaVersion, OpenLogs
-from pgcdc_assets.delta.removal import remove_table
-from pgcdc_assets.delta.smallfiles import neighbours
-from pgcdc_assets.delta.sweep import sweep
+from pgcdc_assets.delta.sweep import remove_table, sweep
 from pgcdc_assets.errors import CommitLost
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.file import feed_file, merged_file

@@ -19,8 +19,7 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
-from pgcdc_assets.delta.datafile import FileReport, read_footer
-from pgcdc_assets.delta.smallfiles import neighbours
+from pgcdc_assets.delta.datafile import FileReport, neighbours, read_footer
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict
 from pgcdc_assets.log.commit import ATTEMPTS, start_app_id

@@ -73,10 +73,10 @@ _UPKEEP = (
 PROGRAM = """
 from datetime import timedelta
 from pgcdc_assets.core import retention
-from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
-retention.GRACE, upkeep.MOST_SMALL = timedelta(0), 1
+retention.GRACE, compaction.MOST_SMALL = timedelta(0), 1
 DeltaTarget.compaction = Compaction(look_every=1, most_small=2)
 from pgcdc_assets.cli.main import main
 main()

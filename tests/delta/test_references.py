@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.log import Added
-from pgcdc_assets.delta.loglisting import LogListing
-from pgcdc_assets.delta.references import references
+from pgcdc_assets.delta.references import LogListing, references
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta import compaction
 
 VECTORS = {
     # The example of Delta's protocol, and a vector without a folder.
@@ -110,11 +109,11 @@ def test_files_outside_the_folder_are_refused(tmp_path: Path, odd: dict[str, Any
 
 
 def test_optimize_is_worthwhile_for_many_small_or_emptied_files() -> None:
-    small, large = Added("a", 1000, 10, None, 0), Added("b", upkeep.FILE_BYTES, 1_000_000, None, 0)
-    emptied = Added("c", upkeep.FILE_BYTES, 1_000_000, "v", 500_000)
-    assert not upkeep.worth_optimizing([])
-    assert not upkeep.worth_optimizing([small] * upkeep.MOST_SMALL + [large] * 100)
-    assert upkeep.worth_optimizing([small] * (upkeep.MOST_SMALL + 1))
-    assert upkeep.worth_optimizing([emptied, large])
-    assert not upkeep.worth_optimizing([emptied, large, large])
-    assert not upkeep.worth_optimizing([Added("d", 1000, 10, "v", 9)])
+    small, large = Added("a", 1000, 10, None, 0), Added("b", compaction.FILE_BYTES, 1_000_000, None, 0)
+    emptied = Added("c", compaction.FILE_BYTES, 1_000_000, "v", 500_000)
+    assert not compaction.worth_optimizing([])
+    assert not compaction.worth_optimizing([small] * compaction.MOST_SMALL + [large] * 100)
+    assert compaction.worth_optimizing([small] * (compaction.MOST_SMALL + 1))
+    assert compaction.worth_optimizing([emptied, large])
+    assert not compaction.worth_optimizing([emptied, large, large])
+    assert not compaction.worth_optimizing([Added("d", 1000, 10, "v", 9)])

@@ -23,7 +23,7 @@ from pgcdc_assets.delta.tombstones import DELETED_FILES
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
-from pgcdc_assets.mirror.delta.tablework import merged
+from pgcdc_assets.mirror.delta.tableplan import merged
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, opened

@@ -19,7 +19,7 @@ from pgcdc_assets.flow import hold, lock, outcomes
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.reports import SyncReport
-from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig, T, U, following, newest, version
@@ -87,7 +87,7 @@ def test_repairs_and_copies_run_beside_a_sync_that_follows(rig: Rig) -> None:
 @pytest.mark.long
 def test_maintenance_runs_beside_a_sync_that_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
-    monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
+    monkeypatch.setattr(compaction, "MOST_SMALL", 1)
     rig.settings = rig.settings.model_copy(update={"retention": timedelta(0), "range_seconds": 1.0})
     rig.setup()
     rig.sync()

@@ -22,7 +22,7 @@ from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.feed import table
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
@@ -45,7 +45,7 @@ def maintain(rig: Rig, days: int | None = None, **allowance: Any) -> Maintenance
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No grace period, and every fragmented table is worth merging."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
-    monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
+    monkeypatch.setattr(compaction, "MOST_SMALL", 1)
     monkeypatch.setattr(table, "FEWEST_MERGED", 2)
 
 

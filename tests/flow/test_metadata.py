@@ -18,7 +18,7 @@ from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
-from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.states import TableStates
@@ -108,7 +108,7 @@ def test_maintenance_works_on_files_from_before_and_after_the_change(rig: Rig, m
     """Files from before and after the change are merged, a checkpoint replaces commits, and unneeded files are
     deleted."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
-    monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
+    monkeypatch.setattr(compaction, "MOST_SMALL", 1)
     follow_all(rig)
     for number in range(3):
         rig.commit(f"INSERT INTO t VALUES ({1000 + number}, 'new', NULL)", f"UPDATE u SET v = 1e9 WHERE a = {number}")

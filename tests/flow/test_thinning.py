@@ -10,7 +10,7 @@ from pgcdc_assets.core import retention
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow import thinning
 from pgcdc_assets.mirror.delta.mirror import PROPERTIES
-from pgcdc_assets.mirror.delta.thinning import Passing
+from pgcdc_assets.mirror.delta.versionexpiry import Unneeded
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.flow.rig import Rig, T, promised, turns
 
@@ -27,14 +27,14 @@ def test_files_do_not_grow_with_the_number_of_turns(rig: Rig, monkeypatch: pytes
     monkeypatch.setattr(retention, "LADDER", ((timedelta(0), timedelta(days=40_000)),))
     monkeypatch.setattr(thinning, "EVERY", 3)
     monkeypatch.setitem(PROPERTIES, "delta.checkpointInterval", "3")
-    delete = Passing.delete
+    delete = Unneeded.delete
 
-    def refused(found: Passing) -> None:
+    def refused(found: Unneeded) -> None:
         if found.mirror.name == T:
             raise LakeError("cannot be read", thing="a file of t")
         delete(found)
 
-    monkeypatch.setattr(Passing, "delete", refused)
+    monkeypatch.setattr(Unneeded, "delete", refused)
     told: list[str] = []
     monkeypatch.setattr(rig.observer, "progress", lambda stage, message, **numbers: told.append(message))
     rig.setup()

@@ -18,11 +18,10 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta import datafile
 from pgcdc_assets.feed.schema import FeedPart
+from pgcdc_assets.mirror.delta.applytask import Effect, PendingChanges, collapse_units
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
-from pgcdc_assets.mirror.delta.tablework import TableWork, merged
-from pgcdc_assets.mirror.delta.task import Effect, collapse_units
-from pgcdc_assets.mirror.delta.units import PendingChanges
+from pgcdc_assets.mirror.delta.tableplan import TablePlan, merged
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files, opened
@@ -56,7 +55,7 @@ class PlainMirror:
 
     def apply(self, part: FeedPart, upto: Lsn) -> Applied | None:
         """One turn, as the project takes it, in this process."""
-        work = TableWork.of(Mirrors(self.layout, self.identity), part, upto)
+        work = TablePlan.of(Mirrors(self.layout, self.identity), part, upto)
         done = None
         if work is not None:
             assert work.refused is None

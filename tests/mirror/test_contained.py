@@ -14,7 +14,7 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolError, SourceUnavailable, SparkDied
 from pgcdc_assets.failures import ATTEMPTS, machine_told, of_one_table
-from pgcdc_assets.mirror.delta import tablework
+from pgcdc_assets.mirror.delta import tableplan
 from pgcdc_assets.mirror.delta.apply import apply_tables
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.store.local import path_of
@@ -160,7 +160,7 @@ def test_a_mirror_with_column_mapping_does_not_take_over_the_feeds_files(pipe: P
     pipe.spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN w TO v")
     pipe.run("INSERT INTO t VALUES (1, 'a')")
     upto = pipe.receive()
-    work = tablework.TableWork.of(pipe.mirrors, pipe.derive(upto)[pipe.mirror("t").name], upto)
+    work = tableplan.TablePlan.of(pipe.mirrors, pipe.derive(upto)[pipe.mirror("t").name], upto)
     assert work is not None
     assert not work.linkable
     pipe.turn()
@@ -204,7 +204,7 @@ def test_a_lost_commit_race_sets_no_table_aside(pipe: Pipeline, monkeypatch: pyt
             left[0] -= 1
             commit(pipe.mirror("t").path, [], "append", {f"other-{point}": times - left[0]})
 
-    monkeypatch.setattr(tablework, "passed", meanwhile)
+    monkeypatch.setattr(tableplan, "passed", meanwhile)
     for change in ("INSERT INTO {} VALUES (1, 'a'), (2, 'b')", "UPDATE {} SET v = 'c' WHERE id = 2"):
         left[0] = times
         pipe.run(change.format("t"), change.format("u"))

@@ -21,7 +21,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.mirror.delta import copy
 from pgcdc_assets.mirror.delta.copy import TABLES_PER_JOB, copy_tables
-from pgcdc_assets.mirror.delta.copyblock import BlockReader
+from pgcdc_assets.mirror.delta.copytask import BlockReader
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.source.catalog.tables import read_catalog

@@ -21,10 +21,10 @@ from pgcdc_assets.delta.commit import FileChange, commit_change
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.definition import commit_columns
 from pgcdc_assets.delta.mapping import stated
-from pgcdc_assets.mirror.delta.liverows import live_rows
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
+from pgcdc_assets.mirror.delta.rowgroups import live_rows
 from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.store.local import path_of

@@ -20,7 +20,7 @@ from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
-from pgcdc_assets.mirror.delta.upkeep import stands_as
+from pgcdc_assets.mirror.delta.versionexpiry import stands_as
 from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.successor import successor

@@ -87,27 +87,27 @@ def rows_go_by_name(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.mirror.net.keyed:_present_masks",
+    "pgcdc_assets.mirror.net.neteffect:_present_masks",
     rule="an unchanged TOAST value is never NULL",
-    test="tests/mirror/test_keyed.py::test_unchanged_value_comes_from_an_earlier_image_of_the_row",
+    test="tests/mirror/test_neteffect.py::test_unchanged_value_comes_from_an_earlier_image_of_the_row",
 )
 def unchanged_toast_is_null(_original: Original) -> Any:
     return lambda events, attnums: {}
 
 
 @override(
-    "pgcdc_assets.mirror.net.chains:_with_masks",
+    "pgcdc_assets.mirror.net.keyhistory:_with_masks",
     rule="an unchanged value never comes from a row that was deleted",
-    test="tests/mirror/test_keyed.py::test_unchanged_value_never_crosses_a_delete",
+    test="tests/mirror/test_neteffect.py::test_unchanged_value_never_crosses_a_delete",
 )
 def toast_is_filled_across_a_delete(original: Original) -> Any:
     return with_instead(original, "np.where(old_half >= 0, before[old_half], before)", "before")
 
 
 @override(
-    "pgcdc_assets.mirror.net.keyed:after_truncates",
+    "pgcdc_assets.mirror.net.neteffect:after_truncates",
     rule="a TRUNCATE removes what came before it",
-    test="tests/mirror/test_keyed.py::test_truncate_drops_what_came_before",
+    test="tests/mirror/test_neteffect.py::test_truncate_drops_what_came_before",
 )
 def truncate_is_dropped(original: Original) -> Any:
     def replaced(events: pa.Table) -> Any:
@@ -117,27 +117,27 @@ def truncate_is_dropped(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.mirror.net.keyed:after_truncates",
+    "pgcdc_assets.mirror.net.neteffect:after_truncates",
     rule="a TRUNCATE of a partition removes the rows of that partition alone",
-    test="tests/mirror/test_keyed.py::test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf",
+    test="tests/mirror/test_neteffect.py::test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf",
 )
 def truncate_of_a_partition_empties_all(original: Original) -> Any:
     return with_instead(original, "pc.or_(other, later)", "later")
 
 
 @override(
-    "pgcdc_assets.mirror.net.chains:_refuse_contradictions",
+    "pgcdc_assets.mirror.net.keyhistory:_refuse_contradictions",
     rule="changes that contradict the mirror's state are refused",
-    test="tests/mirror/test_keyed.py::test_changes_that_contradict_each_other_are_refused",
+    test="tests/mirror/test_neteffect.py::test_changes_that_contradict_each_other_are_refused",
 )
 def contradictions_are_passed_over(_original: Original) -> Any:
     return lambda before, live, arrives, commit_lsn: None
 
 
 @override(
-    "pgcdc_assets.mirror.net.chains:net_effect",
+    "pgcdc_assets.mirror.net.keyhistory:key_outcomes",
     rule="changes of one transaction apply in their own order",
-    test="tests/mirror/test_keyed.py::test_order_of_rows_in_files_does_not_matter",
+    test="tests/mirror/test_neteffect.py::test_order_of_rows_in_files_does_not_matter",
 )
 def order_in_a_transaction_is_ignored(original: Original) -> Any:
     return with_instead(original, "np.lexsort((ordinal, commit_lsn))", "np.argsort(commit_lsn, kind='stable')")

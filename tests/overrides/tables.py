@@ -69,9 +69,9 @@ def cut_commit_is_taken_for_whole(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.mirror.delta.thinning:passing",
+    "pgcdc_assets.mirror.delta.versionexpiry:unneeded_parts",
     rule="the log of a mirror keeps what promised versions need",
-    test="tests/mirror/test_thinning.py::test_promised_versions_are_kept_and_versions_between_them_are_deleted",
+    test="tests/mirror/test_versionexpiry.py::test_promised_versions_are_kept_and_versions_between_them_are_deleted",
 )
 def promised_versions_are_forgotten(original: Original) -> Any:
     return lambda mirror, promised, grace: original(mirror, (), grace)
@@ -90,7 +90,7 @@ def copy_keeps_its_generation(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.mirror.delta.tablework:TableWork.of",
+    "pgcdc_assets.mirror.delta.tableplan:TablePlan.of",
     rule="an apply that is repeated finds its work done",
     test="tests/mirror/test_apply.py::test_an_apply_can_be_repeated_and_resumed",
 )
@@ -99,27 +99,27 @@ def app_transaction_is_forgotten(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.mirror.delta.match:_Match.check",
+    "pgcdc_assets.mirror.delta.rowlookup:_Match.check",
     rule="a merge fails if the mirror lacks a row that changed",
-    test="tests/mirror/test_match.py::test_a_changed_row_missing_from_the_target_is_an_error",
+    test="tests/mirror/test_rowlookup.py::test_a_changed_row_missing_from_the_target_is_an_error",
 )
 def merge_does_not_miss_a_row(original: Original) -> Any:
     return without(original, "raise MergeMismatch(LACKS)")
 
 
 @override(
-    "pgcdc_assets.mirror.delta.match:_Match.check",
+    "pgcdc_assets.mirror.delta.rowlookup:_Match.check",
     rule="a merge fails if the mirror holds a row that arrives",
-    test="tests/mirror/test_match.py::test_an_inserted_row_that_the_target_has_is_an_error",
+    test="tests/mirror/test_rowlookup.py::test_an_inserted_row_that_the_target_has_is_an_error",
 )
 def merge_overwrites_what_it_finds(original: Original) -> Any:
     return without(original, "raise MergeMismatch(HOLDS)")
 
 
 @override(
-    "pgcdc_assets.mirror.delta.settlement:Settlement.settle",
+    "pgcdc_assets.mirror.delta.durability:DurableVersions.settle",
     rule="a point's versions are durable before the point is",
-    test="tests/mirror/test_settlement.py::test_after_a_power_cut_every_point_reads_as_published",
+    test="tests/mirror/test_durability.py::test_after_a_power_cut_every_point_reads_as_published",
 )
 def point_comes_before_its_mirrors(original: Original) -> Any:
     return without(original, "storage.settle(folders)")

@@ -31,11 +31,11 @@ from pgcdc_assets.delta.commit import commit_compaction
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.failures import ATTEMPTS, contained
 from pgcdc_assets.feed.schema import FeedPart
+from pgcdc_assets.mirror.delta.applytask import Collapsing, Effect, collapse_units
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compacted, Compaction, compact_mirror
 from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
-from pgcdc_assets.mirror.delta.tablework import TableWork
-from pgcdc_assets.mirror.delta.task import Collapsing, Effect, collapse_units
+from pgcdc_assets.mirror.delta.tableplan import TablePlan
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
@@ -77,7 +77,7 @@ def _attempted(
     """Read each mirror and commit to it once. Several tables run together, because a commit mostly waits for the
     disk."""
     done: list[Applied] = []
-    rest: list[tuple[TableWork, list[Collapsing]]] = []
+    rest: list[tuple[TablePlan, list[Collapsing]]] = []
     with ThreadPoolExecutor(_COMMITS, thread_name_prefix="commit") as pool:
         for begun in pool.map(partial(_begun, mirrors, upto, known), parts):
             if isinstance(begun, Applied):
@@ -93,16 +93,16 @@ def _attempted(
 
 def _begun(
     mirrors: Mirrors, upto: Lsn, known: Mapping[TableName, Table], part: FeedPart
-) -> Applied | tuple[TableWork, list[Collapsing]] | None:
+) -> Applied | tuple[TablePlan, list[Collapsing]] | None:
     """Read a mirror once, and append the feed's files if nothing else is to be done; otherwise return the work to
     collapse. None if nothing of the part is left to apply."""
-    work = _own(part.table, part.span.start, partial(TableWork.of, mirrors, part, upto, known))
-    if not isinstance(work, TableWork):
+    work = _own(part.table, part.span.start, partial(TablePlan.of, mirrors, part, upto, known))
+    if not isinstance(work, TablePlan):
         return work
     return _own(work.table, work.pending.span.start, work.begin)
 
 
-def _committed(seconds: float, found: tuple[tuple[TableWork, list[Collapsing]], Sequence[Effect]]) -> Applied:
+def _committed(seconds: float, found: tuple[tuple[TablePlan, list[Collapsing]], Sequence[Effect]]) -> Applied:
     (work, _), effects = found
     return _own(work.table, work.pending.span.start, partial(work.commit, effects, seconds))
 

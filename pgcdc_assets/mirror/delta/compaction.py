@@ -1,26 +1,45 @@
-"""Rewrites files of a mirror during sync, so that a turn's cost does not grow with the number of turns.
+"""Rewrites files of mirrors without a change of rows or position: during sync, and by ``pgcdc maintain`` (OPTIMIZE).
 
 Each turn leaves a small file in each mirror that changed. Once there are many small files, their live rows are written
-to one file, in a commit that changes no row and no position. Each turn also rewrites the whole deletion vector of every
-file that it touches. So a large file with many deleted rows is rewritten without these rows, one file at a time. Files
-of medium size are left to ``pgcdc maintain``.
+to one file, so that a turn's cost does not grow with the number of turns. Each turn also rewrites the whole deletion
+vector of every file that it touches. So a large file with many deleted rows is rewritten without these rows, one file
+at a time. Files of medium size are left to ``pgcdc maintain``, which merges files for readers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.delta.commit import commit_rewritten
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.log import Added
-from pgcdc_assets.failures import contained
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.failures import again_after_lost_races, contained
+from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, gathered
+from pgcdc_assets.spark.tasks import run_tasks
 
-SMALL_BYTES: Final = 4 << 20
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TURN_SMALL_BYTES: Final = 4 << 20
+"""Smaller files may be rewritten during sync."""
+FILE_BYTES: Final = 128 << 20
+"""The target size of a file, the same as in a copy. Files of one gigabyte, Delta's own default, would be rewritten too
+often."""
+SMALL_BYTES: Final = FILE_BYTES // 4
+MOST_SMALL: Final = 20
+"""Up to this many small files are left alone: each costs a reader a millisecond."""
+DELETED_SHARE: Final = 5
+"""Files are worth rewriting if one row in this many is deleted but still in them; see FEWEST_DELETED."""
+FEWEST_DELETED: Final = 100_000
+"""Files with fewer deleted rows are not worth rewriting, at any share."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +62,7 @@ class Compaction:
         return self.small_files(live) or self.worn_file(live)
 
     def small_files(self, live: Sequence[Added]) -> tuple[Added, ...]:
-        small = tuple(file for file in live if file.size < SMALL_BYTES and file.rows is not None)
+        small = tuple(file for file in live if file.size < TURN_SMALL_BYTES and file.rows is not None)
         return small if len(small) > self.most_small else ()
 
     def worn_file(self, live: Sequence[Added]) -> tuple[Added, ...]:
@@ -80,3 +99,50 @@ def compact_file(target: MergeTarget) -> FileReport | None:
         report = file.finish()
     passed(FaultPoint.MIRROR_FILES_WRITTEN)
     return report
+
+
+def worth_optimizing(live: Sequence[Added]) -> bool:
+    """Whether readers gain from OPTIMIZE: many small files, or many deleted rows that are still in the files."""
+    small = sum(file.size < SMALL_BYTES for file in live)
+    deleted, rows = sum(file.deleted for file in live), sum(file.rows or 0 for file in live)
+    return small > MOST_SMALL or (deleted >= FEWEST_DELETED and deleted * DELETED_SHARE >= rows)
+
+
+def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
+    """Merge the mirror's small files, and rewrite files with many deleted rows; returns the mirror's version after
+    that.
+
+    No row and no position changes: the new version is at the same position as the previous version.
+    """
+
+    def attempt() -> int:
+        now = mirror.again()
+        delta = now.existing
+        groups = worth_merging(delta.files)
+        made = run_tasks(session, compact_mirror, [now.target(table, group) for group in groups])
+        if failed := [one.failure for one in made if one.failure is not None]:
+            raise LakeError(f"could not be optimized: {failed[0]}", thing=f"mirror {mirror.name}")
+        files = [file for group in groups for file in group]
+        return commit_rewritten(delta, files, [one.report for one in made if one.report is not None])
+
+    return again_after_lost_races(attempt)
+
+
+def worth_merging(live: Sequence[Added]) -> list[list[Added]]:
+    """Groups of files; each group is written as one file. They are small files, and files with many deleted rows, which
+    may also be alone in a group."""
+    chosen = [file for file in live if file.rows is not None and (file.size < SMALL_BYTES or _many_gone(file))]
+    groups: list[list[Added]] = []
+    size = float(FILE_BYTES)
+    for file in sorted(chosen, key=lambda file: file.size):
+        left = file.size * (1 - file.deleted / file.rows) if file.rows else 0.0
+        if size + left > FILE_BYTES:
+            groups.append([])
+            size = 0.0
+        groups[-1].append(file)
+        size += left
+    return [group for group in groups if len(group) > 1 or _many_gone(group[0])]
+
+
+def _many_gone(file: Added) -> bool:
+    return file.deleted * DELETED_SHARE >= (file.rows or 0) > 0

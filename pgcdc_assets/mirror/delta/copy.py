@@ -29,10 +29,9 @@ from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import CopyOutdated, LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
-from pgcdc_assets.mirror.delta.commented import Commented
 from pgcdc_assets.mirror.delta.copytask import CopyPart, CopyTarget, CopyTask, WrittenPart, copy_failure, copy_parts
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_OID, SOURCE_TABLE, Mirror, Mirrors, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.mirrorschema import Commented, MirrorSchema
 from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.route import SourceRoute
@@ -182,8 +181,7 @@ class _Copier:
         mirror = self._opened(table.name)
         point = int(self._snapshot.consistent_point)
         if mirror.exists and not mirror.holds(schema):
-            assert mirror.delta is not None
-            highest = int(mirror.delta.configuration.get(HIGHEST, 0))
+            highest = int(mirror.existing.configuration.get(HIGHEST, 0))
             columns = schema.columns(mapped=mirror.mapped, highest=highest)
             return CopyTarget(table, mirror.path, physical(schema.arrow, columns.schema), point, columns)
         if not mirror.exists:
@@ -207,8 +205,7 @@ class _Copier:
 
     def _commit(self, target: CopyTarget, files: Sequence[FileReport]) -> int:
         mirror = self._mirrors.open(target.table.name)
-        delta = mirror.delta
-        assert delta is not None
+        delta = mirror.existing
         position = {mirror.snapshot_app_id: target.commit_lsn}
         told = Commented.of(delta, target.table, target.columns)
         owner = {SOURCE_OID: str(target.table.oid)}

@@ -1,7 +1,7 @@
 """Mirrors as Delta tables: implements the contract of :mod:`pgcdc_assets.mirror.target`.
 
 A mirror's position is the application transaction of the Delta commit that adds the rows. A version is the version of
-the Delta table. Durable means synced to disk (:mod:`pgcdc_assets.mirror.delta.settlement`). Points are implemented in
+the Delta table. Durable means synced to disk (:mod:`pgcdc_assets.mirror.delta.durability`). Points are implemented in
 :mod:`pgcdc_assets.points`.
 """
 
@@ -17,22 +17,22 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.removal import remove_table
+from pgcdc_assets.delta.definition import commit_columns
+from pgcdc_assets.delta.sweep import remove_table
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.apply import apply_tables
-from pgcdc_assets.mirror.delta.commented import comment_mirror
-from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
+from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction, optimize, worth_optimizing
 from pgcdc_assets.mirror.delta.copy import copy_tables
+from pgcdc_assets.mirror.delta.durability import DurableVersions
 from pgcdc_assets.mirror.delta.mirror import Mirrors
-from pgcdc_assets.mirror.delta.mirrorschema import refusal
+from pgcdc_assets.mirror.delta.mirrorschema import Commented, refusal
 from pgcdc_assets.mirror.delta.rename import rename_mirror
 from pgcdc_assets.mirror.delta.repair import repair_table
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
-from pgcdc_assets.mirror.delta.settlement import Settlement
-from pgcdc_assets.mirror.delta.thinning import passing
+from pgcdc_assets.mirror.delta.versionexpiry import keep_promised, keep_readable, stands_as, unneeded_parts
 from pgcdc_assets.mirror.target import Applied, CopyReport, Failures, Freed, Generation
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.spark.session import SparkOnDemand, cancel_jobs
@@ -51,7 +51,7 @@ class DeltaTarget:
         self._spark = spark
         self._retention = retention
         self._points = ConsistentPoints(layout)
-        self._settlement = Settlement(layout, identity.app_id())
+        self._durable = DurableVersions(layout, identity.app_id())
 
     # Standing -----------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ class DeltaTarget:
         return refusal(table)
 
     def recover(self, names: Iterable[TableName]) -> dict[str, tuple[str, ...]]:
-        aside = self._settlement.recover(names, self._points)
+        aside = self._durable.recover(names, self._points)
         return {str(self._mirrors.layout.mirror(name)): files for name, files in aside.items()}
 
     def standing(self, name: TableName) -> Generation | None:
@@ -76,7 +76,7 @@ class DeltaTarget:
 
     @property
     def changed(self) -> Mapping[TableName, str]:
-        return self._settlement.changed
+        return self._durable.changed
 
     # Copy ---------------------------------------------------------------------------------------
 
@@ -100,7 +100,17 @@ class DeltaTarget:
         return reshape_mirror(self._spark, self._mirrors, before, after, by_metadata=by_metadata)
 
     def comment(self, table: Table) -> int:
-        return comment_mirror(self._mirrors, table)
+        def attempt() -> int:
+            mirror = self._mirrors.open(table.name)
+            delta = mirror.delta
+            if delta is None or mirror.snapshot_lsn is None:
+                raise LakeError("has no copy that comments could be of", thing=f"mirror {table.name}")
+            commented = Commented.of(delta, table)
+            if commented.stands(delta):
+                return delta.number
+            return commit_columns(delta, commented.columns, commented.properties, description=commented.description)
+
+        return again_after_lost_races(attempt)
 
     def rename(self, former: TableName, table: Table, version: int, position: Lsn) -> int:
         held = self._mirrors.open(former).at(version)
@@ -117,7 +127,7 @@ class DeltaTarget:
     # Publish ------------------------------------------------------------------------------------
 
     def settle(self, versions: Mapping[TableName, int]) -> None:
-        self._settlement.settle(versions)
+        self._durable.settle(versions)
 
     def publish(
         self,
@@ -127,7 +137,7 @@ class DeltaTarget:
         messages: Lsn | None = None,
         beside: Point | None = None,
     ) -> None:
-        positions = self._settlement.settle(versions)
+        positions = self._durable.settle(versions)
         if beside is not None:
             versions = {**beside.tables, **versions}
             positions = {**beside.positions, **positions}
@@ -138,19 +148,19 @@ class DeltaTarget:
 
     def unmoved(self, name: TableName, version: int) -> int | None:
         mirror = self._mirrors.open(name)
-        return mirror.version if mirror.exists and upkeep.stands_as(mirror, version) else None
+        return mirror.version if mirror.exists and stands_as(mirror, version) else None
 
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
         mirror = self._mirrors.open(name)
-        if not mirror.exists or not upkeep.stands_as(mirror, published):
+        if not mirror.exists or not stands_as(mirror, published):
             return False
         # This must come before any new version: points of the last days name the current version.
-        upkeep.keep_readable(mirror)
-        upkeep.keep_promised(mirror, self._retention)
+        keep_readable(mirror)
+        keep_promised(mirror, self._retention)
         files = mirror.delta.files if mirror.delta else ()
-        if table is None or not upkeep.worth_optimizing(files) or not may_begin():
+        if table is None or not worth_optimizing(files) or not may_begin():
             return False
-        upkeep.optimize(self._spark(), mirror, table)
+        optimize(self._spark(), mirror, table)
         passed(FaultPoint.MIRROR_OPTIMIZED)
         return True
 
@@ -160,7 +170,7 @@ class DeltaTarget:
     def forget(self, name: TableName) -> Freed:
         freed = Freed(*remove_table(self._mirrors.layout.mirror(name)))
         self._mirrors.forget(name)
-        self._settlement.forget(name)
+        self._durable.forget(name)
         return freed
 
     def let_go(
@@ -169,7 +179,7 @@ class DeltaTarget:
         mirror = self._mirrors.open(name)
         if not mirror.exists:
             return None
-        found = passing(mirror, promised, grace)
+        found = unneeded_parts(mirror, promised, grace)
         if not (found.files or found.log_files) or not may_begin():
             return None
         freed = Freed(len(found.files), found.bytes)

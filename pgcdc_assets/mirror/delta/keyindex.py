@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.arrays import Ints, list_texts, whole
 from pgcdc_assets.feed.schema import RAW, FeedColumn
-from pgcdc_assets.mirror.net.keyed import raw_texts
+from pgcdc_assets.mirror.net.neteffect import raw_texts
 
 
 class KeyIndex:

@@ -9,7 +9,7 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import DELTA_LOG, OWN, Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.log import DeltaLog
-from pgcdc_assets.delta.removal import remove_table
+from pgcdc_assets.delta.sweep import remove_table
 from pgcdc_assets.errors import LakeError, MachineError, PgcdcError
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, clear_what_was_begun
 from pgcdc_assets.points.states import TableStates

@@ -153,6 +153,13 @@ class Mirror:
             return None
 
     @property
+    def existing(self) -> DeltaVersion:
+        """The mirror's Delta table. LakeError if there is no mirror."""
+        if self.delta is None:
+            raise LakeError("does not exist", thing=f"mirror {self.name}")
+        return self.delta
+
+    @property
     def exists(self) -> bool:
         return self.delta is not None
 
@@ -241,23 +248,20 @@ class Mirror:
 
     def physical(self, schema: MirrorSchema) -> pa.Schema:
         """The columns as data files name them: mapped tables have separate names and ids there."""
-        if self.delta is None:
-            raise LakeError("does not exist", thing=f"mirror {self.name}")
-        have = {field.name for field in self.delta.schema.fields}
+        have = {field.name for field in self.existing.schema.fields}
         missing = [field.name for field in schema.arrow if field.name not in have]
         if missing:
             raise LakeError(
                 f"has no column {missing[0]!r} yet", thing=f"mirror {self.name}", do="run `pgcdc sync` first"
             )
-        return physical(schema.arrow, self.delta.schema)
+        return physical(schema.arrow, self.existing.schema)
 
     def target(self, table: Table, files: Sequence[Added] = ()) -> MergeTarget:
         """The folder and columns that an apply writes to, and the files of the mirror that it reads."""
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
-        assert self.delta is not None
         # A run may have added columns to the mirror and died: earlier changes have no value in the new columns.
-        held = pa.schema(self.delta.schema.to_arrow())
+        held = pa.schema(self.existing.schema.to_arrow())
         more = [field for field in held if field.name not in schema.arrow.names]
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
         names = tuple(values.get(name, name) for name in whole.arrow.names)

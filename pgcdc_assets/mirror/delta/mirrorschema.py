@@ -1,17 +1,18 @@
-"""The columns of mirrors, and which tables cannot have a mirror."""
+"""What the metadata of mirrors says: columns and comments. Also says which tables cannot have a mirror."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.mapping import Columns
+from pgcdc_assets.delta.log import DeltaVersion
+from pgcdc_assets.delta.mapping import OURS, Columns, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW
 from pgcdc_assets.protocol.text.typed import RAW_TYPE
@@ -110,3 +111,37 @@ def own_fields(table: Table) -> list[pa.Field]:
     if table.multiset:
         fields += [pa.field(ROW, pa.string()), pa.field(HASH, pa.int64())]
     return fields
+
+
+@dataclass(frozen=True)
+class Commented:
+    """The metadata of a mirror with the comments of its table, where readers of Delta look for them.
+
+    A column's comment is the ``comment`` of the column's metadata. A table's comment is the description in the table's
+    metadata. Each comment from the source has a mark beside it (:data:`pgcdc_assets.delta.mapping.OURS`): in the
+    column's metadata, or among the table's properties. The mark shows which comments may be removed when the source
+    removes them. A comment by another writer stays if the source has no comment there.
+    """
+
+    columns: Columns
+    properties: Mapping[str, str]
+    description: str | None
+    """None leaves the description as it is."""
+
+    @classmethod
+    def of(cls, delta: DeltaVersion, table: Table, columns: Columns | None = None) -> Self:
+        """``columns``: the columns that the mirror is to get in place of its own. Columns of the table that it lacks
+        are skipped."""
+        held = stated(delta.metadata)
+        same = {field["name"]: field["name"] for field in held.fields}
+        left = Columns(held.fields, {}) if columns is None else columns.commented_as(held, same)
+        told = left.commented(table.column_comments)
+        comment, ours = table.comment, delta.configuration.get(OURS) == "true"
+        if comment is None:
+            return cls(told, {OURS: "false"} if ours else {}, "" if ours else None)
+        return cls(told, {} if ours else {OURS: "true"}, comment)
+
+    def stands(self, delta: DeltaVersion) -> bool:
+        """Whether the mirror already has this metadata."""
+        same = self.columns.fields == stated(delta.metadata).fields and not self.properties
+        return same and self.description in (None, delta.metadata.get("description"))

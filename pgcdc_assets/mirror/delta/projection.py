@@ -17,7 +17,7 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.feed.schema import RAW
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, gathered
-from pgcdc_assets.mirror.net.keyed import map_keys, raw_maps, raw_texts
+from pgcdc_assets.mirror.net.neteffect import map_keys, raw_maps, raw_texts
 from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.store import storage
 

@@ -50,9 +50,8 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
 def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
     """The commit records which table has these rows, because the place may have been another table's mirror."""
     mirror = place.again()
-    assert mirror.delta is not None
     owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
-    return continue_table(mirror.delta, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})
+    return continue_table(mirror.existing, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})
 
 
 def _link(source: Location, to: Location) -> None:

@@ -25,11 +25,10 @@ from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.delta.apply import collapsed
-from pgcdc_assets.mirror.delta.match import LACKS
+from pgcdc_assets.mirror.delta.applytask import Collapsing, Effect, PendingChanges
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
-from pgcdc_assets.mirror.delta.tablework import Counts, merged, total
-from pgcdc_assets.mirror.delta.task import Collapsing, Effect
-from pgcdc_assets.mirror.delta.units import PendingChanges
+from pgcdc_assets.mirror.delta.rowlookup import LACKS
+from pgcdc_assets.mirror.delta.tableplan import Counts, merged, total
 from pgcdc_assets.mirror.target import Applied
 
 
@@ -69,8 +68,7 @@ def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touc
         raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
     # Any row may have moved to a truncated leaf after the truncate, so all keys are derived.
     wanted = None if pending.leaves else touched
-    delta = mirror.delta
-    assert delta is not None
+    delta = mirror.existing
     target = mirror.target(table, () if pending.emptied else delta.files)
     units = pending.units(target, together=not pending.emptied)
     if not pending.emptied:

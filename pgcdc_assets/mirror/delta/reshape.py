@@ -3,7 +3,8 @@
 One commit changes the columns, adds the rows under these columns, and records the table as the mirror now has it
 (:data:`STRUCTURE`). So a run that opens the mirror after a crash knows which structure its rows have. The position
 stays. If no row gets another value, the commit changes only the columns. With ``by_metadata``, this is also done if
-columns are only renamed, dropped or widened in type: the files stay, and fewer readers can read the mirror.
+columns are only renamed, dropped or widened in type: the files stay, and fewer readers can read the mirror. Rows of
+removed partitions are deleted by deletion vectors.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
+from pyroaring import BitMap64
 
-from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.catalog import Leaf, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.delta.commit import unfit
+from pgcdc_assets.core.lsn import ZERO
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.commit import FileChange, commit_change, unfit
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, replace_table
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.mapping import HIGHEST, Columns, physical, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
-from pgcdc_assets.mirror.delta.leaving import without_leaves
+from pgcdc_assets.mirror.delta.applytask import Collapsing, collapse_units
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors, structured
 from pgcdc_assets.mirror.delta.mirrorschema import OWN_COLUMNS, MirrorSchema, needs_column_mapping, own_fields
 from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
@@ -209,3 +213,25 @@ def _groups(files: Sequence[Added], fewest: int) -> list[tuple[Added, ...]]:
             groups.append(group)
             group = ()
     return [*groups, group] if group else groups
+
+
+def without_leaves(
+    spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, table: Table, leaves: Sequence[Leaf],
+    properties: Mapping[str, str],
+) -> int:  # fmt: skip
+    """Delete the rows of these leaves from this version of a mirror, and set properties in the same commit; returns the
+    new version. ``table``: the table as the mirror has it, including the leaves.
+
+    This has the effect of a TRUNCATE of the leaves, and the same task does the work.
+    """
+    names = tuple(str(leaf.name) for leaf in leaves)
+    shares = max(1, cores(spark())) if delta.files else 0
+    units = [Collapsing(table, (), LsnRange(ZERO, ZERO), mirror.target(table, delta.files[share::shares]), leaves=names)
+             for share in range(min(shares, len(delta.files)))]  # fmt: skip
+    effects = [effect for done in run_tasks(spark(), collapse_units, [[unit] for unit in units]) for effect in done]
+    for effect in effects:
+        if effect.mismatch is not None:
+            raise LakeError(effect.mismatch.what, thing=f"mirror {mirror.name}")
+    gone: dict[str, BitMap64] = {path: rows for effect in effects for path, rows in effect.gone.items()}
+    metrics = {"numTargetRowsDeleted": sum(effect.deleted for effect in effects)}
+    return commit_change(delta, FileChange([], gone), {}, metrics, properties)

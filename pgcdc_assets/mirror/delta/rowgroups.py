@@ -1,4 +1,4 @@
-"""Reads a mirror's files for an apply: one row group at a time, and only the columns that the apply asks for.
+"""Reads a mirror's files: one row group at a time, and only the columns that are asked for.
 
 Imported by Spark's workers, so it must not import Spark.
 """
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.datafile import opened_parquet
-from pgcdc_assets.delta.log import Added
+from pgcdc_assets.delta.log import Added, DeltaVersion
+from pgcdc_assets.delta.mapping import physical
 from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.failures import unreadable
 
@@ -225,3 +226,18 @@ def gathered(groups: Iterable[pa.Table]) -> Iterator[pa.Table]:
             held = []
     if held:
         yield pa.concat_tables(held)
+
+
+def live_rows(table: DeltaVersion) -> Iterator[pa.Table]:
+    """All live rows, by row groups, under the table's own column names. LakeError for a file that is missing or
+    damaged."""
+    held = held_columns(table)
+    source = MergeTarget(table.folder, physical(held, table.schema), tuple(held.names), table.files)
+    for group in source.groups({}):
+        rows = group.read(held.names)
+        yield rows if group.alive.all() else rows.filter(pa.array(group.alive))
+
+
+def held_columns(table: DeltaVersion) -> pa.Schema:
+    """The columns of a table, with the table's own names and types."""
+    return pa.schema(pa.schema(table.schema.to_arrow()))

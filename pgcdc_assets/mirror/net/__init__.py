@@ -1,5 +1,5 @@
 """The net effect of changes, the same for every target: arrays in, arrays out.
 
-chains      which event decides a key, and which events hold its values
-keyed       the net effect per key              multiset    the net effect for tables without a key
+keyhistory  which event decides a key, and which events hold its values
+neteffect   the net effect per key              multiset    the net effect for tables without a key
 """

@@ -28,7 +28,7 @@ from pgcdc_assets.feed.schema import (
     ROW,
     FeedColumn,
 )
-from pgcdc_assets.mirror.net.keyed import key_numbers
+from pgcdc_assets.mirror.net.neteffect import key_numbers
 
 COUNT = "_pgcdc_count"
 """Column of the rows to delete: how many copies of this row the target loses."""

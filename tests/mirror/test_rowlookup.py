@@ -18,12 +18,12 @@ from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.vectors import write_vectors
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import FeedColumn
-from pgcdc_assets.mirror.delta import match, rowgroups
+from pgcdc_assets.mirror.delta import rowgroups, rowlookup
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
-from pgcdc_assets.mirror.delta.match import HOLDS, LACKS, TWICE, Merged, merge_keyed, merge_multiset
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, wanted
-from pgcdc_assets.mirror.net.keyed import collapse
+from pgcdc_assets.mirror.delta.rowlookup import HOLDS, LACKS, TWICE, Merged, merge_keyed, merge_multiset
 from pgcdc_assets.mirror.net.multiset import net_rows
+from pgcdc_assets.mirror.net.neteffect import collapse
 from tests.feed.feed_rows import COLUMNS, SCHEMA, feed_rows
 
 OWN = pa.schema([SCHEMA.field(name) for name in ("_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw")])
@@ -161,7 +161,7 @@ def test_a_text_is_kept_or_dropped_with_its_value(held: Held) -> None:
 
 
 def test_many_kept_values_are_written_in_parts(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(match, "FETCHED_BYTES", 1)
+    monkeypatch.setattr(rowlookup, "FETCHED_BYTES", 1)
     held.file(*(row(key, c=f"old {key}") for key in range(6)))
     merged = merge(
         held, ("U", 4, "x", None, True), ("U", 0, "y", None, True), ("U", 2, "z", "sent"), ("I", 9, "n", "n")

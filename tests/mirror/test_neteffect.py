@@ -12,7 +12,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import FeedColumn
-from pgcdc_assets.mirror.net.keyed import after_truncates, collapse, collapse_touched, map_keys, raw_maps
+from pgcdc_assets.mirror.net.neteffect import after_truncates, collapse, collapse_touched, map_keys, raw_maps
 from tests.feed.feed_rows import COLUMNS, feed_rows
 
 

@@ -23,7 +23,7 @@ from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
-from pgcdc_assets.mirror.delta.thinning import Passing, passing
+from pgcdc_assets.mirror.delta.versionexpiry import Unneeded, unneeded_parts
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
 from tests.delta.rows import OWNER, SCHEMA, Rows
@@ -59,8 +59,8 @@ def aged(rows: Rows, upto: int) -> None:
             os.utime(commit, (past, past))
 
 
-def thinned(lake: Path, promised: set[int], grace: timedelta = NOW) -> Passing:
-    found = passing(mirror_of(lake), promised, grace)
+def thinned(lake: Path, promised: set[int], grace: timedelta = NOW) -> Unneeded:
+    found = unneeded_parts(mirror_of(lake), promised, grace)
     found.delete()
     return found
 
@@ -108,7 +108,7 @@ def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
             told = log.newest()
             assert told is not None
             assert told.number == newest
-        again = passing(mirror_of(tmp_path), promised, NOW)
+        again = unneeded_parts(mirror_of(tmp_path), promised, NOW)
         assert (again.files, again.log_files) == ((), ())
         assert recover(Location.of(rows.path), max(promised, default=newest)).number == newest
         assert recover(Location.of(rows.path), max(promised, default=newest)).aside == ()
@@ -123,10 +123,8 @@ def test_the_newest_promised_version_may_be_kept_without_later_ones(tmp_path: Pa
     found = thinned(tmp_path, {14})
     assert (found.alone, found.whole_from) == ({14}, 20)
     assert_reads(rows, {14, *range(20, 40)})
-    assert (passing(mirror_of(tmp_path), {14}, NOW).files, passing(mirror_of(tmp_path), {14}, NOW).log_files) == (
-        (),
-        (),
-    )
+    left = unneeded_parts(mirror_of(tmp_path), {14}, NOW)
+    assert (left.files, left.log_files) == ((), ())
 
 
 @pytest.mark.long
@@ -197,7 +195,7 @@ def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
     assert told.number == 45
     grown(rows, 1)
     with pytest.raises(LakeError, match="goes on meanwhile"):
-        passing(stale, {38}, NOW)
+        unneeded_parts(stale, {38}, NOW)
     thinned(tmp_path, {38})
     assert_reads(rows, {38, 46})
 

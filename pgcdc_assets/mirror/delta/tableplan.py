@@ -24,10 +24,9 @@ from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
+from pgcdc_assets.mirror.delta.applytask import Collapsing, Effect, PendingChanges
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
-from pgcdc_assets.mirror.delta.task import Collapsing, Effect
-from pgcdc_assets.mirror.delta.units import PendingChanges
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.store import storage
 
@@ -51,7 +50,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class TableWork:
+class TablePlan:
     """One table's part of an apply."""
 
     pending: PendingChanges
@@ -61,7 +60,7 @@ class TableWork:
     @classmethod
     def of(
         cls, mirrors: Mirrors, part: FeedPart, upto: Lsn, known: Mapping[TableName, Table] | None = None
-    ) -> TableWork | None:
+    ) -> TablePlan | None:
         """None if the mirror has already applied all of the part, or if the part holds nothing."""
         mirror = mirrors.open(part.table.name)
         stands = mirror.replay_lsn
@@ -76,7 +75,7 @@ class TableWork:
     def table(self) -> Table:
         return self.pending.table
 
-    def begin(self) -> Applied | tuple[TableWork, list[Collapsing]]:
+    def begin(self) -> Applied | tuple[TablePlan, list[Collapsing]]:
         """Do what is possible without Spark: set the table aside, or add new columns and link the files. Otherwise
         return the work on the mirror with its new columns, and the units to collapse."""
         if self.refused is not None:
@@ -95,7 +94,7 @@ class TableWork:
         if not (self.pending.part.insert_only and self.pending.whole) or self.mirror.mapped:
             return False
         files = (read_footer(path).schema.to_arrow_schema() for path in self.pending.paths)
-        return not any(odd_columns(file, self._delta.schema) for file in files)
+        return not any(odd_columns(file, self.mirror.existing.schema) for file in files)
 
     @property
     def _position(self) -> dict[str, int]:
@@ -103,21 +102,22 @@ class TableWork:
         assert app_id is not None
         return {app_id: self.pending.span.end}
 
-    def widened(self) -> TableWork:
+    def widened(self) -> TablePlan:
         """Add the new columns to the mirror, before the data; returns the work on the mirror that has them. This
         changes no row."""
         missing = pa.schema(_missing(self.table, self.mirror))
         if not missing.names:
             return self
-        held = {field.name.lower(): field.name for field in self._delta.schema.fields}
+        delta = self.mirror.existing
+        held = {field.name.lower(): field.name for field in delta.schema.fields}
         if taken := [name for name in missing.names if name.lower() in held]:
             other = held[taken[0].lower()]
             raise LakeError(f"has a column {other!r} of another writer, beside which {taken[0]!r} cannot be added",
                             thing=f"mirror {self.mirror.name}")  # fmt: skip
-        names = {field.name: field.name for field in self._delta.schema.fields}
-        wanted = pa.schema([*pa.schema(self._delta.schema.to_arrow()), *missing])
+        names = {field.name: field.name for field in delta.schema.fields}
+        wanted = pa.schema([*pa.schema(delta.schema.to_arrow()), *missing])
         mapped = self.mirror.mapped or needs_column_mapping(missing.names)
-        commit_columns(self._delta, stated(self._delta.metadata).followed_by(wanted, names, mapped=mapped))
+        commit_columns(delta, stated(delta.metadata).followed_by(wanted, names, mapped=mapped))
         passed(FaultPoint.MIRROR_WIDENED)
         return replace(self, mirror=self.mirror.again())
 
@@ -126,23 +126,18 @@ class TableWork:
         held = zip(self.pending.paths, self.pending.files, strict=True)
         reports = [_linked(path, self.mirror.path, file) for path, file in held]
         passed(FaultPoint.LINK_COMMITTING)
-        version = commit_files(self._delta, reports, "append", self._position)
+        version = commit_files(self.mirror.existing, reports, "append", self._position)
         passed(FaultPoint.LINK_COMMITTED)
         counts = Counts(sum(report.rows for report in reports))
         return self._applied(version, counts, time.monotonic() - started)
 
     def units(self) -> list[Collapsing]:
-        return self.pending.units(self.mirror.target(self.table, () if self._alone else self._delta.files))
+        return self.pending.units(self.mirror.target(self.table, () if self._alone else self.mirror.existing.files))
 
     @property
     def _alone(self) -> bool:
         """Whether the mirror's files need not be read: the table was emptied, or there are only inserts."""
         return self.pending.emptied or self.pending.part.insert_only
-
-    @property
-    def _delta(self) -> DeltaVersion:
-        assert self.mirror.delta is not None
-        return self.mirror.delta
 
     def commit(self, effects: Sequence[Effect], seconds: float) -> Applied:
         """Commit the effects of the units, which took ``seconds`` of work."""
@@ -159,7 +154,7 @@ class TableWork:
         reports = [effect.added for effect in effects if effect.added is not None]
         mode: Mode = "overwrite" if self.pending.emptied else "append"
         passed(FaultPoint.OVERWRITE_COMMITTING)
-        version = commit_files(self._delta, reports, mode, self._position)
+        version = commit_files(self.mirror.existing, reports, mode, self._position)
         passed(FaultPoint.OVERWRITE_COMMITTED)
         return version
 
@@ -167,7 +162,7 @@ class TableWork:
         if counts == Counts():
             return self.mirror.version
         passed(FaultPoint.MERGE_COMMITTING)
-        version = merged(self._delta, effects, self._position)
+        version = merged(self.mirror.existing, effects, self._position)
         passed(FaultPoint.MERGE_COMMITTED)
         return version
 

@@ -1,9 +1,9 @@
 """Computes the net effect of a table's changes per key: the source of the merge.
 
-Pure Arrow and numpy. The last event of a key decides its row (:mod:`pgcdc_assets.mirror.net.chains`). What a target
+Pure Arrow and numpy. The last event of a key decides its row (:mod:`pgcdc_assets.mirror.net.keyhistory`). What a target
 must hold is known exactly. A key whose first event is an update, a delete or an old half must be there. A key whose
 first event is an insert or a new half must not be there. The column ``PRESENT`` passes this to
-:mod:`pgcdc_assets.mirror.delta.match`, which refuses the merge if the mirror disagrees.
+:mod:`pgcdc_assets.mirror.delta.rowlookup`, which refuses the merge if the mirror disagrees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pgcdc_assets.feed.schema import (
     UNCHANGED,
     FeedColumn,
 )
-from pgcdc_assets.mirror.net.chains import Net, connected, net_effect
+from pgcdc_assets.mirror.net.keyhistory import KeyOutcomes, connected, key_outcomes
 
 UPSERT, REMOVE = "U", "D"
 """The operation that a row of the merge source asks for (column ``_pgcdc_op``)."""
@@ -99,11 +99,11 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
     events = events.combine_chunks()
     if any(column.key for column in columns):
         arrives = events[ARRIVES].to_numpy() if ARRIVES in events.column_names else None
-        net = net_effect(*_places(events, columns), _present_masks(events, masked), divided=arrives)
+        net = key_outcomes(*_places(events, columns), _present_masks(events, masked), divided=arrives)
     else:
         # Without a key, only inserts are followed: every event is a row of its own.
         every = np.arange(events.num_rows, dtype=np.int64)
-        net = Net(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
+        net = KeyOutcomes(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
     return _merge_source(events, columns, masked, net)
 
 
@@ -118,7 +118,7 @@ def collapse_touched(
     """
     events = events.combine_chunks()
     places = _places(events, columns)
-    net = net_effect(*places, _present_masks(events, masked), keep_transient=True)
+    net = key_outcomes(*places, _present_masks(events, masked), keep_transient=True)
     rows = _merge_source(events, columns, masked, replace(net, origin=np.full_like(net.origin, -1)))
     lacking = np.zeros(len(net.last), dtype=bool)
     for mask in net.masked.values():
@@ -138,7 +138,7 @@ def _places(events: pa.Table, columns: Sequence[FeedColumn]) -> tuple[Ints, NDAr
     return key_numbers(events, columns), op, events[COMMIT_LSN].to_numpy(), events[ORDINAL].to_numpy()
 
 
-def _merge_source(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], net: Net) -> pa.Table:
+def _merge_source(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], net: KeyOutcomes) -> pa.Table:
     names = {column.attnum: column.name for column in columns}
     taken = {names[attnum]: source for attnum, source in net.sources.items()}
     data: dict[str, pa.Array | pa.ChunkedArray] = {
@@ -211,7 +211,7 @@ def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
     return whole(pc.map_lookup(raw, pa.scalar(name), "first"))
 
 
-def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: Net) -> pa.Array:
+def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: KeyOutcomes) -> pa.Array:
     """The ``_pgcdc_raw`` of each remaining row: every entry comes from the same event as its value."""
     raw = events[RAW]
     sources = {column.source: net.sources[column.attnum] for column in columns if column.attnum in net.sources}

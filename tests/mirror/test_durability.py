@@ -17,8 +17,8 @@ from pgcdc_assets.delta.commit import Mode, commit_files
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.errors import IdentityMismatch
 from pgcdc_assets.lake import Lake
+from pgcdc_assets.mirror.delta.durability import DurableVersions
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirrors
-from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import opened
@@ -35,7 +35,7 @@ class Turns:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.points = ConsistentPoints(layout)
-        self.settlement = Settlement(layout, OWNER.app_id())
+        self.durable = DurableVersions(layout, OWNER.app_id())
         for name in NAMES:
             DeltaTable.create(path_of(layout.mirror(name)), SCHEMA, configuration={IDENTITY: OWNER.app_id()},
                               raise_if_key_not_exists=False)  # fmt: skip
@@ -51,7 +51,7 @@ class Turns:
 
     def publish(self, lsn: int) -> None:
         versions = {name: Mirrors(self.layout, OWNER).open(name).version for name in NAMES}
-        self.points.publish(Lsn(lsn), versions, self.settlement.settle(versions))
+        self.points.publish(Lsn(lsn), versions, self.durable.settle(versions))
 
 
 def test_after_a_power_cut_every_point_reads_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_recovery_begins_at_the_version_that_a_point_names(tmp_path: Path) -> No
     log = turns.layout.mirror(NAMES[0]) / "_delta_log"
     last = turns.commit(NAMES[0], OWNER.app_id("64"), 200)
     path_of(log / f"{last:020}.json").write_bytes(b"")
-    again = Settlement(turns.layout, OWNER.app_id())
+    again = DurableVersions(turns.layout, OWNER.app_id())
     found = again.recover(NAMES, ConsistentPoints(turns.layout))
     assert found == {NAMES[0]: (f"{last:020}.json",)}
     now = {name: Mirrors(turns.layout, OWNER).open(name).version for name in NAMES}

@@ -24,8 +24,8 @@ from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import HASH, LEAF, OP, RAW, FeedColumn
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, RowGroups, WantedKeys, wanted
-from pgcdc_assets.mirror.net.keyed import MASK, ORIGIN, PRESENT, UPSERT, key_numbers, map_keys, raw_maps, raw_texts
 from pgcdc_assets.mirror.net.multiset import COUNT, NetRows
+from pgcdc_assets.mirror.net.neteffect import MASK, ORIGIN, PRESENT, UPSERT, key_numbers, map_keys, raw_maps, raw_texts
 
 LACKS = "the mirror lacks a row that the source changed"
 HOLDS = "the mirror holds a row that the source inserted"
@@ -55,7 +55,7 @@ def merge_keyed(
     target: MergeTarget, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
     write: Write,
 ) -> Merged:  # fmt: skip
-    """Merge a source (of :func:`pgcdc_assets.mirror.net.keyed.collapse`). Values of the ``masked`` attnums may be
+    """Merge a source (of :func:`pgcdc_assets.mirror.net.neteffect.collapse`). Values of the ``masked`` attnums may be
     missing in it.
 
     All rows of ``leaves`` are deleted. Raises MergeMismatch if the target does not hold what it must.

@@ -1,9 +1,10 @@
-"""Thins out a mirror's versions with age: deletes files and commits that no promised version needs.
+"""Which versions of a mirror stay readable: protects promised versions, and deletes what only other versions need.
 
 A turn a second makes 86,400 versions a day, each with a commit and a deletion vector for every file that it touched.
 Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so are the versions between those that the
 remaining points name. Each version that a point names gets a checkpoint and keeps its commit. From the newest
-checkpoint that is old enough, the log stays complete.
+checkpoint that is old enough, the log stays complete. The protection is against other writers, whose VACUUM or clean-up
+of the log could delete promised versions.
 """
 
 from __future__ import annotations
@@ -13,23 +14,31 @@ from collections.abc import Collection, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING, Final
 
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.checkpoint import make_checkpoint, write_checkpoint
+from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.delta.log import hinted, is_whole
-from pgcdc_assets.delta.logfiles import checkpoint_files, checksum_of
-from pgcdc_assets.delta.loglisting import LogListing
+from pgcdc_assets.delta.logfiles import VERSIONED, checkpoint_files, checksum_of
+from pgcdc_assets.delta.references import LogListing
 from pgcdc_assets.delta.sweep import unneeded
+from pgcdc_assets.delta.tombstones import lacking
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.failures import again_after_lost_races
+from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
 from pgcdc_assets.store import storage
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True)
-class Passing:
+class Unneeded:
     """The parts of a mirror that are no longer needed."""
 
     mirror: Mirror
@@ -81,7 +90,7 @@ def _failing_as_one(mirror: Mirror) -> Iterator[None]:
         raise LakeError(f"no checkpoint can be made ({type(error).__name__})", thing=f"mirror {mirror.name}") from error
 
 
-def passing(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Passing:
+def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
     """Find what no kept version needs. Kept versions are these promised versions, versions younger than ``grace``, and
     the newest version.
 
@@ -101,4 +110,49 @@ def passing(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Pass
     alone = {version for version in kept if version < whole_from}
     old = unneeded(listing, {*kept, *range(young, mirror.version + 1)}, mirror.version, before)
     files, log_files = (mirror.path / entry.name for entry in old), listing.files_below(whole_from, alone)
-    return Passing(mirror, alone, whole_from, tuple(log_files), tuple(files), sum(entry.size for entry in old))
+    return Unneeded(mirror, alone, whole_from, tuple(log_files), tuple(files), sum(entry.size for entry in old))
+
+
+QUIET: Final = timedelta(days=10)
+"""A third of the time that Delta keeps its log: see :func:`keep_readable`."""
+
+
+def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
+    """Set the mirror's properties so that no VACUUM by any writer deletes what is promised for ``retention``. Returns
+    whether the properties had to be changed."""
+    properties = lacking(mirror.existing.configuration, retention)
+    if properties:
+        again_after_lost_races(lambda: commit_properties(mirror.again().existing, properties))
+    return bool(properties)
+
+
+def stands_as(mirror: Mirror, version: int) -> bool:
+    """Whether the mirror has taken nothing from the source since that version: it has the same copy, ``replay_lsn`` and
+    structure.
+
+    This is true after an OPTIMIZE or a repair. False also if the version can no longer be opened.
+    """
+    older = mirror.at(version)
+    if older is None or mirror.snapshot_lsn is None:
+        return False
+    return _standing(older) == _standing(mirror)
+
+
+def _standing(mirror: Mirror) -> tuple[Lsn | None, Lsn | None, str | None]:
+    return mirror.snapshot_lsn, mirror.replay_lsn, mirror.existing.configuration.get(STRUCTURE)
+
+
+def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
+    """Write a checkpoint of the newest version if it has been the newest for long; returns whether that was needed.
+
+    Delta deletes commits and checkpoints older than ``delta.logRetentionDuration`` when it writes the next checkpoint.
+    A version that was the newest for longer would be deleted with the first changes after it, although the points of
+    the last days name it. A recent checkpoint of that version is not deleted.
+    """
+    before = time.time() - quiet.total_seconds()
+    of_version = (entry for entry in storage.list_after(mirror.path / DELTA_LOG)
+                  if (match := VERSIONED.match(entry.name)) and int(match[1]) == mirror.version)  # fmt: skip
+    if any(entry.written > before for entry in of_version):
+        return False
+    make_checkpoint(mirror.path, mirror.version)
+    return True

@@ -17,8 +17,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.logfiles import Action, commit_actions
 from pgcdc_assets.delta.recovery import foreign_files, recover
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.mirror.delta.foreigncommits import seen
 from pgcdc_assets.mirror.delta.mirror import own_position
-from pgcdc_assets.mirror.delta.othercommits import seen
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
 
@@ -29,7 +29,7 @@ class _Settled:
     positions: Mapping[str, int]
 
 
-class Settlement:
+class DurableVersions:
     """The versions that one run knows to be durable; ``owner`` is :meth:`Identity.app_id`."""
 
     def __init__(self, layout: Layout, owner: str) -> None:

@@ -23,10 +23,10 @@ from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.failures import ATTEMPTS, again_after_lost_races
 from pgcdc_assets.lake import Lake
+from pgcdc_assets.mirror.delta.durability import DurableVersions
+from pgcdc_assets.mirror.delta.foreigncommits import change_since, seen
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
-from pgcdc_assets.mirror.delta.othercommits import change_since, seen
-from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.delta.rows import OWNER
@@ -118,8 +118,8 @@ def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path
     """Readers of points and our own merges read them. A rewrite by Spark is allowed, a rewrite by delta-rs is
     reported."""
     version = as_spark_writes_it(mirror)
-    points, settlement = ConsistentPoints(Layout.of(tmp_path)), Settlement(Layout.of(tmp_path), OWNER.app_id())
-    points.publish(Lsn(100), {NAME: version}, settlement.settle({NAME: version}))
+    points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
+    points.publish(Lsn(100), {NAME: version}, durable.settle({NAME: version}))
     read = Lake(tmp_path).at().arrow(NAME)
     assert sorted(read["at"].to_pylist()) == TIMES
     now = mirror.again()
@@ -132,11 +132,11 @@ def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path
 
 
 def test_a_point_names_the_mirrors_whose_rows_another_writer_changed(mirror: Mirror, tmp_path: Path) -> None:
-    points, settlement = ConsistentPoints(Layout.of(tmp_path)), Settlement(Layout.of(tmp_path), OWNER.app_id())
+    points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     for lsn in (100, 200):
         version = opened(mirror.path).number
-        positions = settlement.settle({NAME: version})
-        points.publish(Lsn(lsn), {NAME: version}, positions, settlement.changed)
+        positions = durable.settle({NAME: version})
+        points.publish(Lsn(lsn), {NAME: version}, positions, durable.changed)
         DeltaTable(path_of(mirror.path)).delete("id = 3")
     lake = Lake(tmp_path)
     assert (lake.at(100).tables, lake.at(200).tables, lake.tables) == ([NAME], [], [])
@@ -145,12 +145,12 @@ def test_a_point_names_the_mirrors_whose_rows_another_writer_changed(mirror: Mir
         with pytest.raises(LakeError, match="is not what the source has: another writer changed rows of this mirror"):
             refused(NAME)
     # The next run also reports it, from the promised versions on. A new copy ends the report.
-    again = Settlement(Layout.of(tmp_path), OWNER.app_id())
+    again = DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     again.recover([NAME], points)
     assert again.changed.keys() == set()
     commit_files(opened(mirror.path), [], "overwrite", {mirror.snapshot_app_id: 300})
-    settlement.settle({NAME: opened(mirror.path).number})
-    assert settlement.changed == {}
+    durable.settle({NAME: opened(mirror.path).number})
+    assert durable.changed == {}
 
 
 def test_a_step_is_repeated_after_lost_commit_races_only() -> None:

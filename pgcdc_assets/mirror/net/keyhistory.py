@@ -23,7 +23,7 @@ _INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(
 
 
 @dataclass(frozen=True)
-class Net:
+class KeyOutcomes:
     """The net effect as row numbers into the events, one entry per remaining key.
 
     ``last`` is the deciding event. ``live``: whether the key exists after it. ``present``: whether the key existed
@@ -40,10 +40,10 @@ class Net:
     masked: dict[int, Bools] = field(default_factory=dict)
 
 
-def net_effect(
+def key_outcomes(
     key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, masks: Mapping[int, Bools], *,
     keep_transient: bool = False, divided: Bools | None = None,
-) -> Net:  # fmt: skip
+) -> KeyOutcomes:  # fmt: skip
     """Compute the net effect of the events per key.
 
     ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be removed first.
@@ -67,7 +67,7 @@ def net_effect(
     present = ~arrives[by_key[first]]
     kept = live[last] | present | keep_transient
     last, present = last[kept], present[kept]
-    net = Net(last, live[last], present, np.full(len(last), -1, dtype=np.int64))
+    net = KeyOutcomes(last, live[last], present, np.full(len(last), -1, dtype=np.int64))
     return _with_masks(net, key, before, old_half, (op == _INSERT) | alone, masks) if masks else net
 
 
@@ -96,7 +96,9 @@ def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn
         raise MergeMismatch(f"the changes contradict each other: {what}", lsn=Lsn(int(commit_lsn[at])))
 
 
-def _with_masks(net: Net, key: Ints, before: Ints, old_half: Ints, begins: Bools, masks: Mapping[int, Bools]) -> Net:
+def _with_masks(
+    net: KeyOutcomes, key: Ints, before: Ints, old_half: Ints, begins: Bools, masks: Mapping[int, Bools]
+) -> KeyOutcomes:
     """Find the event that carries each masked value, by pointer doubling along the rows' chains. Events in ``begins``
     start a chain and have all values."""
     previous = np.where(old_half >= 0, before[old_half], before)
@@ -112,7 +114,7 @@ def _with_masks(net: Net, key: Ints, before: Ints, old_half: Ints, begins: Bools
         masked[attnum] = mask[end] & net.live
     needed = np.logical_or.reduce(list(masked.values()))
     elsewhere = needed & (key[origin] != key[net.last])
-    return Net(net.last, net.live, net.present, np.where(elsewhere, origin, -1), sources, masked)
+    return KeyOutcomes(net.last, net.live, net.present, np.where(elsewhere, origin, -1), sources, masked)
 
 
 def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:

@@ -1,0 +1,254 @@
+"""The tasks of an apply: how the changes of a table are divided into units, and what a task does with a unit.
+
+A unit has all changes of a table, or those of one bucket of its keys. A task merges the changes of its units into the
+mirror: it writes the rows to add to a new file, and names the rows to delete by file and position. The driver commits
+both. Imported by Spark's workers, so it must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
+from pgcdc_assets.errors import MergeMismatch
+from pgcdc_assets.failures import contained
+from pgcdc_assets.feed.schema import (
+    COMMIT_LSN,
+    LEAF,
+    OP,
+    ORIGIN,
+    TRUNCATE,
+    XID,
+    FeedFile,
+    FeedPart,
+    feed_columns,
+    feed_schema,
+)
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
+from pgcdc_assets.mirror.delta.rowlookup import Merged, Write, merge_keyed, merge_multiset
+from pgcdc_assets.mirror.net.multiset import net_rows
+from pgcdc_assets.mirror.net.neteffect import ARRIVES, after_truncates, collapse, collapse_touched
+
+ROW_GROUP_ROWS = 1 << 20
+
+_OF_FEEDS = (XID, ORIGIN)
+"""Columns of a feed that no mirror has."""
+
+
+@dataclass(frozen=True)
+class Collapsing:
+    """One unit of work."""
+
+    table: Table
+    files: tuple[Location, ...]
+    span: LsnRange
+    target: MergeTarget
+    """The folder for new files, and the mirror's files to read. There are no files if none of the mirror's rows is
+    left, or if none of them changes."""
+    divided: bool = False
+    """The unit has only the events of some keys. The other halves of key changes may be in other units."""
+    arrivals: tuple[Location, ...] = ()
+    """More feed files: those with the new halves of key changes."""
+    masked: tuple[int, ...] = ()
+    leaves: tuple[str, ...] = ()
+    """Leaves that were truncated."""
+    bytes: int = 0
+    """Size of the feed files."""
+    repair: bool = False
+    """The mirror has already applied the span, so it is not known whether the mirror holds a key."""
+    touched: LsnRange | None = None
+    """For repairs: only keys that changed in this range, and the keys that their rows moved to, are derived. None: all
+    keys."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a unit does to the mirror; counts are rows."""
+
+    added: FileReport | None = None
+    """The file of the rows to add; None if there are no rows to add."""
+    gone: dict[str, BitMap64] = field(default_factory=dict)
+    """By file of the mirror, the positions of the rows to delete."""
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    mismatch: MergeMismatch | None = None
+    """Set if the changes contradict each other or the mirror, or if a file cannot be read. The unit then has no
+    effect."""
+
+
+def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
+    """Do several units, one after the other. A contradiction or an unreadable file fails only its own unit."""
+    effects = [_effect(unit) for unit in units]
+    passed(FaultPoint.COLLAPSED)
+    return effects
+
+
+def _effect(unit: Collapsing) -> Effect:
+    with DataFile(unit.target.folder, unit.target.schema) as file:
+        try:
+            with contained() as failed:
+                merged = _merged(unit, lambda rows: _write(file, unit.target, rows))
+                report = file.finish()
+                return Effect(report, merged.gone, merged.inserted, merged.updated, merged.deleted)
+        except MergeMismatch as error:
+            return Effect(mismatch=error)
+        return Effect(mismatch=MergeMismatch(failed.told))
+
+
+def _merged(unit: Collapsing, write: Write) -> Merged:
+    left = after_truncates(_events(unit))
+    columns = feed_columns(unit.table)
+    if unit.table.multiset:
+        net = net_rows(left.events, columns, by_leaf=not unit.table.via_root)
+        return merge_multiset(unit.target, net, columns, unit.leaves, write)
+    if unit.repair:
+        rows = collapse_touched(left.events, columns, unit.masked, unit.touched)
+    else:
+        rows = collapse(left.events, columns, unit.masked)
+    return merge_keyed(unit.target, rows, columns, unit.masked, unit.leaves, write)
+
+
+def _events(unit: Collapsing) -> pa.Table:
+    """All events of the unit. For a divided unit, the column ARRIVES marks the new halves of key changes."""
+    events = read_events(unit.table, unit.files, unit.span) if unit.files else _none(unit)
+    if not unit.divided:
+        return events
+    came = read_events(unit.table, unit.arrivals, unit.span) if unit.arrivals else events.slice(0, 0)
+    both = pa.concat_tables([events, came])
+    return both.append_column(ARRIVES, pa.array(np.arange(len(both)) >= len(events)))
+
+
+def _write(file: DataFile, target: MergeTarget, rows: pa.Table) -> None:
+    """Append rows to a file of the mirror. A column that the changes do not have yet is NULL."""
+    for name, held in zip(target.names, target.schema, strict=True):
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, held.type))
+    rows = rows.select(list(target.names))
+    for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
+        file.write(rows.slice(start, ROW_GROUP_ROWS).columns)
+
+
+def _none(unit: Collapsing) -> pa.Table:
+    schema = feed_schema(unit.table)
+    return schema.empty_table().select([name for name in schema.names if name not in _OF_FEEDS])
+
+
+def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
+    """The rows of feed files whose transactions lie in the span, with the columns ``names``, or with all that an apply
+    needs."""
+    data = dataset(files, feed_schema(table))
+    columns = list(names) or [name for name in data.schema.names if name not in _OF_FEEDS]
+    at = pc.field(COMMIT_LSN)
+    return data.to_table(columns=columns, filter=(at >= int(span.start)) & (at < int(span.end)))
+
+
+@dataclass(frozen=True)
+class PendingChanges:
+    """The files of a feed that hold changes in ``span``."""
+
+    layout: Layout
+    part: FeedPart
+    """The feed's part, reduced to these files."""
+    span: LsnRange
+
+    @classmethod
+    def of(cls, layout: Layout, part: FeedPart, span: LsnRange) -> PendingChanges | None:
+        """None if nothing of the part lies in the span."""
+        held = tuple(f for f in part.files if f.facts.commit_min < span.end and f.facts.commit_max >= span.start)
+        return cls(layout, replace(part, files=held), span) if held and span.start < span.end else None
+
+    @property
+    def table(self) -> Table:
+        return self.part.table
+
+    @property
+    def files(self) -> tuple[FeedFile, ...]:
+        return self.part.files
+
+    @property
+    def paths(self) -> tuple[Location, ...]:
+        return tuple(self.layout.changes(self.table.name) / file.name for file in self.files)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the files hold nothing outside the span."""
+        bounds = [bound for file in self.files for bound in (file.facts.commit_min, file.facts.commit_max)]
+        return all(self.span.holds_commit(bound) for bound in bounds)
+
+    @cached_property
+    def _truncated(self) -> tuple[str | None, ...]:
+        """The leaves that are truncated in the span; None stands for the whole table."""
+        if not self.part.truncates:
+            return ()
+        names = [OP, COMMIT_LSN, *([LEAF] if self.table.partitioned else [])]
+        events = read_events(self.table, self.paths, self.span, names)
+        events = events.filter(pc.equal(events[OP], TRUNCATE))
+        if not self.table.partitioned:
+            return (None,) if events.num_rows else ()
+        leaves: list[str | None] = pc.unique(events[LEAF]).to_pylist()
+        return tuple(leaves)
+
+    @property
+    def emptied(self) -> bool:
+        """Whether the whole table was truncated. The remaining changes are then the complete table."""
+        return None in self._truncated
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The truncated leaves, if the whole table was not truncated."""
+        return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
+
+    def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
+        """Divide the work by bucket of keys, unless a bucket needs to know what happened to a row under another key.
+
+        ``together``: rows are followed from key to key, so one unit needs both halves of every key change.
+        """
+        size = sum(file.size for file in self.files)
+        unit = Collapsing(
+            self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves, bytes=size
+        )
+        if self.leaves:
+            return [unit]
+        buckets = {file.facts.buckets for file in self.files if file.facts.bucket is not None}
+        if len(buckets) != 1 or any(_of_any_key(file) for file in self.files):
+            return [unit]
+        if self.part.key_changes and (together or not self._halves_stand_alone):
+            return [unit]
+        found = (self._bucket(unit, number) for number in range(buckets.pop()))
+        return [unit for unit in found if unit.files or unit.arrivals]
+
+    @property
+    def _halves_stand_alone(self) -> bool:
+        """Whether the new halves of key changes are in separate files, and lack no value that only the row of the old
+        key has."""
+        arrivals = [file.facts for file in self.files if file.facts.arrivals]
+        return sum(facts.rows for facts in arrivals) == self.part.key_changes and not any(f.masked for f in arrivals)
+
+    def _bucket(self, unit: Collapsing, number: int) -> Collapsing:
+        chosen = [(file, path) for file, path in zip(self.files, self.paths, strict=True)
+                  if file.facts.bucket in (None, number)]  # fmt: skip
+        size = sum(file.size for file, _ in chosen)
+        if not self.part.key_changes:
+            return replace(unit, files=tuple(path for _, path in chosen), bytes=size)
+        plain = tuple(path for file, path in chosen if not file.facts.arrivals)
+        arrivals = tuple(path for file, path in chosen if file.facts.arrivals)
+        return replace(unit, files=plain, arrivals=arrivals, divided=True, bytes=size)
+
+
+def _of_any_key(file: FeedFile) -> bool:
+    """Whether the file has rows of any key. Truncates do not count, because they concern all keys and every bucket
+    reads them."""
+    return file.facts.bucket is None and bool(file.facts.counts.keys() - {TRUNCATE})
