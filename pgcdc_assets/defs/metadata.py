@@ -11,7 +11,7 @@ from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 
 if TYPE_CHECKING:
-    from pgcdc_assets.flow.reports import RangeReport, Restructured, TableTurn
+    from pgcdc_assets.flow.reports import RangeReport, StructureChange, TableTurn
     from pgcdc_assets.mirror.target import CopyReport
 
 Metadata = dict[str, dg.MetadataValue]
@@ -56,7 +56,7 @@ def of_range(report: RangeReport) -> Metadata:
     )
 
 
-def of_structure(report: Restructured) -> Metadata:
+def of_structure(report: StructureChange) -> Metadata:
     """The metadata of a mirror for a change of its table's structure."""
     return (
         lsns(since_lsn=report.since)

@@ -20,7 +20,7 @@ from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
-    from pgcdc_assets.flow.reports import RangeReport, Restructured, SyncReport
+    from pgcdc_assets.flow.reports import RangeReport, StructureChange, SyncReport
     from pgcdc_assets.mirror.target import CopyReport
 
 
@@ -111,7 +111,7 @@ class DagsterObserver:
         passed(FaultPoint.COPY_RECORDED)
         self._watcher.copied(report)
 
-    def restructured(self, report: Restructured) -> None:
+    def restructured(self, report: StructureChange) -> None:
         found = metadata.of_structure(report)
         event = dg.AssetObservation(keys.mirror_key(report.table), description=report.what, metadata=found)
         self._context.log_event(event)

@@ -78,6 +78,8 @@ class Unfollowable:
 
     row: int
     reason: str
+    unread: bool = False
+    """See :attr:`pgcdc_assets.feed.schema.FeedEnd.unread`."""
 
 
 def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
@@ -218,14 +220,11 @@ def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollow
             return
         if text.null_count:
             row = int(change.rows[np.argmax(np.asarray(pc.is_null(text)))])
-            yield Unfollowable(row, without_key(column))
+            # The key was dropped, or was missing for a while.
+            what = f"the stream gives no value of key column {column.name!r}"
+            yield Unfollowable(row, what, unread=True)
             return
     yield change
-
-
-def without_key(column: Column) -> str:
-    """The reason if a row has no value of this key column: the key was dropped, or was missing for a while."""
-    return f"the stream gives no value of key column {column.name!r}"
 
 
 def unchanged_lists(change: RowChanges, attnums: Sequence[int]) -> pa.ListArray:

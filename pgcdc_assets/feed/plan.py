@@ -17,7 +17,7 @@ from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.table import Feeds, FeedTable
 from pgcdc_assets.log.span import LogSpan, facts_of
 from pgcdc_assets.protocol.shape import Shape
-from pgcdc_assets.structure.rowshapes import Refusal, alignment, evolved, together
+from pgcdc_assets.structure.rowshapes import Unreadable, alignment, table_of_rows, together
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class FeedPlan:
     relations: frozenset[int]
     routes: dict[int, Route]
     """By schema_id."""
-    refused: dict[int, str]
-    """By schema_id: how such rows show that the table cannot be followed any further."""
+    unread: dict[int, str]
+    """By schema_id: why such rows cannot be read, or belong to no partition that the table has."""
     again: bool
 
 
@@ -65,35 +65,35 @@ def planned(
         after = min(max(entry.after, span.lsns.start), span.lsns.end)
         reach = span.part(LsnRange(span.lsns.start if again else after, span.lsns.end))
         mine = placed.get(entry.table.name, _Placed())
-        evolution = _Evolution.of(reach, entry.table, mine, past=again)
+        reading = _Reading.of(reach, entry.table, mine, past=again)
         with contained() as failed:
-            plan = _plan(feeds, reach, after, mine, evolution, again=again)
+            plan = _plan(feeds, reach, after, mine, reading, again=again)
             if plan.todo is not None and not reach.lsns.start <= plan.todo.start <= plan.todo.end <= reach.lsns.end:
                 plan = _widened(feeds, span.part(plan.todo), router, entry, plan)
             plans.append(plan)
         if failed.reason is not None:
-            failures[entry.table.name] = evolution.table, entry.after, failed.reason
+            failures[entry.table.name] = reading.table, entry.after, failed.reason
     return plans, failures
 
 
-def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, evolution: _Evolution, *, again: bool) -> FeedPlan:
+def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _Reading, *, again: bool) -> FeedPlan:
     """``reach``: the part of the span that may have to be derived."""
     # A feed that a run derived but could not apply already has the columns that appeared. If it were opened for the
     # table without these columns, it would seem to be empty, and its rows would be derived a second time.
-    feed = feeds.open(evolution.table)
+    feed = feeds.open(reading.table)
     start, end = reach.lsns.start, reach.lsns.end
     if not again and feed.covered.start <= after <= feed.covered.end:
         start = feed.covered.end
     todo, replaced = feed.replaced(LsnRange(start, end)) if start < end else (None, ())
     return FeedPlan(
-        evolution.table,
+        reading.table,
         feed,
         after,
         todo,
         replaced,
         frozenset(placed.relations),
-        evolution.routes,
-        evolution.refused | placed.refused,
+        reading.routes,
+        reading.unread | placed.unread,
         again,
     )
 
@@ -101,14 +101,14 @@ def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, evolution: 
 def _widened(feeds: Feeds, todo: LogSpan, router: Router, entry: Followed, plan: FeedPlan) -> FeedPlan:
     """The plan with the shapes of rows outside the span that are also derived."""
     placed = _placed(todo, router).get(entry.table.name, _Placed())
-    evolution = _Evolution.of(todo, entry.table, placed, past=plan.again, at_least=plan.table)
+    reading = _Reading.of(todo, entry.table, placed, past=plan.again, at_least=plan.table)
     return replace(
         plan,
-        table=evolution.table,
-        feed=feeds.open(evolution.table),
+        table=reading.table,
+        feed=feeds.open(reading.table),
         relations=frozenset(placed.relations),
-        routes=evolution.routes,
-        refused=evolution.refused | placed.refused,
+        routes=reading.routes,
+        unread=reading.unread | placed.unread,
     )
 
 
@@ -119,7 +119,7 @@ class _Placed:
     taken: list[Shape] = field(default_factory=list)
     leaves: dict[int, TableName | None] = field(default_factory=dict)
     """By schema_id: the leaf of the shape, by its name in the mirror."""
-    refused: dict[int, str] = field(default_factory=dict)
+    unread: dict[int, str] = field(default_factory=dict)
     """See :class:`FeedPlan`."""
     relations: set[int] = field(default_factory=set)
 
@@ -132,8 +132,8 @@ def _placed(span: LogSpan, router: Router) -> dict[TableName, _Placed]:
         for name in place.concerned:
             entry = found.setdefault(name, _Placed())
             entry.relations.add(shape.relation_id)
-            if name in place.refused:
-                entry.refused[shape.schema_id] = place.refused[name]
+            if name in place.strange_to:
+                entry.unread[shape.schema_id] = place.strange_to[name]
             else:
                 entry.taken.append(shape)
                 entry.leaves[shape.schema_id] = place.leaf
@@ -141,37 +141,35 @@ def _placed(span: LogSpan, router: Router) -> dict[TableName, _Placed]:
 
 
 @dataclass(frozen=True)
-class _Evolution:
+class _Reading:
     """The table, and how to read its rows, according to the shapes of a span."""
 
     table: Table
     routes: dict[int, Route]
-    refused: dict[int, str]
+    unread: dict[int, str]
 
     @classmethod
     def of(
         cls, span: LogSpan, table: Table, placed: _Placed, *, past: bool, at_least: Table | None = None
-    ) -> _Evolution:  # fmt: skip
+    ) -> _Reading:  # fmt: skip
         """``placed`` may hold shapes that no row of the span has; such shapes must not add columns."""
         shapes = placed.taken
         after = _after(span, table, shapes)
-        read = partial(evolved, table, past=past)
+        read = partial(table_of_rows, table, past=past)
         found = {s.schema_id: read(s, None, after=after[s.schema_id]) for s in shapes}
-        odd = [shape for shape in shapes if isinstance(found[shape.schema_id], Refusal)]
+        odd = [shape for shape in shapes if isinstance(found[shape.schema_id], Unreadable)]
         if odd:
             facts = facts_of(span.log, {shape.schema_id for shape in odd})
             used = span.used({shape.schema_id for shape in odd}, {shape.relation_id for shape in odd})
             odd = [shape for shape in odd if shape.schema_id in used]
             found |= {s.schema_id: read(s, facts.get(s.schema_id), after=after[s.schema_id]) for s in odd}
-        followed = [version for version in found.values() if isinstance(version, Table)]
-        newest = together([table, at_least or table, *followed])
-        order = {s.schema_id: alignment(newest, s, after[s.schema_id]) for s in shapes}
+        newest = together([table, at_least or table, *(one for one in found.values() if isinstance(one, Table))])
         routes = {
-            s.schema_id: Route.of(s, newest, placed.leaves[s.schema_id], order[s.schema_id])
+            s.schema_id: Route.of(s, newest, placed.leaves[s.schema_id], alignment(newest, s, after[s.schema_id]))
             for s in shapes if isinstance(found[s.schema_id], Table)
         }  # fmt: skip
-        refused = {s.schema_id: reason.reason for s in odd if isinstance(reason := found[s.schema_id], Refusal)}
-        return cls(newest, routes, refused)
+        unread = {s.schema_id: why.reason for s in odd if isinstance(why := found[s.schema_id], Unreadable)}
+        return cls(newest, routes, unread)
 
 
 def _after(span: LogSpan, table: Table, shapes: Sequence[Shape]) -> dict[int, Lsn]:

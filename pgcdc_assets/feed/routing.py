@@ -26,14 +26,13 @@ class Place:
     leaf: TableName | None = None
     """The leaf that the rows belong to, by its name at the time of the table's copy: the copied rows have that name
     too."""
-    refused: Mapping[TableName, str] = field(default_factory=dict)
-    """Tables that cannot be followed from the first such row onwards, and why."""
+    strange_to: Mapping[TableName, str] = field(default_factory=dict)
+    """Tables whose mirrors do not know the relation as the rows show it, and how it differs."""
 
     @property
     def concerned(self) -> set[TableName]:
-        """The tables that these rows affect: the table that takes them, and tables that cannot be followed any
-        further."""
-        return self.refused.keys() | ({self.table} if self.table is not None else set())
+        """The tables that these rows affect: the table that takes them, and the tables to which they are strange."""
+        return self.strange_to.keys() | ({self.table} if self.table is not None else set())
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,12 @@ class Router:
         return cls({table.oid: table for table in followed}, holders, {table.name: table for table in followed})
 
     def place(self, shape: Shape) -> Place:
-        """Where the rows of this shape go, and which tables cannot be followed any further because of them."""
+        """Where the rows of this shape go, and to which tables they are strange."""
         taker = self._taker(shape)
         return Place(
             taker.name if taker else None,
             _leaf(taker, shape) if taker else None,
-            {table.name: reason for table, reason in self._refusals(shape) if table is not taker},
+            {table.name: reason for table, reason in self._strange(shape) if table is not taker},
         )
 
     def relations(self, table: TableName) -> frozenset[int]:
@@ -81,7 +80,7 @@ class Router:
         table."""
         return None if shape.root_oid is None else self.tables.get(shape.root_oid)
 
-    def _refusals(self, shape: Shape) -> Iterator[tuple[Table, str]]:
+    def _strange(self, shape: Shape) -> Iterator[tuple[Table, str]]:
         root, known = self._root(shape), self.tables.get(shape.relation_id)
         for holder in self.holders.get(shape.relation_id, ()):
             went = "dropped" if shape.forgotten else "detached"

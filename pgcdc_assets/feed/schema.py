@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
@@ -138,6 +138,17 @@ class FeedFile:
         return FileReport(self.name, self.size, self.facts.rows, self.stats)
 
 
+class FeedEnd(NamedTuple):
+    """Where the changes of a table end before the span does."""
+
+    lsn: Lsn
+    """The first transaction whose changes the feed does not hold."""
+    reason: str
+    unread: bool = False
+    """A row cannot be read with the structure of the table: the catalog check decides what happens to the mirror.
+    Otherwise the table is set aside."""
+
+
 @dataclass(frozen=True)
 class FeedPart:
     """The changes of one table in one span: the work of an apply.
@@ -150,10 +161,8 @@ class FeedPart:
     """The table as at its copy, plus the columns that appeared up to the end of the span."""
     span: LsnRange
     files: tuple[FeedFile, ...]
-    set_aside: tuple[Lsn, str] | None = None
-    """The first transaction at which the table cannot be followed, and why; the span ends there."""
-    restructured: bool = False
-    """The table is set aside because of a Relation message: a check of the catalog may show how to continue."""
+    ended: FeedEnd | None = None
+    """Set if the feed ends before the span that was asked for. ``span`` then ends there, too."""
 
     @property
     def counts(self) -> dict[str, int]:

@@ -217,7 +217,7 @@ class Feeds:
     def open(self, table: Table) -> FeedTable:
         return FeedTable(self.layout, self.identity, table, self._logs)
 
-    def begin_anew_if_unreadable(self, table: Table) -> None:
+    def restart_if_unreadable(self, table: Table) -> None:
         """Start the feed again if it cannot be opened, so that it does not hold back a table that was copied again. Its
         rows are in the log."""
         with contained() as failed:

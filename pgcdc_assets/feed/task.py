@@ -42,6 +42,7 @@ from pgcdc_assets.feed.schema import (
     TRUNCATE,
     UNCHANGED,
     XID,
+    FeedEnd,
     FeedFile,
     feed_name,
     feed_schema,
@@ -82,16 +83,16 @@ class Derivation:
     targets: dict[TableName, FeedTarget]
     routes: dict[int, Route]
     """By schema_id."""
-    refused: dict[int, dict[TableName, str]] = field(default_factory=dict)
-    """By schema_id: the tables that cannot be followed from such rows onwards, and why."""
+    unread: dict[int, dict[TableName, str]] = field(default_factory=dict)
+    """By schema_id: the tables that have no way to read such rows, and why."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """The files that a task wrote, and the positions from which tables cannot be followed."""
+    """The files that a task wrote, and where they end before their spans."""
 
     files: dict[TableName, list[FeedFile]]
-    set_aside: dict[TableName, tuple[Lsn, str]]
+    ended: dict[TableName, FeedEnd]
     taken: dict[TableName, int]
     """The number of rows of the log for which the files hold a change."""
 
@@ -101,11 +102,11 @@ def derive(task: Derivation) -> Derived:
     work = _Work(task)
     try:
         for file in task.segments:
-            for rows in _slices(file, set(task.routes) | set(task.refused)):
+            for rows in _slices(file, set(task.routes) | set(task.unread)):
                 work.take(rows)
         files = work.close()
         passed(FaultPoint.FEED_FILES_WRITTEN)
-        return Derived(files, work.set_aside, dict(work.taken))
+        return Derived(files, work.ended, dict(work.taken))
     except BaseException:
         work.abandon()
         raise
@@ -128,15 +129,15 @@ class _Work:
         self._task = task
         self._writers: dict[tuple[TableName, int | None, bool], FeedWriter] = {}
         """By table, bucket, and whether they hold arrivals, which are the new halves of key changes."""
-        self.set_aside: dict[TableName, tuple[Lsn, str]] = {}
+        self.ended: dict[TableName, FeedEnd] = {}
         self.taken: Counter[TableName] = Counter()
 
     def take(self, rows: pa.Table) -> None:
         for schema_id, kind, group in _groups(rows):
-            for name, reason in self._task.refused.get(schema_id, {}).items():
-                refused = self._within(name, group)
-                if refused.num_rows:
-                    self._refuse(name, pc.min(refused["commit_lsn"]).as_py(), reason)
+            for name, reason in self._task.unread.get(schema_id, {}).items():
+                unread = self._within(name, group)
+                if unread.num_rows:
+                    self._end(name, pc.min(unread["commit_lsn"]).as_py(), reason, unread=True)
             route = self._task.routes.get(schema_id)
             kept = self._within(route.table.name, group) if route else group
             if route is not None and kept.num_rows:
@@ -144,9 +145,9 @@ class _Work:
 
     def _within(self, name: TableName, group: pa.Table) -> pa.Table:
         span = self._task.targets[name].span
-        if name in self.set_aside:
+        if name in self.ended:
             # Changes at or above this position are not wanted.
-            span = LsnRange(span.start, max(span.start, min(span.end, self.set_aside[name][0])))
+            span = LsnRange(span.start, max(span.start, min(span.end, self.ended[name].lsn)))
         bounds = pc.min_max(group["commit_lsn"]).as_py()
         if span.holds_commit(bounds["min"]) and span.holds_commit(bounds["max"]):
             return group
@@ -160,7 +161,7 @@ class _Work:
             found = list(_decoded(kind, group, route))
         if failed.reason is not None:
             if group.num_rows == 1:
-                self._refuse(name, group["commit_lsn"][0].as_py(), failed.reason)
+                self._end(name, group["commit_lsn"][0].as_py(), failed.reason)
                 return
             half = group.num_rows // 2
             for part in (group.slice(0, half), group.slice(half)):
@@ -170,7 +171,7 @@ class _Work:
         left = np.zeros(0, dtype=np.int64)
         for change, rows in found:
             if isinstance(change, Unfollowable):
-                self._refuse(name, group["commit_lsn"][change.row].as_py(), change.reason)
+                self._end(name, group["commit_lsn"][change.row].as_py(), change.reason, unread=change.unread)
             else:
                 if change.op == PREIMAGE:
                     left = change.rows
@@ -191,7 +192,7 @@ class _Work:
         for key in [key for key in self._writers if key[0] == name]:
             with suppress(OSError):
                 self._writers.pop(key).abandon()
-        self._refuse(name, self._task.targets[name].span.start, failure)
+        self._end(name, self._task.targets[name].span.start, failure)
 
     def _let_go(self) -> None:
         """If more than HELD_BYTES are held, write the rows of the fullest files, until half of that is left."""
@@ -227,9 +228,9 @@ class _Work:
             self._writers[key] = FeedWriter(target.folder, bucket, target.buckets, arrivals=arrivals)
         return self._writers[key]
 
-    def _refuse(self, name: TableName, lsn: int, reason: str) -> None:
-        if name not in self.set_aside or lsn < self.set_aside[name][0]:
-            self.set_aside[name] = (Lsn(lsn), reason)
+    def _end(self, name: TableName, lsn: int, reason: str, *, unread: bool = False) -> None:
+        if name not in self.ended or lsn < self.ended[name].lsn:
+            self.ended[name] = FeedEnd(Lsn(lsn), reason, unread)
 
     def close(self) -> dict[TableName, list[FeedFile]]:
         files: dict[TableName, list[FeedFile]] = {}

@@ -19,11 +19,10 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import settle
 from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.failures import contained
-from pgcdc_assets.feed.events import without_key
 from pgcdc_assets.feed.file import trimmed
 from pgcdc_assets.feed.plan import FeedPlan, Followed, planned
 from pgcdc_assets.feed.routing import Router
-from pgcdc_assets.feed.schema import FeedFile, FeedPart
+from pgcdc_assets.feed.schema import FeedEnd, FeedFile, FeedPart
 from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
 from pgcdc_assets.log.reader import Segment
@@ -49,8 +48,8 @@ def transform(
     """Bring the feeds of ``tables`` to the end of ``span``, and return what they hold of it.
 
     ``span`` ends at a transaction boundary up to which the log is complete. With ``again``, the whole span is derived
-    again, and replaces what the feeds hold of it. A table that cannot be followed has ``set_aside`` in its part; other
-    tables are not affected. ``router`` knows all followed tables, if ``tables`` are only some of them.
+    again, and replaces what the feeds hold of it. A table whose changes cannot be derived to the end has ``ended`` in
+    its part; other tables are not affected. ``router`` knows all followed tables, if ``tables`` are only some of them.
     """
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(span, feeds, router, tables, again=again)
@@ -70,7 +69,7 @@ def transform(
 
 def _nothing(table: Table, after: Lsn, failure: str) -> FeedPart:
     """The part of a table whose feed cannot be read or written: it ends at the mirror's position."""
-    return FeedPart(table, LsnRange(after, after), (), (after, failure))
+    return FeedPart(table, LsnRange(after, after), (), FeedEnd(after, failure))
 
 
 @dataclass
@@ -78,7 +77,7 @@ class _Outcome:
     """The result of the tasks for one table."""
 
     files: Sequence[FeedFile] = ()
-    set_aside: tuple[Lsn, str] | None = None
+    ended: FeedEnd | None = None
     taken: int = 0
     """Rows of the log."""
 
@@ -86,36 +85,34 @@ class _Outcome:
 def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, written: list[Location]) -> FeedPart:
     """Commit what was derived, and return what the feed now holds of the span. A feed that got a commit is added to
     ``written``, because the commit is not durable yet."""
-    feed, set_aside = plan.feed, None
+    feed, ended = plan.feed, None
     if plan.todo is not None:
         outcome, end = done.get(plan.table.name, _Outcome()), plan.todo.end
-        files, set_aside = outcome.files, outcome.set_aside
-        if set_aside is not None:
-            end = set_aside[0]
+        files, ended = outcome.files, outcome.ended
+        if ended is not None:
+            end = ended.lsn
             files = [part for file in files if (part := trimmed(feed.path, file, end)) is not None]
-        if set_aside is not None and plan.again:
+        if ended is not None and plan.again:
             # A repair that is not possible leaves the feed as it was.
-            return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), set_aside)
+            return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), ended)
         if files or plan.replaced:
             written.append(feed.path)
             feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced)
-    if set_aside is not None and set_aside[0] >= span_end:
-        set_aside = None  # above the span: a later span finds it again
-    end = span_end if set_aside is None else set_aside[0]
+    if ended is not None and ended.lsn >= span_end:
+        ended = None  # above the span: a later span finds it again
+    end = span_end if ended is None else ended.lsn
     taken = LsnRange(min(plan.after, end), end)
-    told = {*plan.refused.values(), *(without_key(column) for column in plan.table.key_columns)}
-    restructured = set_aside is not None and set_aside[1] in told
-    return FeedPart(plan.table, taken, tuple(feed.files(taken)), set_aside, restructured)
+    return FeedPart(plan.table, taken, tuple(feed.files(taken)), ended)
 
 
 def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> dict[TableName, _Outcome]:
     relations = {relation for plan in plans for relation in plan.relations}
     if not relations:
         return {}
-    refused: dict[int, dict[TableName, str]] = {}
+    unread: dict[int, dict[TableName, str]] = {}
     for plan in plans:
-        for schema_id, reason in plan.refused.items():
-            refused.setdefault(schema_id, {})[plan.table.name] = reason
+        for schema_id, reason in plan.unread.items():
+            unread.setdefault(schema_id, {})[plan.table.name] = reason
     todo = {plan.table.name: plan.todo for plan in plans if plan.todo is not None}
     hull = LsnRange(min(lsns.start for lsns in todo.values()), max(lsns.end for lsns in todo.values()))
     segments = span.part(hull).segments(relations)
@@ -131,7 +128,7 @@ def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> d
             for plan in plans if (lsns := todo.get(plan.table.name)) is not None
         },
         routes={schema_id: route for plan in plans for schema_id, route in plan.routes.items()},
-        refused=refused,
+        unread=unread,
     )  # fmt: skip
     tasks = [replace(base, segments=tuple(s.file for s in group)) for group in grouped(segments, 2 * cores(spark))]
     return _together(run_tasks(spark, derive, tasks))
@@ -155,10 +152,10 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
         for name, files in result.files.items():
             entry = found.setdefault(name, _Outcome())
             entry.files = [*entry.files, *files]
-        for name, where in result.set_aside.items():
+        for name, end in result.ended.items():
             entry = found.setdefault(name, _Outcome())
-            if entry.set_aside is None or where[0] < entry.set_aside[0]:
-                entry.set_aside = where
+            if entry.ended is None or end.lsn < entry.ended.lsn:
+                entry.ended = end
         for name, rows in result.taken.items():
             found.setdefault(name, _Outcome()).taken += rows
     return found
@@ -176,9 +173,9 @@ def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done:
         name, of = plan.table.name, span.part(plan.todo).rows
         outcome = done.setdefault(name, _Outcome())
         held = sum(of[relation].total() for relation in router.relations(name) & of.keys())
-        if outcome.set_aside is None and held != outcome.taken:
+        if outcome.ended is None and held != outcome.taken:
             reason = f"the log holds {held} rows of it in {plan.todo}, of which {outcome.taken} were taken"
-            outcome.set_aside = plan.todo.start, reason
+            outcome.ended = FeedEnd(plan.todo.start, reason)
 
 
 @dataclass(frozen=True)

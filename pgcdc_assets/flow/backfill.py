@@ -53,9 +53,9 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
         for name, part in transform(
             work.session(), LogSpan(work.log, part_of), work.feeds, followed, again=again
         ).items():
-            if part.set_aside is not None:
-                lsn, reason = part.set_aside
-                raise NotRepairable(reason, thing=str(name), lsn=lsn, do=f"copy it anew: `pgcdc snapshot {name.shell}`")
+            if part.ended is not None:
+                do = f"copy it anew: `pgcdc snapshot {name.shell}`"
+                raise NotRepairable(part.ended.reason, thing=str(name), lsn=part.ended.lsn, do=do)
             entry = work.progress[name]
             turn = TableTurn(name, entry.replay_lsn, entry.version, changes=part.counts)
             turns[name] = summed(turns[name], turn) if name in turns else turn
@@ -86,9 +86,9 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
         for turn in take_turn(work, log, span.end, forward).tables:
             turns[turn.table] = turn
     for name in tables:
-        reason = work.progress[name].held_up
-        if reason is not None:
-            raise NotRepairable(f"rows came under another structure: {reason}", thing=str(name),
+        unread = work.progress[name].unread
+        if unread is not None:
+            raise NotRepairable(f"rows came under another structure: {unread.what}", thing=str(name),
                                 lsn=work.progress[name].replay_lsn,
                                 do="run `pgcdc sync`, which asks the source's catalog")  # fmt: skip
     return _report(work, span, turns)

@@ -12,15 +12,14 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.marks import Marks, rewritten
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
-from pgcdc_assets.flow.renaming import rename
 from pgcdc_assets.flow.stream import LogStream
-from pgcdc_assets.flow.structurechanges import carry_out
+from pgcdc_assets.flow.structurechanges import StructureChanges
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.source.catalog.tables import CatalogSnapshot
 from pgcdc_assets.structure.differences import changes
 from pgcdc_assets.structure.record import TableRecord
-from pgcdc_assets.structure.verdict import Recopy, Rules, told, verdict
+from pgcdc_assets.structure.verdict import Rules, reported, verdict
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
@@ -34,37 +33,38 @@ def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
 class CatalogWatch:
     """The catalog checks of one run. Every method runs in the run's own thread."""
 
-    def __init__(self, work: Work, stream: LogStream) -> None:
+    def __init__(self, work: Work, stream: LogStream, structure: StructureChanges) -> None:
         self._work = work
         self._stream = stream
+        self._structure = structure
         self._seen: CatalogSnapshot | None = None
         """The last catalog check, with which all followed tables have been compared. None before the first check, and
         after a copy whose table differs from the check."""
-        self.named = ZERO
+        self.seen_at = ZERO
         """The log must reach this position before tables are listed again that had another name, or whose mirrors got
         another structure."""
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         self.paused = False
         """Whether mirrors must not change for now."""
 
     @property
     def due(self) -> bool:
         """Whether at least ``range_seconds`` have passed since the last check."""
-        return time.monotonic() - self._looked >= self._work.settings.range_seconds
+        return time.monotonic() - self._checked_at >= self._work.settings.range_seconds
 
     @property
-    def stands(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the source's catalog is still as the last check showed it, and the copies agree with that check."""
-        return self._seen is not None and self._stream.stands(self._seen)
+        return self._seen is not None and self._stream.is_current(self._seen)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Read the catalog, compare all tables with it, and save it.
 
         Raises CopyBlocked if a lock prevents reading the catalog, and EmptyPublication if no table is published.
         """
         work = self._work
-        self._looked = time.monotonic()
-        self._seen = self._stream.look(work.catalog, work.settings.tables)
+        self._checked_at = time.monotonic()
+        self._seen = self._stream.read_catalog(work.catalog, work.settings.tables)
         live = self._seen.tables
         before = {record.table.name: record.known_columns for record in work.progress.followed()}
         self.compare_all(live)
@@ -77,8 +77,8 @@ class CatalogWatch:
 
     def _mark(self) -> Lsn:
         """A position of the source after the check."""
-        self.named = self._stream.mark_now()
-        return self.named
+        self.seen_at = self._stream.mark_now()
+        return self.seen_at
 
     def compare_all(self, live: Sequence[Table]) -> None:
         """Compare each table, as its mirror has it, with the catalog, and begin what the verdicts require."""
@@ -86,32 +86,24 @@ class CatalogWatch:
         refuse_emptied(work.catalog, live)
         shown = {table.name: table for table in live}
         _take_names(work, shown)
-        for record in [*work.progress.followed(), *work.progress.set_aside()]:
+        for record in [*work.progress.followed(), *work.progress.set_aside(), *work.progress.renamed_tables()]:
             self._compare(record, shown[record.table.name])
-        for record in work.progress.renamed_tables():
-            now = shown[record.table.name]
-            found = verdict(record, now, changes(record.table, now), self._rules)
-            if isinstance(found, Recopy) and not found.restructured:
-                work.progress.must_copy(record.table.name, work.log.position(), found.reason)
-        if not self.paused:
-            rename(work, [record for record in work.progress.renamed_tables() if not record.reshaping])
+        for record in () if self.paused else work.progress.renamed_tables():
+            if not record.reshaping:
+                self._structure.rename(record)
 
     def _compare(self, record: TableRecord, now: Table) -> None:
         work = self._work
         differences = changes(record.table, now)
-        line = told(record, differences)
-        if line and line != record.told:
+        line = reported(record, differences)
+        if line and line != record.reported:
             work.observer.progress("watch", f"table {now.name}: {line}")
         found = verdict(
-            record, now, differences, self._rules, refusal=work.target.refusal(now),
-            without_rows=self._stream.without_rows, paused=self.paused,
+            record, now, differences, Rules(work.settings.schema_changes, work.settings.recopy_bytes),
+            refusal=work.target.refusal(now), without_rows=self._stream.without_rows, paused=self.paused,
         )  # fmt: skip
-        work.progress.looked(now.name, line, answered=not self.paused)
-        carry_out(work, found, record, now, self._mark)
-
-    @property
-    def _rules(self) -> Rules:
-        return Rules(self._work.settings.schema_changes, self._work.settings.recopy_bytes)
+        work.progress.checked(now.name, line, decided=not self.paused)
+        self._structure.carry_out(found, record, now, self._mark)
 
     def compare(self, copied: Table) -> None:
         """Compare a table whose copy was committed with the last catalog check. If the table was altered between the
@@ -133,7 +125,7 @@ class CatalogWatch:
                    and rewritten(before[table.name], table.marks.columns)}  # fmt: skip
         if any(not followed[name].partitioned for name in altered):
             altered |= {name for name, table in followed.items() if table.partitioned}
-        self._work.progress.columns_seen(live, altered)
+        self._work.progress.note_columns(live, altered)
 
 
 def _take_names(work: Work, shown: Mapping[TableName, Table]) -> None:

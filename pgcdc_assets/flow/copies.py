@@ -80,7 +80,7 @@ class Copies:
             self._asked = names
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
 
-    def rested(self) -> None:
+    def allow_again(self) -> None:
         """Note that a regular catalog check begins. A run that follows then tries all tables again, unless a copy is in
         progress."""
         if self._follow and self._round is None:

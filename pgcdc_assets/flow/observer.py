@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.flow.reports import RangeReport, Restructured
+from pgcdc_assets.flow.reports import RangeReport, StructureChange
 from pgcdc_assets.mirror.target import CopyReport
 
 
@@ -18,7 +18,7 @@ class Observer(Protocol):
     def copied(self, report: CopyReport) -> None:
         """A table's copy was committed to its mirror."""
 
-    def restructured(self, report: Restructured) -> None:
+    def restructured(self, report: StructureChange) -> None:
         """A mirror has followed a change of its table's structure, or its table waits for a copy because of the
         change."""
 
@@ -39,7 +39,7 @@ class Silent:
     def __init__(self) -> None:
         self.ranges: list[RangeReport] = []
         self.copies: list[CopyReport] = []
-        self.structures: list[Restructured] = []
+        self.structures: list[StructureChange] = []
 
     def known_ranges(self) -> list[LsnRange]:
         return [report.span for report in self.ranges]
@@ -47,7 +47,7 @@ class Silent:
     def copied(self, report: CopyReport) -> None:
         self.copies.append(report)
 
-    def restructured(self, report: Restructured) -> None:
+    def restructured(self, report: StructureChange) -> None:
         self.structures.append(report)
 
     def range_closed(self, report: RangeReport) -> None:

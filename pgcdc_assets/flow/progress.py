@@ -25,7 +25,7 @@ from pgcdc_assets.flow.standing import Standings
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.record import TableRecord, UnreadRows
 
 
 class TablesProgress:
@@ -210,17 +210,16 @@ class TablesProgress:
             self._tables[name] = replace(entry, since_columns=seen)
         return seen[0]
 
-    def wait_for_look(self, name: TableName, *, stray: str | None = None, unread: str | None = None) -> None:
-        """Keep the table at its position until the next catalog check, for one of these reasons."""
-        entry = self[name]
-        self._tables[name] = replace(entry, stray=stray or entry.stray, unread=unread or entry.unread)
+    def hold(self, name: TableName, unread: UnreadRows) -> None:
+        """Keep the table at its position until the next catalog check."""
+        self._tables[name] = replace(self[name], unread=unread)
 
-    def looked(self, name: TableName, told: str, *, answered: bool) -> None:
-        """Note what a catalog check reported about a table. ``answered``: the table no longer waits for the check."""
-        entry = replace(self[name], told=told)
-        self._tables[name] = replace(entry, stray=None, unread=None) if answered else entry
+    def checked(self, name: TableName, reported: str, *, decided: bool) -> None:
+        """Note what a catalog check reported about a table. ``decided``: the table no longer waits for the check."""
+        entry = replace(self[name], reported=reported)
+        self._tables[name] = replace(entry, unread=None) if decided else entry
 
-    def columns_seen(self, live: Iterable[Table], altered: Container[TableName]) -> None:
+    def note_columns(self, live: Iterable[Table], altered: Container[TableName]) -> None:
         """Note the marks of all columns as a catalog check showed them. The ``altered`` tables are listed again only
         from the position on that :meth:`listed_from` gets next."""
         with self._noting:
@@ -236,8 +235,8 @@ class TablesProgress:
                     self._tables[name] = replace(entry, listed_from=position)
 
     @property
-    def waits_for_look(self) -> bool:
-        return any(entry.waits_for_look for entry in self)
+    def needs_catalog_check(self) -> bool:
+        return any(entry.needs_catalog_check for entry in self)
 
     def reshaping(self, name: TableName) -> None:
         """Note that the structure of a table's mirror is being changed."""
@@ -281,7 +280,7 @@ class TablesProgress:
                                      reshaping=False, former=None)  # fmt: skip
         return True
 
-    def rest(self, name: TableName, now: Table) -> None:
+    def unchanged(self, name: TableName, now: Table) -> None:
         """Note that a followed table is as its mirror has it. Only its files may differ. The present files are noted,
         so that only later changes of its files count from now on."""
         entry = self[name]

@@ -77,7 +77,7 @@ class RangeReport:
 
 
 @dataclass(frozen=True)
-class Restructured:
+class StructureChange:
     """How a mirror follows a change of its table's structure."""
 
     table: TableName

@@ -88,7 +88,7 @@ class LogStream:
         self.mark(now)
         return now
 
-    def look(self, catalog: Catalog, patterns: Sequence[str]) -> CatalogSnapshot:
+    def read_catalog(self, catalog: Catalog, patterns: Sequence[str]) -> CatalogSnapshot:
         """Read the tables from the source's catalog."""
         return CatalogSnapshot.read(self._conn, catalog.publications, patterns, catalog.tables)
 
@@ -100,7 +100,7 @@ class LogStream:
         """Whether a relation certainly has no row now."""
         return without_rows(self._conn, relation)
 
-    def stands(self, snapshot: CatalogSnapshot) -> bool:
+    def is_current(self, snapshot: CatalogSnapshot) -> bool:
         """Whether the source's catalog is still as this catalog check showed it."""
         return snapshot.is_current(self._conn)
 

@@ -1,78 +1,174 @@
-"""Carries out the verdict of the catalog check on a table, and takes in mirrors that have got another structure."""
+"""Carries out the verdicts of the catalog check: changes structures and names of mirrors, sets tables aside, and has
+tables copied again.
+
+Mirrors are changed in a separate thread, while the turns of other tables go on. A renamed relation keeps its OID, and
+the log's rows find their table by the OID. So the rows of a mirror stay correct under the table's new name, and later
+changes follow from the log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, replace
+from functools import partial
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.flow.reports import Restructured
-from pgcdc_assets.flow.reshaping import Reshaped
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.failures import contained
+from pgcdc_assets.flow.reports import StructureChange
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.structure.record import TableRecord
 from pgcdc_assets.structure.successor import alike, successor, with_leaves
 from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, SetAside, Stay, Verdict
 
 
-def carry_out(work: Work, found: Verdict, record: TableRecord, now: Table, position: Callable[[], Lsn]) -> None:
-    """Carry out the verdict on a table. ``now``: the table as the catalog shows it. ``position``: returns the source's
-    present position."""
-    name = now.name
-    match found:
-        case SetAside(reason, refused=True):
-            work.progress.refuse(now, reason)
-        case SetAside(reason):
-            if record.followed or record.reason != reason:
-                work.progress.put_aside(name, work.log.position(), reason)
-        case Recopy(reason, restructured):
-            lsn = work.log.position()
-            work.progress.must_copy(name, lsn, reason)
-            if restructured:
-                work.observer.restructured(Restructured(name, reason, record.table, now, lsn, copied=True))
-        case Reshape():
-            _reshape(work, found, record, now, position())
-        case AfterRows(what):
-            since = work.progress.columns_came(name, now.marks.columns, position)
-            if record.replay_lsn >= since:
-                _reshape(work, Reshape(what), record, now, since)
-        case Stay():
-            work.progress.rest(name, now)
-        case Later():
-            pass
+@dataclass(frozen=True)
+class MirrorChange:
+    """A change of a mirror, and how it ended: the mirror's version, or the reason why it failed."""
+
+    after: Table
+    what: str
+    """The change on the source, in words."""
+    former: TableName | None = None
+    """The mirror's former name, if its name was changed."""
+    version: int = -1
+    failure: str | None = None
 
 
-def _reshape(work: Work, found: Reshape, record: TableRecord, now: Table, since: Lsn) -> None:
-    """Begin to change the mirror to the new structure, which the source has at ``since`` or already below."""
-    if found.leaves:
-        # The feed may hold rows of a removed leaf that are not applied yet.
-        work.feeds.open(record.table).end_at(record.replay_lsn)
-    after = (with_leaves if found.leaves else successor)(record.table, now, since)
-    work.progress.reshaping(after.name)
-    by_metadata = work.settings.schema_changes == "metadata" and not found.leaves
-    work.reshapes.begin(record.table, after, found.what, by_metadata=by_metadata)
+class StructureChanges:
+    """The changes of mirrors in one run. They are made one after the other, in a separate thread. Every method runs in
+    the run's own thread."""
 
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reshape")
+        self._in_progress: list[tuple[MirrorChange, Future[int]]] = []
 
-def land(work: Work, reshaped: Reshaped) -> bool:
-    """Take in a change of structure that has ended; returns whether the table is followed with the new structure.
+    @property
+    def in_progress(self) -> bool:
+        return bool(self._in_progress)
 
-    It is not if the change failed, or if the table was set aside or has to be copied for another reason.
-    """
-    name = reshaped.after.name
-    if name not in work.progress or not work.progress[name].reshaping:
-        return False
-    if reshaped.failure is not None and work.progress[name].followed:
-        work.progress.put_aside(name, work.progress[name].replay_lsn, reshaped.failure)
-        work.observer.progress("watch", f"{name} is set aside: {reshaped.failure}")
-        return False
-    before, after = work.progress[name].table, reshaped.after
-    if not work.progress.reshaped(after, reshaped.version):
-        return False
-    since = Lsn(after.descent.since)
-    work.observer.restructured(Restructured(name, reshaped.what, before, after, since, False, reshaped.version))
-    done = _done(before, after)
-    what = f"table {name}: {reshaped.what}; {done}, as of {since}"
-    work.observer.progress("watch", what, lsn=str(since))
-    return True
+    def carry_out(self, found: Verdict, record: TableRecord, now: Table, position: Callable[[], Lsn]) -> None:
+        """Carry out the verdict on a table. ``now``: the table as the catalog shows it. ``position``: returns the
+        source's present position."""
+        progress, name = self._work.progress, now.name
+        match found:
+            case SetAside(reason, refused=True):
+                progress.refuse(now, reason)
+            case SetAside(reason) if record.unread is not None:
+                progress.put_aside(name, record.replay_lsn, reason)
+                self._say("apply", f"{name} is set aside: {reason}", record.replay_lsn)
+            case SetAside(reason):
+                if record.followed or record.reason != reason:
+                    progress.put_aside(name, self._work.log.position(), reason)
+            case Recopy(reason, restructured):
+                lsn = self._work.log.position()
+                progress.must_copy(name, lsn, reason)
+                if restructured:
+                    change = StructureChange(name, reason, record.table, now, lsn, copied=True)
+                    self._work.observer.restructured(change)
+            case Reshape():
+                self._reshape(found, record, now, position())
+            case AfterRows(what):
+                since = progress.columns_came(name, now.marks.columns, position)
+                if record.replay_lsn >= since:
+                    self._reshape(Reshape(what), record, now, since)
+            case Stay():
+                progress.unchanged(name, now)
+            case Later():
+                pass
+
+    def _reshape(self, found: Reshape, record: TableRecord, now: Table, since: Lsn) -> None:
+        """Begin to change the mirror to the new structure, which the source has at ``since`` or already below."""
+        if found.leaves:
+            # The feed may hold rows of a removed leaf that are not applied yet.
+            self._work.feeds.open(record.table).end_at(record.replay_lsn)
+        after = (with_leaves if found.leaves else successor)(record.table, now, since)
+        self._work.progress.reshaping(after.name)
+        by_metadata = self._work.settings.schema_changes == "metadata" and not found.leaves
+        done = self._pool.submit(self._work.target.reshape, record.table, after, by_metadata=by_metadata)
+        self._in_progress.append((MirrorChange(after, found.what), done))
+
+    def rename(self, record: TableRecord) -> None:
+        """Begin to rename the mirror that still has its table's former name. The mirror at the former place is not
+        changed, so if the run dies, the next run begins again."""
+        assert record.former is not None
+        self._work.progress.reshaping(record.table.name)
+        what = f"was called {record.former}"
+        self._say("watch", f"table {record.table.name}: {what}, and its mirror goes on under the new name")
+        change = partial(self._work.target.rename, record.former, record.table, record.version, record.replay_lsn)
+        self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
+
+    def ended(self) -> Iterator[MirrorChange]:
+        """The changes that have ended since the last call. Raises a failure that concerns more than one table."""
+        for change, done in [one for one in self._in_progress if one[1].done()]:
+            self._in_progress.remove((change, done))
+            with contained() as failed:
+                change = replace(change, version=done.result())
+            yield change if failed.reason is None else replace(change, failure=failed.reason)
+
+    def cancel(self) -> None:
+        """Cancel the changes in progress, and wait until they have ended, because nothing may be committed after the
+        lock is released. If a change was committed just before, the mirror itself records it."""
+        for _, done in self._in_progress:
+            done.cancel()
+        while left := [done for _, done in self._in_progress if not done.done()]:
+            # Repeated, because a change that has no Spark job at this moment cannot be cancelled.
+            self._work.target.cancel_copies()
+            wait_for(left, timeout=1)
+        self._in_progress.clear()
+        self._pool.shutdown(wait=True)
+
+    def take_in(self, change: MirrorChange, seen_at: Lsn) -> bool:
+        """Take in a change that has ended; returns whether the table is followed with it. ``seen_at``: the LSN of the
+        catalog check that showed the new name, if the name was changed."""
+        return self._reshaped(change) if change.former is None else self._renamed(change, change.former, seen_at)
+
+    def _reshaped(self, change: MirrorChange) -> bool:
+        """The table is not followed if the change failed, or if the table was set aside or has to be copied for another
+        reason."""
+        progress, name = self._work.progress, change.after.name
+        if name not in progress or not progress[name].reshaping:
+            return False
+        if change.failure is not None and progress[name].followed:
+            progress.put_aside(name, progress[name].replay_lsn, change.failure)
+            self._say("watch", f"{name} is set aside: {change.failure}")
+            return False
+        before, after = progress[name].table, change.after
+        if not progress.reshaped(after, change.version):
+            return False
+        since = Lsn(after.descent.since)
+        self._report(change, before, since)
+        self._say("watch", f"table {name}: {change.what}; {_done(before, after)}, as of {since}", since)
+        return True
+
+    def _renamed(self, change: MirrorChange, former: TableName, seen_at: Lsn) -> bool:
+        """If the table is not followed, it waits for a copy."""
+        progress, name = self._work.progress, change.after.name
+        if name not in progress:
+            return False
+        # Rows in this feed that are not applied yet belong to the table that had the name before.
+        self._work.feeds.restart_if_unreadable(change.after)
+        self._work.feeds.open(change.after).end_at(progress[name].replay_lsn)
+        if change.failure is not None:
+            self._say("watch", f"table {name} is copied: the mirror of {former} cannot go on: {change.failure}")
+            progress.request_copy([name])
+        if not progress.renamed(name, former, change.version):
+            return False
+        self._report(change, replace(change.after, name=former), seen_at)
+        return True
+
+    def _report(self, change: MirrorChange, before: Table, since: Lsn) -> None:
+        name, after = change.after.name, change.after
+        self._work.observer.restructured(
+            StructureChange(name, change.what, before, after, since, False, change.version)
+        )
+
+    def _say(self, stage: str, what: str, lsn: Lsn | None = None) -> None:
+        self._work.observer.progress(stage, what, **({} if lsn is None else {"lsn": str(lsn)}))
 
 
 def _done(before: Table, after: Table) -> str:

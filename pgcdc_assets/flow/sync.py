@@ -8,15 +8,15 @@ import time
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import SourceUnavailable
-from pgcdc_assets.flow import lock, renaming, sentinel, structurechanges
+from pgcdc_assets.flow import lock, sentinel
 from pgcdc_assets.flow.catalogwatch import CatalogWatch
 from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import Bounds, Situation, finished
 from pgcdc_assets.flow.reports import SyncReport
-from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.flow.stream import LogStream
+from pgcdc_assets.flow.structurechanges import StructureChanges
 from pgcdc_assets.flow.turns import Turns
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.store import storage
@@ -31,7 +31,8 @@ class Sync:
         self._stream = stream
         self._bounds = bounds
         self._copies = Copies(work, conninfo, follow=bounds.follow)
-        self._catalog = CatalogWatch(work, stream)
+        self._structure = StructureChanges(work)
+        self._catalog = CatalogWatch(work, stream, self._structure)
         self._ranges = RunRanges(work, stream)
         self._turns = Turns(work, stream, self._catalog, self._copies, self._ranges, self._succeed,
                             follow=bounds.follow)  # fmt: skip
@@ -47,11 +48,11 @@ class Sync:
             # If an earlier run died, its copies may be above the log's position.
             self._stream.mark(self._work.progress.highest)
             self._stream.mark(self._work.progress.listed.shown_from)
-            self._heed_operator()
-            self._watch()
-            self._turns.tell_changed()
+            self._read_operator()
+            self._check_catalog()
+            self._turns.report_foreign_changes()
             if not self._copies.under_way:
-                self._aim()
+                self._set_goal()
             while not self._finished():
                 if not self._step():
                     # A new batch ends the wait at once.
@@ -63,7 +64,7 @@ class Sync:
         finally:
             try:
                 self._copies.give_up()
-                self._work.reshapes.give_up()
+                self._structure.cancel()
             finally:
                 self._stream.stop()
         self._take_landed()
@@ -81,10 +82,10 @@ class Sync:
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
         moved = self._stream.complete_to > before
-        self._heed_operator()
+        self._read_operator()
         if self._stream.arrived and not arrived:
             self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
-        moved |= self._take_reshaped()
+        moved |= self._take_structure_changes()
         moved |= self._take_copies()
         moved |= self._turns.turn(paused=self._paused, gathers=not (self.following or self.copying))
         due = self._ranges.due
@@ -92,17 +93,17 @@ class Sync:
             self._ranges.close()
         due |= self._catalog.due
         if due and not self._stream.arrived:
-            self._watch()
+            self._check_catalog()
         if due and self._turns.level:
             self._succeed()
         if moved:
             self._moved = time.monotonic()
         return moved
 
-    def _watch(self) -> None:
+    def _check_catalog(self) -> None:
         """Check the catalog, save it, and begin the copies that the catalog or an earlier run requires."""
-        self._copies.rested()
-        self._turns.look()
+        self._copies.allow_again()
+        self._turns.check_catalog()
         self._copies.begin()
 
     def _take_copies(self) -> bool:
@@ -114,29 +115,24 @@ class Sync:
         if ended:
             end = self._copies.close()
             if end.again:
-                self._turns.look()
+                self._turns.check_catalog()
             self._copies.begin_next(end)
             if not self._copies.under_way:
-                self._aim()
+                self._set_goal()
         return moved
 
-    def _take_reshaped(self) -> bool:
+    def _take_structure_changes(self) -> bool:
         """Take in the changes of mirrors that have ended since the last call; returns whether any has ended."""
         moved = False
-        for reshaped in self._work.reshapes.landed():
+        for change in self._structure.ended():
             moved = True
-            if self._landed(reshaped):
-                self._catalog.compare(reshaped.after)
+            if self._structure.take_in(change, self._catalog.seen_at):
+                self._catalog.compare(change.after)
                 self._turns.point.owe()
         if moved:
             # A table whose change has ended may now wait for a copy.
             self._turns.begin_copies()
         return moved
-
-    def _landed(self, reshaped: Reshaped) -> bool:
-        if reshaped.former is None:
-            return structurechanges.land(self._work, reshaped)
-        return renaming.land(self._work, reshaped, self._catalog.named)
 
     def _take_landed(self) -> bool:
         moved = False
@@ -144,14 +140,14 @@ class Sync:
             self._catalog.compare(copied.table)
             self._work.progress.copied(copied.table, copied.report.consistent_point, copied.report.version)
             self._work.observer.copied(copied.report)
-            self._work.feeds.begin_anew_if_unreadable(copied.table)
+            self._work.feeds.restart_if_unreadable(copied.table)
             self._turns.point.owe()
             moved = True
         return moved
 
     # The stream's goal ------------------------------------------------------------------------
 
-    def _aim(self) -> None:
+    def _set_goal(self) -> None:
         """Tell the receiver how far to go, once no copy is in progress.
 
         A table that was copied at LSN C can be read together with the other tables only at or above C. So a run that
@@ -164,13 +160,13 @@ class Sync:
             # Sent before the goal, which may be the same LSN: the receiver ends when it reaches its goal.
             self._stream.mark(request.lsn)
         if not self.following:
-            shown = max(self._catalog.named, self._work.progress.listed.shown_from)
+            shown = max(self._catalog.seen_at, self._work.progress.listed.shown_from)
             goal = self._bounds.until or max(self._stream.source_position(), shown)
             self._stream.until(max(goal, copied))
 
     # The operator's requests ----------------------------------------------------------------------
 
-    def _heed_operator(self) -> None:
+    def _read_operator(self) -> None:
         """Carry out the operator's requests since the last call: where following ends, and whether changes are
         applied."""
         before, now = self._sentinel, sentinel.read(self._work.layout)
@@ -221,7 +217,7 @@ class Sync:
     @property
     def copying(self) -> bool:
         """Whether copies, or changes of mirrors, are in progress."""
-        return self._copies.under_way or self._work.reshapes.any
+        return self._copies.under_way or self._structure.in_progress
 
     def _succeed(self) -> None:
         """Record that a run that follows has succeeded, although it may go on for days: it has done what an earlier run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -16,7 +16,7 @@ from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.target import Applied
-from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.record import Strange, TableRecord, UnreadRows
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,6 @@ class Turn:
     tables: list[TableTurn]
     """Tables whose mirror changed."""
     seconds: dict[str, float]
-    outdated: list[TableName] = field(default_factory=list)
-    """Tables that now wait for a copy, because they were partitions of another table for a while."""
 
 
 def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]) -> Turn:
@@ -39,22 +37,22 @@ def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]
     does not have, the table stays there until the next catalog check.
     """
     behind = [entry for entry in tables if entry.replay_lsn < upto and not entry.reshaping and entry.unread is None]
-    outdated = _note_strays(work, _span(log, behind, upto), behind)
-    behind = [entry for entry in behind if _goes_on(work, entry.table.name)]
+    _hold_strays(work, _span(log, behind, upto), behind)
+    behind = [entry for entry in behind if _applies(work, entry.table.name)]
     span, router = _span(log, behind, upto), work.progress.router
     names = {name for shape in span.shapes.values() for name in router.place(shape).concerned}
     changed = [entry for entry in behind if entry.table.name in names]
     done, outrun, seconds = _derive_and_apply(work, changed, span, router) if changed else ([], set(), {})
     for entry in behind:
-        if entry.table.name not in outrun and _goes_on(work, entry.table.name):
+        if entry.table.name not in outrun and _applies(work, entry.table.name):
             work.progress.moved(entry.table.name, upto)
-    return Turn(upto, done, seconds, outdated)
+    return Turn(upto, done, seconds)
 
 
-def _goes_on(work: Work, name: TableName) -> bool:
-    """Whether the table is followed, and does not wait for a catalog check."""
+def _applies(work: Work, name: TableName) -> bool:
+    """Whether changes are applied to the mirror now."""
     record = work.progress[name]
-    return record.followed and record.held_up is None
+    return record.followed and record.unread is None
 
 
 def _span(log: LogSpan, tables: Sequence[TableRecord], upto: Lsn) -> LogSpan:
@@ -62,27 +60,23 @@ def _span(log: LogSpan, tables: Sequence[TableRecord], upto: Lsn) -> LogSpan:
     return log.part(LsnRange(min((entry.replay_lsn for entry in tables), default=upto), upto))
 
 
-def _note_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> list[TableName]:
-    """Find the tables for which the log has rows of partitions that their mirrors do not know.
-
-    A partitioned table with rows of an unknown leaf waits for a catalog check. A table that was itself a partition for
-    a while, so that its rows came as rows of another table, is copied again. Returns the names of the tables to copy.
+def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> None:
+    """Apply nothing, until the next catalog check, to the tables for which the log has rows of partitions that their
+    mirrors do not know: a partitioned table with rows of an unknown leaf, and a table that was itself a partition for a
+    while, so that its rows came as rows of another table.
 
     Rows of a partition that are published via the root look like all other rows of the root. If the partition has been
     dropped or detached since, the catalog no longer shows it.
     """
-    outdated: list[TableName] = []
     for entry in tables:
         name, told = entry.table.name, [batch.partitions for batch in span.batches if batch.end > entry.replay_lsn]
         if any(entry.table.oid in of_root for leaves in told for of_root in leaves.values()):
             what = "it was a partition for a while, and its rows came as those of the table that it was attached to"
             work.observer.progress("watch", f"table {name}: {what}")
-            work.progress.must_copy(name, work.log.position(), what)
-            outdated.append(name)
+            work.progress.hold(name, UnreadRows(Strange.ATTACHED, what))
         elif any(set(leaves.get(entry.table.oid, ())) - known_leaves(entry.table) for leaves in told):
             what = "a partition came, and rows with it, which may have gone as it was dropped or detached"
-            work.progress.wait_for_look(name, stray=what)
-    return outdated
+            work.progress.hold(name, UnreadRows(Strange.PARTITION, what))
 
 
 def _derive_and_apply(
@@ -98,16 +92,15 @@ def _derive_and_apply(
     outrun = {result.table.name for result in applied if result.outrun}
     applied = [result for result in applied if not result.outrun]
     done = [record(work, result, parts[result.table.name].counts, seconds["transform"]) for result in applied]
-    # If a row has a structure that the mirror does not have, the catalog is checked for it.
-    waits = work.settings.schema_changes != "set_aside"
-    unread = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None and part.restructured}
-    for name, (lsn, reason) in unread.items() if waits else ():
-        work.progress.wait_for_look(name, unread=reason)
-        work.observer.progress("apply", f"{name} waits for a look at the catalog: {reason}", lsn=str(lsn))
-    reasons = {name: part.set_aside for name, part in parts.items()
-               if part.set_aside is not None and not (waits and name in unread)}  # fmt: skip
-    reasons |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
-    for name, (lsn, reason) in reasons.items():
+    ended = {name: part.ended for name, part in parts.items() if part.ended is not None}
+    for name, end in ended.items():
+        if end.unread:
+            work.progress.hold(name, UnreadRows(Strange.STRUCTURE, end.reason))
+            what = f"{name} is paused until the next catalog check: {end.reason}"
+            work.observer.progress("apply", what, lsn=str(end.lsn))
+    failed = {name: (end.lsn, end.reason) for name, end in ended.items() if not end.unread}
+    failed |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
+    for name, (lsn, reason) in failed.items():
         work.progress.put_aside(name, lsn, reason)
         work.observer.progress("apply", f"{name} is set aside: {reason}", lsn=str(lsn))
     return done, outrun, seconds

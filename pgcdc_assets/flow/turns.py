@@ -39,6 +39,8 @@ class Turns:
         self._succeed = succeed
         self.requests = hold.Requests(work.layout)
         self._follow = follow
+        self._reported: set[TableName] = set()
+        """Tables for which this run has reported that another writer changed rows of the mirror."""
         self._blocked: str | None = None
         """Why the catalog could not be checked the last time."""
         # An earlier operation may have copied a table, applied changes or changed a structure, and have ended before a
@@ -52,7 +54,7 @@ class Turns:
         level = all(entry.replay_lsn >= complete for entry in self._work.progress.followed())
         return level and not self.point.at(complete)
 
-    def look(self) -> bool:
+    def check_catalog(self) -> bool:
         """Publish new tables, check the catalog, and carry comments to the mirrors. A point is due if a table may be
         listed again only from this check on, or if a mirror got comments.
 
@@ -60,9 +62,9 @@ class Turns:
         points until the lock is released. Any other run ends with CopyBlocked.
         """
         self._stream.publish_new(self._work)
-        before = self._catalog.named
+        before = self._catalog.seen_at
         try:
-            self._catalog.look()
+            self._catalog.check()
         except CopyBlocked as blocked:
             if not self._follow:
                 raise
@@ -74,7 +76,7 @@ class Turns:
             self._blocked = None
             self.point.owe()
         carried = not self._catalog.paused and carry_comments(self._work)
-        if carried or self._catalog.named != before:
+        if carried or self._catalog.seen_at != before:
             self.point.owe()
         return True
 
@@ -89,7 +91,7 @@ class Turns:
         moved = False
         if not paused:
             # An earlier turn may have found rows of another structure while the catalog could not be read.
-            self._go_on_restructured()
+            self._check_unread_rows()
         log, view = self._view(paused=paused, gathers=gathers)
         if view.exact is not None:
             self._stream.mark(view.exact)
@@ -137,7 +139,7 @@ class Turns:
         )
         if moved:
             self.point.refused_at = None
-        self._go_on_restructured()
+        self._check_unread_rows()
         return moved
 
     def _take(self, log: LogSpan, step: TakeTurn) -> bool:
@@ -147,9 +149,7 @@ class Turns:
         turn = take_turn(self._work, log, step.upto, self._entries(step.tables))
         messages = take_messages(self._work, step.upto)
         self._ranges.count(log, turn)
-        self._go_on_restructured()
-        if turn.outdated:
-            self.begin_copies()
+        self._check_unread_rows()
         if step.exact:
             progress.reread_versions()
         if turn.tables or messages.count or step.exact or self.point.due:
@@ -159,11 +159,11 @@ class Turns:
         self._stream.report_apply(progress.replay_lsn)
         return bool(turn.tables or messages.count) or (step.exact and not self.point.due)
 
-    def _go_on_restructured(self) -> None:
+    def _check_unread_rows(self) -> None:
         """Check the catalog if a table waits for it, because rows of an unknown structure or partition came. The next
         turn then applies these rows."""
-        if self._work.progress.waits_for_look:
-            self.look()
+        if self._work.progress.needs_catalog_check:
+            self.check_catalog()
             self.begin_copies()
 
     def publish(self, upto: Lsn) -> bool:
@@ -173,19 +173,19 @@ class Turns:
         The log was complete to ``upto`` before this catalog check. So if DDL made a mirror wrong at ``upto``, the DDL
         is committed, and the check sees it. The table is then set aside, or waits for a copy, before the point is made.
         """
-        if not self._catalog.stands:
-            if not self.look():
+        if not self._catalog.is_current:
+            if not self.check_catalog():
                 return False
             self.begin_copies()
         whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
-        self.tell_changed()
+        self.report_foreign_changes()
         return whole
 
-    def tell_changed(self) -> None:
+    def report_foreign_changes(self) -> None:
         """Report, once for each table, that another writer changed rows of its mirror."""
         for name, what in self._work.progress.changed.items():
-            if name not in self._work.changed_told:
-                self._work.changed_told.add(name)
+            if name not in self._reported:
+                self._reported.add(name)
                 self._work.observer.progress("watch", f"the mirror of {name} is not what the source has: {what}")
 
     def _entries(self, names: Sequence[TableName]) -> list[TableRecord]:

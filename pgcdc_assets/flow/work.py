@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
 from pgcdc_assets.flow.progress import TablesProgress
-from pgcdc_assets.flow.reshaping import Reshapes
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.settings import Settings
@@ -30,11 +28,7 @@ class Work:
     observer: Observer
     session: SparkOnDemand
     """The Spark session for the transform. The target uses the same session."""
-    changed_told: set[TableName] = field(default_factory=set)
-    """Tables for which this run has reported that another writer changed rows of the mirror."""
     feeds: Feeds = field(init=False)
-    reshapes: Reshapes = field(init=False)
-    """Mirrors whose structure or name is being changed."""
     messages: MessageFeed | None = None
     """The feed of logical messages; None if the setting ``messages`` is empty, or if the feed cannot be opened."""
     messages_told: set[str] = field(default_factory=set)
@@ -44,7 +38,6 @@ class Work:
 
     def __post_init__(self) -> None:
         self.feeds = Feeds(self.layout, self.identity)
-        self.reshapes = Reshapes(self.target)
 
     @property
     def layout(self) -> Layout:

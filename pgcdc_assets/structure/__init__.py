@@ -1,14 +1,14 @@
 """The structure of a table, and what happens to its mirror when it changes. Pure: no SQL, no Spark, no files.
 
     table as its mirror has it, table in the catalog ─> differences ─> verdict ─> Reshape ─> successor
-    Relation message of the log ─> rowshapes, alignment ─> how its rows are read, or why the table must wait
+    Relation message of the log ─> rowshapes, alignment ─> how its rows are read, or why they cannot be read
     record ─> listing ─> the tables that a consistent point may list
 
 differences    compares a table as its mirror has it with the table in the catalog
 verdict        decides what happens to the mirror: one function, whose header lists all cases
 successor      computes the structure that a mirror can get without a copy, or says why it needs a copy
 casts          lists the changes of type that keep the text of every value
-rowshapes      decides whether rows under a Relation message fit a mirror
+rowshapes      says how rows under a Relation message are read
 alignment      finds the columns of a Relation message by their order
 record         holds what the flow knows about one table
 listing        decides which tables a consistent point may list

@@ -5,9 +5,9 @@
 | ``table`` | with the state | the copy; a change of structure; new columns that rows brought |
 | ``state``, ``reason`` | with the state (``core/states.py``) | each change of the state |
 | ``replay_lsn``, ``version`` | in the mirror | the copy and each turn |
-| ``stray``, ``unread`` | no | the turn; the next catalog check clears them |
+| ``unread`` | no | the turn; the next catalog check clears it |
 | ``reshaping`` | no | the begin and the end of a change of structure or name |
-| ``refused``, ``since_columns``, ``columns``, ``told`` | no | the catalog check |
+| ``refused``, ``since_columns``, ``columns``, ``reported`` | no | the catalog check |
 | ``former`` | no: found again at each start | the start of a run, if the table was renamed |
 | ``listed_from`` | no | the catalog check, the copy |
 """
@@ -15,12 +15,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.marks import Marks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+
+
+class Strange(Enum):
+    """How rows of the log differ from what the mirror knows."""
+
+    STRUCTURE = auto()
+    """They cannot be read with the structure of the mirror."""
+    PARTITION = auto()
+    """They belong to a partition that the mirror does not know."""
+    ATTACHED = auto()
+    """They came as rows of another table, of which the table was a partition for a while."""
+
+
+@dataclass(frozen=True)
+class UnreadRows:
+    """Rows of the log that the mirror does not take until the next catalog check decides what happens to it."""
+
+    how: Strange
+    what: str
 
 
 @dataclass(frozen=True)
@@ -44,13 +64,9 @@ class TableRecord:
     LSN from which the source certainly had the columns, and the marks of all columns at that catalog check."""
     columns: Marks | None = None
     """The marks of all columns at the last catalog check; None before the first check."""
-    stray: str | None = None
-    """Set if the log holds rows of a partition that the mirror does not know, as text. Nothing is applied to the mirror
-    until the next catalog check decides what happens to it."""
-    unread: str | None = None
-    """Set if the log holds a row that does not fit the mirror's structure, as text. Nothing is applied to the mirror
-    until the next catalog check decides what happens to it."""
-    told: str = ""
+    unread: UnreadRows | None = None
+    """Set while nothing is applied to the mirror because of such rows."""
+    reported: str = ""
     """What the last catalog check reported about the table; empty if it reported nothing."""
     former: TableName | None = None
     """The old name of a renamed table. The mirror is still in the folder of this name, in ``version``, at
@@ -70,12 +86,7 @@ class TableRecord:
         return self.table.marks.columns if self.columns is None else self.columns
 
     @property
-    def held_up(self) -> str | None:
-        """Why nothing is applied to the mirror until the next catalog check, as text; None if changes are applied."""
-        return self.unread or self.stray
-
-    @property
-    def waits_for_look(self) -> bool:
+    def needs_catalog_check(self) -> bool:
         """Whether a followed table needs a catalog check before its changes are applied, or before a point lists it."""
         lacks = self.since_columns is not None and self.replay_lsn >= self.since_columns[0] and not self.reshaping
-        return self.followed and (lacks or self.held_up is not None)
+        return self.followed and (lacks or self.unread is not None)

@@ -1,10 +1,11 @@
-"""Decides whether rows under a Relation message can be written to a mirror.
+"""Says how rows under a Relation message are read, or why they cannot be read with the mirror's structure.
+
+What then happens to the mirror is the question of :mod:`pgcdc_assets.structure.verdict`.
 
 Columns are compared by attnum. PostgreSQL never gives an attnum out twice, so a column that was dropped and created
 again under its old name is noticed. A leaf has attnums of its own. They are translated into attnums of the root
 (:attr:`Leaf.numbering`). If that is not possible, the leaf's columns are compared by name, as PostgreSQL itself does.
-A column that was added and is NULL in all older rows is added to the mirror. Any other difference makes the table wait
-for a catalog check, which may give the mirror a new structure.
+Rows may bring a column that was added and is NULL in all older rows. Rows with any other difference cannot be read.
 
 Below the LSN of that check (:attr:`Lineage.since`), the log may hold rows in any structure that the table had since its
 copy. These rows are read as rows of the newest structure: a column that was added later has the value that PostgreSQL
@@ -31,16 +32,16 @@ NOT_WHOLE = "REPLICA IDENTITY is no longer FULL, and there is no key"
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why rows of a relation cannot be written to the mirror."""
+class Unreadable:
+    """Why rows of a relation cannot be read with the structure of the mirror."""
 
     reason: str
 
 
-def evolved(
+def table_of_rows(
     table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
-) -> Table | Refusal:  # fmt: skip
-    """The table, unchanged or with the columns that the shape adds; or why rows of the shape cannot be written.
+) -> Table | Unreadable:  # fmt: skip
+    """The table with which rows of the shape are read: unchanged, or with the columns that the shape adds.
 
     ``facts``: the catalog facts of the shape, needed only if the shape has a new column. ``past``: the mirror has
     already applied the span, so a column that the shape lacks may have been added later. ``after``: all rows of the
@@ -50,7 +51,7 @@ def evolved(
         return _by_order(table, shape)
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
     if reason:
-        return Refusal(reason)
+        return Unreadable(reason)
     new = [column for column in shape.columns if _known(table, shape, column) is None]
     if not new:
         return table
@@ -70,29 +71,29 @@ def alignment(table: Table, shape: Shape, after: Lsn | None) -> Alignment | None
     return aligned(table, told)
 
 
-def _by_order(table: Table, found: Shape) -> Table | Refusal:
-    """As :func:`evolved`, for rows that may have an earlier structure."""
+def _by_order(table: Table, found: Shape) -> Table | Unreadable:
+    """As :func:`table_of_rows`, for rows that may have an earlier structure."""
     shape = _at_root(table, found)
     if shape is None:
-        return Refusal("its structure changed, and rows of a partition may be older or newer than that")
+        return Unreadable("its structure changed, and rows of a partition may be older or newer than that")
     columns = aligned(table, shape)
     if columns is None:
-        return Refusal("its columns changed in a way that its rows do not tell")
+        return Unreadable("its columns changed in a way that its rows do not tell")
     own = {column.attnum: column for column in table.columns}
     for told, attnum in zip(shape.columns, columns, strict=True):
         column = own.get(attnum) if attnum is not None else None
         if column is not None and not keeps_text(told.type, column.type):
-            return Refusal(
+            return Unreadable(
                 f"the type of column {column.name!r} changed from {_type(told.type)} to {_type(column.type)}"
             )
         if column is None and attnum is not None:
-            return Refusal(f"column {told.name!r} appeared, after others had changed")
+            return Unreadable(f"column {told.name!r} appeared, after others had changed")
     lacking = [column.name for column in table.key_columns if column.attnum not in columns]
     key = {attnum for column, attnum in zip(shape.columns, columns, strict=True) if column in shape.told_key}
     if not key:
         key = set(table.key if shape.forgotten else shape.key_attnums)
     if lacking or key != set(table.key):
-        return Refusal(_key_changed(table, shape))
+        return Unreadable(_key_changed(table, shape))
     return table
 
 
@@ -206,28 +207,32 @@ def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
     return next((known for known in table.columns if known.attnum == attnum), None)
 
 
-def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: RelationFacts | None) -> Table | Refusal:
+def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: RelationFacts | None) -> Table | Unreadable:
     relation = facts.table if facts else None
     columns = {column.name: column for column in relation.columns} if relation else {}
     newest, leaf = table.highest_attnum, _numbered(table, shape)
     if not table.key:
-        return Refusal(f"column {new[0].name!r} appeared, and the table has no key")
+        return Unreadable(f"column {new[0].name!r} appeared, and the table has no key")
     if leaf is None and _leaf(table, shape):
-        return Refusal(f"column {new[0].name!r} appeared in a partition whose columns are in another order")
+        return Unreadable(f"column {new[0].name!r} appeared in a partition whose columns are in another order")
     appeared: list[Column] = []
     for column in new:
         fact = columns.get(column.name)
         if relation is None or fact is None or column.attnum is None:
-            return Refusal(f"column {column.name!r} appeared, and the catalog no longer tells how")
+            return Unreadable(f"column {column.name!r} appeared, and the catalog no longer tells how")
         if fact.missing is not None:
-            return Refusal(f"column {column.name!r} was added with a default, which old rows have too")
+            return Unreadable(f"column {column.name!r} was added with a default, which old rows have too")
         attnum = fact.attnum if leaf is None else leaf.at_root(fact.attnum)
         if attnum <= newest:
-            return Refusal(f"column {column.name!r} is published only now; what old rows hold in it is not known")
+            return Unreadable(f"column {column.name!r} is published only now; what old rows hold in it is not known")
         if _rewritten(table, shape, relation):
-            return Refusal(f"column {column.name!r} was added and the table rewritten: old rows may hold values in it")
+            return Unreadable(
+                f"column {column.name!r} was added and the table rewritten: old rows may hold values in it"
+            )
         if _dropped_before(table, shape, relation, fact.attnum):
-            return Refusal(f"column {column.name!r} appeared beside one that was dropped: the values may be of either")
+            return Unreadable(
+                f"column {column.name!r} appeared beside one that was dropped: the values may be of either"
+            )
         newest = attnum
         appeared.append(replace(fact, attnum=attnum))
     return replace(table, columns=(*table.columns, *appeared))

@@ -1,13 +1,18 @@
 """Decides what happens to a mirror when its table has changed, or when a row of the log does not fit the mirror.
 
+The catalog check asks this question for each table: a followed table, a table whose rows could not be read, a table
+that was set aside or healed, and a renamed table. Nothing else decides it.
+
 The first row of this table that applies decides. "Copied if small" means: if the table is not larger than the setting
 ``recopy_bytes``. Otherwise the table is set aside, and waits for the operator.
 
 | situation | the mirror |
 |---|---|
+| the table was renamed, and its mirror still has the old name | decided later, or copied as below |
 | no mirror can hold the table | set aside |
 | no mirror could hold the table before | copied |
 | rows were added or removed outside of the stream, or updates can be followed only now | copied |
+| the log holds rows of the table as rows of another table, because it was a partition for a while | copied |
 | the table has new files, and the catalog does not show which command made them | copied if small |
 | the table is set aside, and partitions were added or removed | copied |
 | the table is set aside; or its mirror is being changed; or applying is paused | decided later |
@@ -15,7 +20,7 @@ The first row of this table that applies decides. "Copied if small" means: if th
 | a partition with rows was added | copied if small |
 | partitions were removed, or added without rows | reshaped |
 | the log holds rows of a partition that was added and removed between two catalog checks | copied |
-| the log holds a row that does not fit the mirror | reshaped if its rows prove enough, else copied if small |
+| the log holds a row that cannot be read | reshaped if its rows prove enough, else copied if small |
 | a column was added that is NULL in all older rows | reshaped, once the mirror has passed the LSN of the check |
 | nothing has changed | stays |
 
@@ -30,7 +35,7 @@ from typing import Final, Literal
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.structure.differences import Change, Difference
-from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.record import Strange, TableRecord
 from pgcdc_assets.structure.successor import alike, obstacle
 
 PAGE_BYTES: Final = 8192
@@ -107,15 +112,19 @@ def verdict(
     table; None if one can. ``without_rows``: says of a relation's OID whether the relation certainly has no rows.
     ``paused``: applying is paused, so no mirror is changed.
     """
+    unread, lost, partitions = record.unread, _of(found, _NOT_CARRIED), _of(found, {Difference.PARTITIONS})
+    if record.former is not None:
+        return Recopy((lost or partitions)[0].what) if lost or partitions else Later()
     if refusal is not None:
         return SetAside(refusal, refused=True)
     if record.refused:
         return Recopy("can be mirrored now")
-    if lost := _of(found, _NOT_CARRIED):
+    if lost:
         return Recopy(lost[0].what)
+    if unread is not None and unread.how is Strange.ATTACHED:
+        return Recopy(unread.what)
     if files := _of(found, {Difference.NEW_FILES}):
         return _recopied(now, rules, files[0].what)
-    partitions = _of(found, {Difference.PARTITIONS})
     if not record.state.readable:
         return Recopy(partitions[0].what) if partitions else Later()
     if record.reshaping or (paused and (partitions or rules.schema_changes != "set_aside")):
@@ -124,14 +133,14 @@ def verdict(
         return _restructured(record, now, rules, named(structure))
     if partitions:
         return _partitions(record, now, rules, without_rows, partitions[0].what)
-    if record.stray is not None:
-        return Recopy(record.stray)
-    if record.unread is not None:
-        return _restructured(record, now, rules, record.unread)
+    if unread is not None and unread.how is Strange.PARTITION:
+        return Recopy(unread.what)
+    if unread is not None:
+        return _restructured(record, now, rules, unread.what)
     return _columns_added(record, now, rules, found[0].what) if found else Stay()
 
 
-def told(record: TableRecord, found: Sequence[Change]) -> str:
+def reported(record: TableRecord, found: Sequence[Change]) -> str:
     """Those of the changes of a table that are reported, in one line; empty if there are none."""
     silent = {Difference.COLUMN_ADDED} if record.state.readable else {Difference.COLUMN_ADDED, *_STRUCTURE}
     return named([change for change in found if change.difference not in silent])

@@ -52,7 +52,7 @@ def _derived(log: ChangeLog, span: LsnRange) -> tuple[dict[TableName, list[Any]]
         path_of(target.folder).mkdir(parents=True, exist_ok=True)
     done = derive(pickle.loads(pickle.dumps(task)))
     feeds = {t.name: _rows(log, t.name, done.files.get(t.name, []), feed_schema(t)) for t in TABLES.values()}
-    return feeds, (done.set_aside, done.taken)
+    return feeds, (done.ended, done.taken)
 
 
 def _rows(log: ChangeLog, name: TableName, files: list[FeedFile], schema: pa.Schema) -> list[Any]:
@@ -105,7 +105,7 @@ def test_the_transform_takes_as_many_rows_as_the_log_counts(spark: SparkSession,
     parts = transform(
         spark, LogSpan(log, whole(log)), Feeds(log.layout, log.identity), [Followed(table, START) for table in tables]
     )
-    assert {str(name): (part.set_aside, part.counts) for name, part in parts.items()} == {
+    assert {str(name): (part.ended, part.counts) for name, part in parts.items()} == {
         "public.t1": (None, {"insert": 5}),
         "public.t2": (None, {"insert": 4, "truncate": 1}),
     }

@@ -27,8 +27,8 @@ def shape(oid: int, called: str, **known: object) -> Shape:
     return replace(Shape(9, oid, name(called), (), "d", (), name(called)), **known)  # type: ignore[arg-type]
 
 
-def refused(place: Place) -> dict[str, str]:
-    return {table.name: reason for table, reason in place.refused.items()}
+def strange_to(place: Place) -> dict[str, str]:
+    return {table.name: reason for table, reason in place.strange_to.items()}
 
 
 @pytest.mark.parametrize("called", ["t", "other", "u", "p_1"])
@@ -47,42 +47,42 @@ def test_rows_of_a_leaf_go_to_its_root_under_the_leafs_name_at_the_copy(called: 
 def test_a_detached_leaf_ends_the_following_of_its_root() -> None:
     place = ROUTER.place(shape(31, "p_1"))
     assert place.table is None
-    assert refused(place) == {"p": "its partition public.p_1 was detached, whose rows went with it"}
-    assert "was dropped" in refused(ROUTER.place(shape(31, "p_1", catalog_name=None)))["p"]
+    assert strange_to(place) == {"p": "its partition public.p_1 was detached, whose rows went with it"}
+    assert "was dropped" in strange_to(ROUTER.place(shape(31, "p_1", catalog_name=None)))["p"]
 
 
 def test_a_leaf_that_moved_to_another_root_ends_the_following_of_both() -> None:
     place = ROUTER.place(shape(31, "p_1", root=Q.name, root_oid=4))
     assert place.table is None
-    assert refused(place).keys() == {"p", "q"}
+    assert strange_to(place).keys() == {"p", "q"}
     strange = ROUTER.place(shape(31, "p_1", root=name("p"), root_oid=77))
-    assert (strange.table, list(refused(strange))) == (None, ["p"]), "a root of the same name is not the same"
+    assert (strange.table, list(strange_to(strange))) == (None, ["p"]), "a root of the same name is not the same"
 
 
 def test_a_leaf_that_two_roots_had_at_their_copies_belongs_to_its_current_root() -> None:
     both = Router.of([P, replace(Q, leaves=(*Q.leaves, P.leaves[0]))])
     place = both.place(shape(31, "p_1", root=Q.name, root_oid=4))
-    assert (place.table, place.leaf, list(refused(place))) == (Q.name, name("p_1"), ["p"])
+    assert (place.table, place.leaf, list(strange_to(place))) == (Q.name, name("p_1"), ["p"])
 
 
 def test_a_new_partition_ends_the_following_of_its_root() -> None:
     place = ROUTER.place(shape(33, "p_3", root=P.name, root_oid=3))
-    assert (place.table, refused(place)) == (None, {"p": "partition public.p_3 came, maybe with rows in it"})
+    assert (place.table, strange_to(place)) == (None, {"p": "partition public.p_3 came, maybe with rows in it"})
 
 
 def test_a_table_that_became_a_partition_ends_its_own_or_its_roots_following() -> None:
     place = ROUTER.place(shape(1, "t", root=P.name, root_oid=3))
     assert place.table == T.name
-    assert refused(place).keys() == {"p"}
+    assert strange_to(place).keys() == {"p"}
     joined = Router.of([T, replace(P, leaves=(leaf(1, T.name, 1),))])
     place = joined.place(shape(1, "t", root=P.name, root_oid=3))
-    assert (place.table, refused(place)) == (P.name, {"t": "the table became a partition of public.p"})
+    assert (place.table, strange_to(place)) == (P.name, {"t": "the table became a partition of public.p"})
 
 
 def test_another_table_with_the_name_of_a_followed_table_ends_the_following() -> None:
     for place in (ROUTER.place(shape(99, "t")), ROUTER.place(shape(99, "t", catalog_name=None))):
         assert place.table is None
-        assert "made anew, or another one has its name" in refused(place)["t"]
+        assert "made anew, or another one has its name" in strange_to(place)["t"]
     assert ROUTER.place(shape(99, "t", catalog_name=name("x"))) == Place(None), "it gave the name back"
     assert ROUTER.place(shape(99, "x", catalog_name=name("t"))) == Place(None), "it took the name later"
 

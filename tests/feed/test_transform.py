@@ -20,7 +20,7 @@ from pgcdc_assets.feed import task
 from pgcdc_assets.feed import transform as transform_module
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Place, Router
-from pgcdc_assets.feed.schema import feed_name
+from pgcdc_assets.feed.schema import FeedEnd, feed_name
 from pgcdc_assets.feed.transform import grouped, transform
 from pgcdc_assets.log.reader import Segment
 from pgcdc_assets.log.span import LogSpan
@@ -155,7 +155,7 @@ def test_a_feed_of_an_earlier_format_is_begun_again(pipe: Pipeline) -> None:
     pipe.replayed["t"] = pipe.receive()
     pipe.run("INSERT INTO t VALUES (2, 2)")
     part = pipe.derive(pipe.receive())[T]
-    assert part.set_aside is None
+    assert part.ended is None
     assert [(row["id"], row["v"]) for row in pipe.feed("t")] == [(2, 2)]
 
 
@@ -179,11 +179,12 @@ def test_a_row_that_no_rule_covers_sets_its_table_aside(pipe: Pipeline) -> None:
     router = ForgetfulRouter.of(pipe.tables.values())
     followed = [Followed(table, start) for table in pipe.tables.values()]
     before = transform(pipe.spark, LogSpan(pipe.log, LsnRange(start, middle)), pipe.feeds, followed, router=router)
-    assert before[T].set_aside is None
+    assert before[T].ended is None
     parts = transform(pipe.spark, LogSpan(pipe.log, LsnRange(start, end)), pipe.feeds, followed, router=router)
-    assert parts[T].set_aside == (middle, f"the log holds 2 rows of it in {middle}..{end}, of which 0 were taken")
+    reason = f"the log holds 2 rows of it in {middle}..{end}, of which 0 were taken"
+    assert parts[T].ended == FeedEnd(middle, reason)
     assert [row["id"] for row in pipe.feed("t")] == [1]
-    assert parts[TableName("public", "u")].set_aside is None
+    assert parts[TableName("public", "u")].ended is None
     assert [row["id"] for row in pipe.feed("u")] == [1, 2]
 
 

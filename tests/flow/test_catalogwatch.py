@@ -16,8 +16,7 @@ from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.catalogwatch import CatalogWatch
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
-from pgcdc_assets.flow.reshaping import Reshaped
-from pgcdc_assets.flow.structurechanges import land
+from pgcdc_assets.flow.structurechanges import MirrorChange, StructureChanges
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
@@ -80,9 +79,11 @@ class _Source:
 
 
 def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: bool = False) -> None:
-    watch = CatalogWatch(work, _Source(work, empty))  # type: ignore[arg-type]
+    structure = StructureChanges(work)
+    watch = CatalogWatch(work, _Source(work, empty), structure)  # type: ignore[arg-type]
     watch.paused = paused
     watch.compare_all(live)
+    structure.cancel()
 
 
 def test_table_that_is_set_aside_is_still_watched(work: Work) -> None:
@@ -168,7 +169,6 @@ def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
         "watch: table public.new: is published now",
         "watch: table public.c: was called public.a, and its mirror goes on under the new name",
     ]
-    work.reshapes.give_up()
 
 
 @pytest.mark.parametrize(
@@ -182,5 +182,6 @@ def test_log_line_says_that_an_undone_change_was_not_followed(work: Work, now: T
     work.observer = told
     after = successor(B, now, Lsn(20))
     work.progress.reshaping(B.name)
-    assert land(work, Reshaped(after, "column 'v' was renamed to 'w'", 2))
+    change = MirrorChange(after, "column 'v' was renamed to 'w'", version=2)
+    assert StructureChanges(work).take_in(change, Lsn(20))
     assert told.lines == [f"watch: table public.b: column 'v' was renamed to 'w'; {said}, as of 0/14"]

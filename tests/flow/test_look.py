@@ -167,9 +167,9 @@ def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_tim
     assert len(points.all()) == seen, "quiet may have been a partition, and of any partitioned table"
     for name in (QUIET, T):
         assert run.work.progress[name].state.readable, "their rows are followed all the same"
-        assert shown(run.work.progress[name], catalog.named)
-        assert not shown(run.work.progress[name], Lsn(catalog.named - 1))
-    assert catalog.named > run.work.log.position()
+        assert shown(run.work.progress[name], catalog.seen_at)
+        assert not shown(run.work.progress[name], Lsn(catalog.seen_at - 1))
+    assert catalog.seen_at > run.work.log.position()
 
 
 def test_table_that_was_a_partition_before_the_first_check_is_not_listed_then(run: Run) -> None:
@@ -180,7 +180,7 @@ def test_table_that_was_a_partition_before_the_first_check_is_not_listed_then(ru
     run.sync._turns.publish(run.work.log.position())
     for name in (QUIET, T):
         assert not shown(run.work.progress[name], run.work.log.position())
-        assert shown(run.work.progress[name], run.sync._catalog.named)
+        assert shown(run.work.progress[name], run.sync._catalog.seen_at)
 
 
 def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(run: Run) -> None:
@@ -193,7 +193,7 @@ def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(r
     run.land(at_the_snapshot)
     run.sync._turns.publish(at)
     assert not shown(run.work.progress[QUIET], at)
-    assert shown(run.work.progress[QUIET], run.sync._catalog.named)
+    assert shown(run.work.progress[QUIET], run.sync._catalog.seen_at)
 
 
 def test_table_is_not_thinned_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_following_run_waits_without_points_for_a_lock_that_hides_a_row_filter(r
     with database.connect() as other:
         other.execute("BEGIN; LOCK TABLE quiet IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(CopyBlocked, match=r"public\.quiet"):
-            turns.look()
+            turns.check_catalog()
         turns._follow = True
         assert not turns.publish(run.work.log.position())
         assert len(list(points.all())) == before

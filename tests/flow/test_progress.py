@@ -398,18 +398,18 @@ def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progres
         progress.moved(table.name, Lsn(20))
     assert progress.columns_came(B.name, parsed("1:7 2:7"), lambda: Lsn(25)) == 25
     assert progress.columns_came(B.name, parsed("1:7 2:7"), lambda: Lsn(30)) == 25, (
-        "from the first look on that showed it"
+        "from the first check that showed it"
     )
     assert not progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "c"}
-    assert not progress.waits_for_look
+    assert not progress.needs_catalog_check
     progress.moved(B.name, Lsn(25))
-    assert progress.waits_for_look
+    assert progress.needs_catalog_check
     assert progress.columns_came(B.name, parsed("1:7 2:7 3:9"), lambda: Lsn(35)) == 35, "others again"
-    assert not progress.waits_for_look
-    progress.rest(B.name, B)
+    assert not progress.needs_catalog_check
+    progress.unchanged(B.name, B)
     progress.moved(B.name, Lsn(40))
-    assert not progress.waits_for_look
+    assert not progress.needs_catalog_check
 
 
 class Reached:
@@ -427,6 +427,6 @@ class Reached:
 def test_catalog_check_keeps_the_state_of_a_copy_that_begins_beside_it(progress: TablesProgress) -> None:
     """The copies' thread notes the copy while the run's thread notes the columns."""
     begins = Reached(lambda: progress.copying([B], Lsn(10)))
-    progress.columns_seen([B], begins)
+    progress.note_columns([B], begins)
     begins.thread.join()
     assert progress[B.name].state is TableState.COPYING

@@ -153,7 +153,7 @@ def _derived(log: ChangeLog, tables: Sequence[Table]) -> dict[str, FeedPart]:
     for target in task.targets.values():
         path_of(target.folder).mkdir(parents=True, exist_ok=True)
     done = derive(task)
-    assert done.set_aside == {}
+    assert done.ended == {}
     parts = {name: FeedPart(by_name[name], span, tuple(files), None) for name, files in done.files.items()}
     return {title(part.table): part for part in parts.values()}
 

@@ -127,8 +127,8 @@ class Pipeline:
         found = list(parts.values())
         done = apply_tables(self.spark, self.mirrors, found, upto, compaction=self.compaction)
         for name, part in parts.items():
-            if part.set_aside is not None:
-                self.set_aside[name.name] = part.set_aside
+            if part.ended is not None:
+                self.set_aside[name.name] = part.ended.lsn, part.ended.reason
             else:
                 self.tables[name.name] = part.table
                 self.replayed[name.name] = upto

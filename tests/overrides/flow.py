@@ -46,7 +46,7 @@ def structure_is_listed_before_its_look(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.flow.catalogwatch:CatalogWatch.stands",
+    "pgcdc_assets.flow.catalogwatch:CatalogWatch.is_current",
     rule="no point lists a table that DDL before the point has made wrong",
     test="tests/flow/test_look.py::test_no_point_lists_a_table_that_ddl_has_made_wrong",
 )

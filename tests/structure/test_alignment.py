@@ -12,7 +12,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
 from pgcdc_assets.structure.alignment import aligned
-from pgcdc_assets.structure.rowshapes import Refusal, alignment, evolved
+from pgcdc_assets.structure.rowshapes import Unreadable, alignment, table_of_rows
 from tests.structure import marked
 from tests.structure.marked import marks
 
@@ -91,7 +91,7 @@ def test_a_dropped_column_that_the_catalog_still_showed_is_ignored() -> None:
     told = message(TOLD_ID, of("a", attnum=2), of("x", attnum=3), live=(1, 2, 3))
     known = replace(table(ID, A, copied=2), attnums_given=3)
     assert aligned(known, told) == (1, 2, None)
-    assert evolved(known, told, after=Lsn(1)) is known
+    assert table_of_rows(known, told, after=Lsn(1)) is known
 
 
 def test_a_dropped_column_may_have_had_the_name_of_a_later_column() -> None:
@@ -101,30 +101,32 @@ def test_a_dropped_column_may_have_had_the_name_of_a_later_column() -> None:
 
 def test_rows_older_than_a_column_have_its_default_for_older_rows() -> None:
     told = message(TOLD_ID, of("a", attnum=2), live=(1, 2))
-    assert evolved(ADDED, told, after=Lsn(99)) is ADDED
+    assert table_of_rows(ADDED, told, after=Lsn(99)) is ADDED
     route = Route.of(told, ADDED, None, alignment(ADDED, told, Lsn(99)))
     assert [column.missing for column in route.younger] == ["5"]
 
 
 def test_after_the_look_only_the_newest_structure_is_accepted() -> None:
     told = message(TOLD_ID, of("a", attnum=3), live=(1, 3))
-    assert isinstance(evolved(MADE_ANEW, told, after=Lsn(99)), Refusal)
-    assert evolved(MADE_ANEW, told, after=Lsn(100)) is MADE_ANEW
-    assert isinstance(evolved(ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), after=Lsn(100)), Refusal)
+    assert isinstance(table_of_rows(MADE_ANEW, told, after=Lsn(99)), Unreadable)
+    assert table_of_rows(MADE_ANEW, told, after=Lsn(100)) is MADE_ANEW
+    assert isinstance(
+        table_of_rows(ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), after=Lsn(100)), Unreadable
+    )
 
 
 def test_an_older_type_is_accepted_if_its_text_form_is_the_same() -> None:
     known = table(ID, Column(2, "a", TEXT), copied=2, former=(Column(2, "a", VARCHAR), A))
-    assert evolved(known, message(TOLD_ID, of("a", VARCHAR, 2), live=(1, 2)), after=Lsn(1)) is known
-    found = evolved(known, message(TOLD_ID, of("a", INT, 2), live=(1, 2)), after=Lsn(1))
-    assert isinstance(found, Refusal)
+    assert table_of_rows(known, message(TOLD_ID, of("a", VARCHAR, 2), live=(1, 2)), after=Lsn(1)) is known
+    found = table_of_rows(known, message(TOLD_ID, of("a", INT, 2), live=(1, 2)), after=Lsn(1))
+    assert isinstance(found, Unreadable)
     assert found.reason == "the type of column 'a' changed from int4 to text"
 
 
 def test_a_column_that_the_mirror_lacks_waits_for_the_next_look() -> None:
     told = message(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
-    found = evolved(RENAMED, told, after=Lsn(1))
-    assert isinstance(found, Refusal)
+    found = table_of_rows(RENAMED, told, after=Lsn(1))
+    assert isinstance(found, Unreadable)
     assert found.reason == "column 'c' appeared, after others had changed"
 
 
@@ -133,16 +135,16 @@ def test_another_key_is_refused(identity: ReplicaIdentity) -> None:
     """The key is the one in the message or, where the message has none, the one in the catalog."""
     columns = (replace(TOLD_ID, key=False), replace(of("b", attnum=2), key=True))
     told = replace(message(*columns, live=(1, 2)), key_attnums=(2,), key=("b",), replica_identity=identity)
-    found = evolved(RENAMED, told, after=Lsn(1))
-    assert isinstance(found, Refusal)
+    found = table_of_rows(RENAMED, told, after=Lsn(1))
+    assert isinstance(found, Unreadable)
     assert "the key changed from (id) to (b)" in found.reason
 
 
 def test_the_key_is_the_one_that_the_message_flags() -> None:
     """The catalog had another key when it was asked."""
     told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
-    assert evolved(RENAMED, told, after=Lsn(1)) == RENAMED
-    assert evolved(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
+    assert table_of_rows(RENAMED, told, after=Lsn(1)) == RENAMED
+    assert table_of_rows(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
 
 
 def _parted(known: Table, numbering: tuple[tuple[int, int], ...] | None = ((1, 0),), since: int = 100) -> Table:
@@ -159,26 +161,26 @@ def _of_leaf(*columns: ShapeColumn, live: tuple[int, ...]) -> Shape:
 def test_rows_of_a_leaf_are_read_with_the_columns_of_its_root() -> None:
     told = _of_leaf(TOLD_ID, of("for a while"), live=(1, 2))
     known = _parted(RENAMED)
-    assert evolved(known, told, after=Lsn(99)) is known
+    assert table_of_rows(known, told, after=Lsn(99)) is known
     assert alignment(known, told, Lsn(99)) == (1, 2)
     route = Route.of(told, known, TableName("public", "t_1"), alignment(known, told, Lsn(99)))
     assert [(at, column.name) for at, column in route.places] == [(0, "id"), (1, "b")]
     odd = _parted(RENAMED, None)
-    assert isinstance(evolved(odd, told, after=Lsn(99)), Refusal)
+    assert isinstance(table_of_rows(odd, told, after=Lsn(99)), Unreadable)
     assert alignment(odd, told, Lsn(99)) is None
     gone = replace(told, relation_id=8)
-    assert isinstance(evolved(known, gone, after=Lsn(99)), Refusal), "a leaf that the mirror does not have"
+    assert isinstance(table_of_rows(known, gone, after=Lsn(99)), Unreadable), "a leaf that the mirror does not have"
 
 
 def test_a_later_look_at_leaves_does_not_change_the_reading_of_columns() -> None:
     """After the look that showed the columns, rows are read by column name, even if leaves come and go later."""
     known = _parted(MADE_ANEW)
     told = _of_leaf(TOLD_ID, of("a", attnum=3), live=(1, 3))
-    assert isinstance(evolved(known, told, after=Lsn(99)), Refusal)
-    assert evolved(known, told, after=Lsn(100)) is known
+    assert isinstance(table_of_rows(known, told, after=Lsn(99)), Unreadable)
+    assert table_of_rows(known, told, after=Lsn(100)) is known
     assert alignment(known, told, Lsn(100)) is None
     unchanged = _parted(MADE_ANEW, since=0)
-    assert evolved(unchanged, told, after=Lsn(1)) is unchanged, "leaves alone came and went"
+    assert table_of_rows(unchanged, told, after=Lsn(1)) is unchanged, "leaves alone came and went"
 
 
 def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
@@ -187,7 +189,7 @@ def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
     known = _parted(table(*columns, copied=3, former=(Column(3, "b", INT),)), ((1, 0), (2, 1)))
     for name, attnum in (("b", None), ("x", 2), ("for a while", None)):
         told = _of_leaf(TOLD_ID, of(name, attnum=attnum), live=(1, 2, 3))
-        assert evolved(known, told, after=Lsn(99)) is known
+        assert table_of_rows(known, told, after=Lsn(99)) is known
         assert alignment(known, told, Lsn(99)) == (1, 3)
     told = _of_leaf(TOLD_ID, of("x", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     assert alignment(known, told, Lsn(99)) == (1, 3, 4)
@@ -208,9 +210,9 @@ def test_a_leaf_column_replaced_under_its_old_name_is_refused(told: tuple[ShapeC
     lineage = Lineage(1, 3, 1, left=(8,))
     known = replace(_parted(table(ID, Column(3, "b", INT), copied=3), ((1, 0), (2, 1))), lineage=lineage)
     same = _of_leaf(TOLD_ID, of("b", attnum=2), live=(1, 2))
-    assert evolved(known, same, after=Lsn(1)) is known
-    found = evolved(known, _of_leaf(*told, live=tuple(c.attnum or 0 for c in told)), after=Lsn(1))
-    assert isinstance(found, Refusal)
+    assert table_of_rows(known, same, after=Lsn(1)) is known
+    found = table_of_rows(known, _of_leaf(*told, live=tuple(c.attnum or 0 for c in told)), after=Lsn(1))
+    assert isinstance(found, Unreadable)
     assert found.reason == reason
 
 
@@ -221,6 +223,6 @@ def test_a_new_column_of_a_leaf_with_fewer_columns_has_the_attnum_of_its_root() 
     told = _of_leaf(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     facts = RelationFacts(replace(known, oid=7, columns=(ID, Column(2, "b", INT), new), marks=marks(relfilenode=70),
                                   lineage=None, leaves=()))  # fmt: skip
-    after = evolved(known, told, facts, after=Lsn(300))
+    after = table_of_rows(known, told, facts, after=Lsn(300))
     assert isinstance(after, Table)
     assert after.columns[-1] == replace(new, attnum=5), "the fourth was dropped before the leaf was made"

@@ -10,7 +10,7 @@ from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.marks import Files
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
-from pgcdc_assets.structure.rowshapes import Refusal, added, evolved, together
+from pgcdc_assets.structure.rowshapes import Unreadable, added, table_of_rows, together
 from tests.structure import marked
 from tests.structure.marked import marks, remarked
 
@@ -41,20 +41,20 @@ def facts(*columns: Column, relfilenode: int = 50) -> RelationFacts:
     return RelationFacts(remarked(replace(TABLE, columns=(*TABLE.columns, *columns)), relfilenode=relfilenode))
 
 
-def reason(found: Table | Refusal) -> str:
-    assert isinstance(found, Refusal)
+def reason(found: Table | Unreadable) -> str:
+    assert isinstance(found, Unreadable)
     return found.reason
 
 
 def test_an_unchanged_relation_is_followed() -> None:
-    assert evolved(TABLE, shape(ID, B, N)) is TABLE
+    assert table_of_rows(TABLE, shape(ID, B, N)) is TABLE
 
 
 def test_a_new_nullable_column_is_followed() -> None:
-    after = evolved(TABLE, shape(ID, B, N, NEW), facts(Column(5, "c", TEXT)))
+    after = table_of_rows(TABLE, shape(ID, B, N, NEW), facts(Column(5, "c", TEXT)))
     assert isinstance(after, Table)
     assert added(TABLE, after) == (Column(5, "c", TEXT),)
-    assert evolved(after, shape(ID, B, N, NEW)) is after
+    assert table_of_rows(after, shape(ID, B, N, NEW)) is after
 
 
 @pytest.mark.parametrize(
@@ -75,66 +75,72 @@ def test_a_new_nullable_column_is_followed() -> None:
 def test_a_change_that_cannot_be_followed_is_refused_with_its_reason(
     columns: tuple[ShapeColumn, ...], told: RelationFacts | None, words: str
 ) -> None:
-    assert words in reason(evolved(TABLE, shape(*columns), told))
+    assert words in reason(table_of_rows(TABLE, shape(*columns), told))
 
 
 def test_another_key_is_refused() -> None:
     flagged = (replace(ID, key=False), replace(B, key=True), N)
-    assert "the key changed from (id) to (b)" in reason(evolved(TABLE, shape(*flagged, key=("id",))))
-    assert evolved(TABLE, shape(ID, B, N, key=("b",))) is TABLE, "the catalog was asked later"
+    assert "the key changed from (id) to (b)" in reason(table_of_rows(TABLE, shape(*flagged, key=("id",))))
+    assert table_of_rows(TABLE, shape(ID, B, N, key=("b",))) is TABLE, "the catalog was asked later"
     full = shape(*(replace(column, key=True) for column in (ID, B, N)), key=("b",), identity="f")
-    assert "the key changed from (id) to (b)" in reason(evolved(TABLE, full))
+    assert "the key changed from (id) to (b)" in reason(table_of_rows(TABLE, full))
 
 
 def test_a_multiset_needs_replica_identity_full() -> None:
     table = replace(TABLE, key=(), replica_identity="f")
-    assert evolved(table, shape(ID, B, N, key=(), identity="f")) is table
-    assert "FULL" in reason(evolved(table, shape(ID, B, N, key=())))
+    assert table_of_rows(table, shape(ID, B, N, key=(), identity="f")) is table
+    assert "FULL" in reason(table_of_rows(table, shape(ID, B, N, key=())))
     more = shape(ID, B, N, NEW, key=(), identity="f")
-    assert "no key" in reason(evolved(table, more, facts(Column(5, "c", TEXT)))), "it is copied"
+    assert "no key" in reason(table_of_rows(table, more, facts(Column(5, "c", TEXT)))), "it is copied"
 
 
 def test_a_relation_missing_from_the_catalog_is_matched_by_name_and_type() -> None:
     forgotten = [replace(column, attnum=None) for column in (ID, B, N)]
-    assert evolved(TABLE, shape(*forgotten)) is TABLE
+    assert table_of_rows(TABLE, shape(*forgotten)) is TABLE
     other_type = [*forgotten[:2], replace(N, attnum=None, type=TEXT)]
-    assert "dropped and made anew" in reason(evolved(TABLE, shape(*other_type)))
+    assert "dropped and made anew" in reason(table_of_rows(TABLE, shape(*other_type)))
     swapped = [forgotten[0], forgotten[2], forgotten[1]]
-    assert "changed names with each other" in reason(evolved(TABLE, shape(*swapped))), "a message is in their order"
+    assert "changed names with each other" in reason(table_of_rows(TABLE, shape(*swapped))), (
+        "a message is in their order"
+    )
 
 
 def test_a_column_missing_by_name_is_matched_while_its_attnum_exists() -> None:
     lost = replace(shape(ID, replace(B, attnum=None), N), attnums=frozenset((1, 2, 4)))
-    assert evolved(TABLE, lost) is TABLE
+    assert table_of_rows(TABLE, lost) is TABLE
     dropped = replace(lost, attnums=frozenset((1, 4, 5)))
-    assert "'b' was dropped or renamed soon after" in reason(evolved(TABLE, dropped)), "another may have had its name"
+    assert "'b' was dropped or renamed soon after" in reason(table_of_rows(TABLE, dropped)), (
+        "another may have had its name"
+    )
     swapped = replace(lost, columns=(ID, replace(N, attnum=None), replace(B, attnum=None)))
-    assert "changed names with each other" in reason(evolved(TABLE, swapped))
+    assert "changed names with each other" in reason(table_of_rows(TABLE, swapped))
 
 
 def test_a_new_column_may_have_the_values_of_a_dropped_column() -> None:
     there = RelationFacts(remarked(replace(TABLE, columns=(*TABLE.columns, Column(6, "c", TEXT))), "1:7 2:7 4:7 6:9"))
-    found = evolved(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), there)
+    found = table_of_rows(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), there)
     assert "beside one that was dropped" in reason(found)
     unpublished = RelationFacts(remarked(there.table or TABLE, "1:7 2:7 4:7 5:8 6:9"))
-    assert isinstance(evolved(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), unpublished), Table)
+    assert isinstance(table_of_rows(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), unpublished), Table)
     older = remarked(TABLE, "1:7 2:7 4:7 5:6")
-    assert isinstance(evolved(older, shape(ID, B, N, replace(NEW, attnum=6)), there), Table), "gone before the copy"
+    assert isinstance(table_of_rows(older, shape(ID, B, N, replace(NEW, attnum=6)), there), Table), (
+        "gone before the copy"
+    )
 
 
 def test_columns_added_since_may_be_missing_only_in_past_messages() -> None:
     after = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
-    assert evolved(after, shape(ID, B, N), past=True) is after
-    assert "dropped" in reason(evolved(after, shape(ID, B, N)))
+    assert table_of_rows(after, shape(ID, B, N), past=True) is after
+    assert "dropped" in reason(table_of_rows(after, shape(ID, B, N)))
 
 
 def test_columns_of_a_leaf_are_compared_by_name() -> None:
     leaf = TableName("public", "t_1")
     root = replace(TABLE, partitioned=True, leaves=(marked.leaf(7, leaf, 70),))
     columns = (replace(B, attnum=1), replace(ID, attnum=2), replace(N, attnum=3))
-    assert evolved(root, shape(*columns, oid=7, leaf=leaf)) is root
+    assert table_of_rows(root, shape(*columns, oid=7, leaf=leaf)) is root
     told = RelationFacts(replace(TABLE, columns=(Column(4, "c", TEXT),), marks=marks(relfilenode=70), root=NAME))
-    after = evolved(root, shape(*columns, replace(NEW, attnum=4), oid=7, leaf=leaf), told)
+    after = table_of_rows(root, shape(*columns, replace(NEW, attnum=4), oid=7, leaf=leaf), told)
     assert "in another order" in reason(after)
 
 
@@ -146,13 +152,13 @@ def test_a_new_column_of_two_leaves_is_one_column_of_the_root() -> None:
     for leaf, attnum in ((leaves[0], 6), (leaves[1], 5)):
         column, rows = Column(attnum, "c", TEXT), marks(f"1:7 2:7 4:7 {attnum}:9", relfilenode=70)
         told = RelationFacts(replace(TABLE, columns=(column,), root=NAME, marks=rows))
-        found = evolved(root, shape(ID, B, N, replace(NEW, attnum=attnum), oid=leaf.oid, leaf=leaf.name), told)
+        found = table_of_rows(root, shape(ID, B, N, replace(NEW, attnum=attnum), oid=leaf.oid, leaf=leaf.name), told)
         assert isinstance(found, Table), reason(found)
         assert added(root, found) == (Column(6, "c", TEXT),)
         later = replace(NEW, attnum=attnum + 1)
         told = RelationFacts(replace(TABLE, columns=(replace(column, attnum=attnum + 1),), root=NAME,
                                      marks=marks(f"1:7 2:7 4:7 {attnum + 1}:9", relfilenode=70)))  # fmt: skip
-        found = evolved(root, shape(ID, B, N, later, oid=leaf.oid, leaf=leaf.name), told)
+        found = table_of_rows(root, shape(ID, B, N, later, oid=leaf.oid, leaf=leaf.name), told)
         assert "beside one that was dropped" in reason(found), "one came and went since the copy"
 
 
@@ -160,15 +166,15 @@ def test_a_rewritten_leaf_may_hold_values_in_a_new_column() -> None:
     """The root, whose relation the stream names, has no rows of its own."""
     root = replace(TABLE, partitioned=True, marks=marks(), leaves=(marked.leaf(7, TableName("public", "t_1"), 70),))
     wider = replace(root, columns=(*TABLE.columns, Column(5, "c", TEXT)))
-    assert isinstance(evolved(root, shape(ID, B, N, NEW), RelationFacts(wider)), Table)
+    assert isinstance(table_of_rows(root, shape(ID, B, N, NEW), RelationFacts(wider)), Table)
     rewritten = replace(wider, leaves=(replace(root.leaves[0], files=Files(71)),))
-    assert "rewritten" in reason(evolved(root, shape(ID, B, N, NEW), RelationFacts(rewritten)))
+    assert "rewritten" in reason(table_of_rows(root, shape(ID, B, N, NEW), RelationFacts(rewritten)))
 
 
 def test_swapped_columns_of_a_leaf_are_found_by_the_attnums_of_the_leaf() -> None:
     root = replace(TABLE, partitioned=True, leaves=(marked.leaf(7, TableName("public", "t_1"), 70),))
     swapped = (replace(B, attnum=3), replace(ID, attnum=1), N)
-    assert "changed names" in reason(evolved(root, shape(*swapped, oid=7, leaf=TableName("public", "t_1"))))
+    assert "changed names" in reason(table_of_rows(root, shape(*swapped, oid=7, leaf=TableName("public", "t_1"))))
 
 
 def test_columns_of_all_versions_of_a_table_are_combined() -> None:

@@ -12,7 +12,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.structure.differences import changes
-from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.record import Strange, TableRecord, UnreadRows
 from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, Rules, SetAside, Stay, Verdict, verdict
 from tests.structure.marked import leaf, marks, parsed, remarked
 
@@ -32,7 +32,13 @@ TRUNCATED_UNTOLD = replace(
 FOLLOWED = TableRecord(T, TableState.STREAMING, Lsn(20), 3)
 PARTED = replace(FOLLOWED, table=P)
 ASIDE = replace(FOLLOWED, state=TableState.SET_ASIDE, reason="a row cannot be read")
-STRAY, UNREAD = replace(FOLLOWED, stray="a partition came"), replace(FOLLOWED, unread="column 'b' was dropped")
+STRAY, ATTACHED, UNREAD = (
+    replace(FOLLOWED, unread=UnreadRows(how, what)) for how, what in (
+        (Strange.PARTITION, "a partition came"), (Strange.ATTACHED, "it was a partition for a while"),
+        (Strange.STRUCTURE, "column 'b' was dropped"),
+    )
+)  # fmt: skip
+MOVING = replace(FOLLOWED, state=TableState.WAITING, former=TableName("public", "s"))
 RESHAPED = replace(UNREAD, table=replace(T, lineage=Lineage(1, 2, 15)))
 REWRITE, WORD = Rules("rewrite", 1 << 20), Rules("set_aside", 1 << 20)
 BY_ROWS = 'column "a" was renamed to "b"'
@@ -72,6 +78,12 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
         pytest.param(PARTED, replace(P, leaves=(P1, P2)), REWRITE, Recopy(
                      "has a new partition public.p12, with rows in it", restructured=True), id="partition with rows"),
         pytest.param(STRAY, T, REWRITE, Recopy("a partition came"), id="rows of a partition that went"),
+        pytest.param(ATTACHED, RENAMED, REWRITE, Recopy("it was a partition for a while"),
+                     id="rows that came as rows of another table"),
+        pytest.param(MOVING, RENAMED, REWRITE, Later(), id="table renamed, and a column"),
+        pytest.param(MOVING, replace(T, oid=2), REWRITE, Recopy("was dropped and made anew"),
+                     id="table renamed and made anew"),
+        pytest.param(UNREAD, T, WORD, SetAside("column 'b' was dropped"), id="rows that cannot be read, by word"),
         pytest.param(UNREAD, T, REWRITE, Reshape("column 'b' was dropped"), id="rows that cannot be read"),
         pytest.param(RESHAPED, T, REWRITE, Recopy("column 'b' was dropped", restructured=True),
                      id="rows that the newest structure cannot read"),
@@ -96,7 +108,7 @@ def test_a_new_partition_without_rows_is_followed() -> None:
 
 
 @pytest.mark.parametrize("now", [RENAMED, ADDED, T], ids=["renamed", "added", "as before"])
-def test_while_applies_are_paused_a_later_look_decides(now: Table) -> None:
+def test_while_applies_are_paused_a_later_catalog_check_decides(now: Table) -> None:
     assert decided(FOLLOWED, now, REWRITE, paused=True) == Later()
 
 

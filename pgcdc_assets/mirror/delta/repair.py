@@ -50,8 +50,8 @@ def repair_table(
         return nothing
     whole, feeds = LsnRange(start, replay_lsn), Feeds(mirrors.layout, mirrors.identity)
     part = transform(spark, LogSpan(log, whole), feeds, [Followed(table, start)], again=True)[table.name]
-    if part.set_aside is not None:
-        raise NotRepairable(part.set_aside[1], thing=str(table.name), lsn=part.set_aside[0], do=_again(table))
+    if part.ended is not None:
+        raise NotRepairable(part.ended.reason, thing=str(table.name), lsn=part.ended.lsn, do=_again(table))
     pending = PendingChanges.of(mirrors.layout, part, whole)
     if pending is None:
         return nothing
