@@ -33,7 +33,7 @@ from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.delta.logfiles import commit_actions
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.decide import Bounds
-from pgcdc_assets.flow.thinning import EVERY
+from pgcdc_assets.flow.maintenance import THIN_AFTER_VERSIONS
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, compact_file
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
@@ -78,7 +78,7 @@ class Day:
             started = time.monotonic()
             for number in range(turns):
                 turner.take(CHANGES)
-                if number % EVERY == EVERY - 1:
+                if number % THIN_AFTER_VERSIONS == THIN_AFTER_VERSIONS - 1:
                     turner.thin()
                 time.sleep(max(0.0, started + (number + 1) * second - time.monotonic()))
             left, wrote = _size(path_of(turner.mirror.path)), turner.written

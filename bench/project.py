@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Observer, Silent
+from pgcdc_assets.flow.reports import Observer, Silent
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup

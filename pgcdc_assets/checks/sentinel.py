@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from pgcdc_assets.checks.status import lowest_replayed
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.flow import lock, sentinel
+from pgcdc_assets.flow import lock
+from pgcdc_assets.flow.requests import operator_requests
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.projectsource import source_of
@@ -63,7 +64,7 @@ def positions(settings: Settings) -> Positions:
         flushed = log.position() if log.exists else None
         source = flush_lsn(conn)
     written = Lsn.parse(row[0]) if row and row[0] else None
-    told, holder = sentinel.read(layout), lock.holder(layout)
+    told, holder = operator_requests(layout), lock.holder(layout)
     return Positions(
         source=source,
         write=max((lsn for lsn in (written, flushed) if lsn is not None), default=None),

@@ -39,10 +39,10 @@ from pgcdc_assets.errors import (
     WrongLake,
     WrongSource,
 )
-from pgcdc_assets.flow import hold, lock, outcomes
-from pgcdc_assets.flow.hold import Hold
+from pgcdc_assets.flow import lock, outcomes
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.flow.ownlake import refuse_other_lake
+from pgcdc_assets.flow.requests import UNNAMED_SECONDS, VerifyRequest, verify_request
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.progressfile import Announcement, announced
 from pgcdc_assets.log.spill import PreparedFolder
@@ -82,7 +82,7 @@ class Status:
     """Transactions in progress of which a running receiver already holds a part."""
     prepared: tuple[PreparedTransaction, ...] = ()
     """Prepared transactions whose content the lake keeps until COMMIT PREPARED or ROLLBACK PREPARED, oldest first."""
-    hold: Hold | None = None
+    hold: VerifyRequest | None = None
     """The request of a running ``verify`` for a consistent point at its LSN. As long as the request has no LSN, the
     sync begins no turn, up to a time limit."""
     at_work: str | None = None
@@ -162,7 +162,7 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     found.sort(key=lambda problem: problem.severity != "error")
     told = _status(facts, found, last)
     return replace(
-        told, in_progress=announced(settings.layout), prepared=tuple(prepared), hold=hold.current(settings.layout)
+        told, in_progress=announced(settings.layout), prepared=tuple(prepared), hold=verify_request(settings.layout)
     )
 
 
@@ -324,7 +324,7 @@ def _nameless(layout: Layout) -> list[Problem]:
     """Problems for locks that another program holds, so that the lock file does not say who the holder is."""
     stopped: dict[Location, tuple[Severity, str]] = {
         layout.lock: ("error", "nothing can be written to the lake"),
-        layout.hold: ("warning", f"mirrors wait for it for {hold.UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused"),
+        layout.hold: ("warning", f"mirrors wait for it for {UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused"),
         layout.waiting: ("warning", "commands that wait for a running sync are refused"),
     }
     do = "end it: a backup, for one, may lock the files that it reads; `fuser` and `lslocks` name the process"

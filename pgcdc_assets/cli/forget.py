@@ -19,7 +19,7 @@ def forget(tables: tuple[TableName, ...], yes: bool) -> int:
     """Delete mirrors and feeds of tables no longer followed. A running sync gives way."""
     from pgcdc_assets.cli.jobs import project_settings
     from pgcdc_assets.flow.engine import Engine
-    from pgcdc_assets.flow.observer import Silent
+    from pgcdc_assets.flow.reports import Silent
 
     class Waiting(Silent):
         """Reports on stderr what the command waits for."""

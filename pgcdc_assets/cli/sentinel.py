@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 @click.option("--clear", is_flag=True, help="Take it back: follow on.")
 def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
     """Make the running sync, and the sensor's runs, end at an LSN. Later runs end there too, until --clear."""
-    from pgcdc_assets.flow import sentinel
+    from pgcdc_assets.flow.requests import follow_until
 
     if (lsn is not None) + current + clear != 1:
         raise click.UsageError("Give an LSN, --current or --clear.")
     settings = _set_up()
     if current:
         lsn = _source_position(settings)
-    sentinel.follow_until(settings.layout, lsn)
+    follow_until(settings.layout, lsn)
     say("following goes on" if lsn is None else f"following ends at {lsn}")
     return 0
 
@@ -64,9 +64,9 @@ def positions(as_json: bool) -> int:
 
 
 def _pause(*, paused: bool) -> int:
-    from pgcdc_assets.flow import sentinel
+    from pgcdc_assets.flow.requests import pause_apply
 
-    changed = sentinel.pause_apply(_set_up().layout, paused=paused)
+    changed = pause_apply(_set_up().layout, paused=paused)
     already = "" if changed else " already"
     say(f"apply is paused{already}: changes go into the log alone" if paused else f"changes are applied{already}")
     return 0

@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def endpos(self) -> Location:
-        """The file with the LSN at which following ends; see :mod:`pgcdc_assets.flow.sentinel`."""
+        """The file with the LSN at which following ends; see :mod:`pgcdc_assets.flow.requests`."""
         return self.own / "endpos"
 
     @property

@@ -54,7 +54,7 @@ def look(
     origin: str = Origins.ANY,
 ) -> SourceLook:
     """The present positions of source and lake. Raises SlotMissing, or an error of the connection."""
-    from pgcdc_assets.flow import sentinel
+    from pgcdc_assets.flow.requests import operator_requests
     from pgcdc_assets.log.reader import ChangeLog
 
     slot = catalog.identity.slot
@@ -64,7 +64,7 @@ def look(
     active, (confirmed, restart, flushed) = found[0], (Lsn.parse(text) for text in found[1:])
     log = ChangeLog(layout)
     position = log.position() if log.exists else confirmed
-    told = sentinel.read(layout)
+    told = operator_requests(layout)
     seen = SourceLook(
         now=time.time(),
         flush_lsn=flushed,

@@ -13,7 +13,7 @@ from pgcdc_assets.settings import MASTER, SPARK_MASTER, Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.engine import Engine
-    from pgcdc_assets.flow.observer import Observer
+    from pgcdc_assets.flow.reports import Observer
     from pgcdc_assets.source.connect.connection import SourceConnection
 
 

@@ -12,9 +12,8 @@ from pgcdc_assets.errors import NotRepairable, PgcdcError, RangeGap, UsageError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.transform import transform
-from pgcdc_assets.flow.closing import range_report
 from pgcdc_assets.flow.messages import derive_messages
-from pgcdc_assets.flow.ranges import summed
+from pgcdc_assets.flow.ranges import range_report, summed
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.turn import record, take_turn
 from pgcdc_assets.flow.work import Work

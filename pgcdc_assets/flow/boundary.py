@@ -14,7 +14,8 @@ from typing import Protocol
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, LakeError, LockHeld
-from pgcdc_assets.flow import hold, lock, sentinel
+from pgcdc_assets.flow import lock
+from pgcdc_assets.flow.requests import PlacedRequest, apply_paused, operator_requests, place_verify_request
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
@@ -48,7 +49,7 @@ class Boundary:
         self._conninfo = conninfo
         self._sync_to = sync_to
         self._on_wait = on_wait
-        self._request: hold.HoldRequest | None = None
+        self._request: PlacedRequest | None = None
 
     def prepare(self) -> None:
         """Catch up before the snapshot is taken, unless a sync is running. LakeError if no table can be compared."""
@@ -76,7 +77,7 @@ class Boundary:
         while True:
             self._wait_for_old_transactions(deadline)
             with ExitStack() as attempt:
-                self._request = attempt.enter_context(hold.placed(self._layout))
+                self._request = attempt.enter_context(place_verify_request(self._layout))
                 try:
                     taken = attempt.enter_context(
                         exported_snapshot(self._conninfo, lock_seconds=HELD_SECONDS, on_wait=self._on_wait)
@@ -146,8 +147,8 @@ class Boundary:
 
     def _refuse(self) -> None:
         """Raise LakeError if no point can be made, because no table is followed or applying is paused."""
-        if sentinel.read(self._layout).paused:
-            raise sentinel.apply_paused(self._layout)
+        if operator_requests(self._layout).paused:
+            raise apply_paused(self._layout)
         states = {row.state for row in TableStates(self._layout).all().values()}
         if any(state.readable for state in states):
             return

@@ -1,10 +1,14 @@
-"""Checks the source's catalog for changes that the stream does not carry: at the start of a run, when ranges close, and
-from time to time while the run is idle."""
+"""Checks the source's catalog for what the stream does not carry: at the start of a run, when ranges close, and from
+time to time while the run is idle. Mirrors then get the structures, names and comments of their tables.
+
+Comments change no row and no position, and need no exact LSN. A mirror that cannot take them is still followed. A copy
+has the comments of its snapshot as soon as it is committed. A change of the structure keeps the comments.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
@@ -12,6 +16,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.marks import Marks, rewritten
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
+from pgcdc_assets.failures import contained
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.structurechanges import StructureChanges
 from pgcdc_assets.flow.work import Work
@@ -20,6 +25,41 @@ from pgcdc_assets.source.catalog.tables import CatalogSnapshot
 from pgcdc_assets.structure.differences import changes
 from pgcdc_assets.structure.record import TableRecord
 from pgcdc_assets.structure.verdict import Rules, reported, verdict
+
+
+def carry_comments(work: Work) -> bool:
+    """Give followed mirrors the comments that the catalog check showed, in one commit of metadata each; returns whether
+    any mirror got some. A failure is reported once. That mirror gets its comments when they change again."""
+    carried = False
+    for table in list(_commented(work)):
+        version = None
+        if not table.comments_read:
+            work.observer.progress("watch", unread_comments(table.name))
+        with contained() as failed:
+            version = work.target.comment(table)
+            carried = True
+        if failed.reason is not None:
+            what = f"the mirror of {table.name} lacks the comments of its table: {failed.reason}"
+            work.observer.progress("watch", what)
+        work.progress.commented(table.name, table.comments, version)
+    return carried
+
+
+def unread_comments(name: TableName) -> str:
+    return f"the mirror of {name} lacks a comment of its table: it is not text in the source's encoding"
+
+
+def _commented(work: Work) -> Iterator[Table]:
+    """The followed tables whose comments have changed, with their new comments."""
+    shown = {table.oid: table for table in work.catalog.tables}
+    for entry in work.progress.followed():
+        live = shown.get(entry.table.oid)
+        if live is None or entry.reshaping:
+            continue
+        columns = {0, *(column.attnum for column in entry.table.columns)}
+        comments = tuple(one for one in live.comments if one[0] in columns)
+        if comments != entry.table.comments:
+            yield replace(entry.table, comments=comments)
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.flow.ranges import up_to
 from pgcdc_assets.log.summary import BatchSummary
 
 GATHERED_BYTES = 64 << 20
@@ -170,6 +169,18 @@ def _boundary(view: View, tables: Sequence[Standing], limit: Lsn, shares: int) -
     waiting = _waiting(view, tables, limit)
     taken = up_to(waiting, shares * view.share_bytes)
     return limit if len(taken) == len(waiting) else min(limit, taken[-1].end)
+
+
+def up_to(batches: Sequence[BatchSummary], max_bytes: int) -> list[BatchSummary]:
+    """The first batches that together reach ``max_bytes`` of payload. One turn takes at most these."""
+    taken: list[BatchSummary] = []
+    size = 0
+    for batch in batches:
+        taken.append(batch)
+        size += batch.bytes
+        if size >= max_bytes:
+            break
+    return taken
 
 
 def _waiting(view: View, tables: Sequence[Standing], limit: Lsn) -> Sequence[BatchSummary]:

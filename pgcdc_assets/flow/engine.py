@@ -30,23 +30,20 @@ from pgcdc_assets.errors import (
     SourceUnavailable,
 )
 from pgcdc_assets.failures import machine_told
-from pgcdc_assets.flow import backfill, sentinel
+from pgcdc_assets.flow import backfill
 from pgcdc_assets.flow.catalogwatch import refuse_emptied
 from pgcdc_assets.flow.copies import COPY_ROUNDS
 from pgcdc_assets.flow.decide import Bounds
-from pgcdc_assets.flow.forgetting import ForgetReport, forget
 from pgcdc_assets.flow.lock import free_again, lake_in_turn, lake_lock
-from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
+from pgcdc_assets.flow.maintenance import Allowance, ForgetReport, Maintenance, MaintenanceReport, forget_tables
 from pgcdc_assets.flow.messages import begin_messages
-from pgcdc_assets.flow.newtables import publish_new
-from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outage import Outage
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.ownlake import note_lake, refuse_other_lake, refuse_taken_slot
 from pgcdc_assets.flow.progress import TablesProgress
-from pgcdc_assets.flow.reports import RangeReport, SyncReport
-from pgcdc_assets.flow.sentinel import apply_paused
-from pgcdc_assets.flow.stream import LogStream
+from pgcdc_assets.flow.reports import Observer, RangeReport, SyncReport
+from pgcdc_assets.flow.requests import apply_paused, operator_requests
+from pgcdc_assets.flow.stream import LogStream, publish_new
 from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
@@ -193,10 +190,10 @@ class Engine:
     def forget(self, tables: Sequence[TableName]) -> ForgetReport:
         """Delete the mirrors of tables that are no longer followed. The source is not used."""
         with self._by_hand(OperationKind.FORGETTING) as work:
-            return forget(work, tables)
+            return forget_tables(work, tables)
 
     def _refuse_while_paused(self) -> None:
-        if sentinel.read(self._settings.layout).paused:
+        if operator_requests(self._settings.layout).paused:
             raise apply_paused(self._settings.layout)
 
     def _at_once(self, *, gives_way: bool) -> AbstractContextManager[None]:

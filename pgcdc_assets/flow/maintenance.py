@@ -1,20 +1,25 @@
-"""Maintains a lake, under its lock: deletes what nobody needs, and merges small files.
+"""Deletes what nobody needs, and merges small files, under the lake's lock.
 
 The order of the steps makes a kill at any time harmless, because nothing is deleted while a point still promises it to
 readers. First a new consistent point names the versions that OPTIMIZE wrote. Then old points are deleted, then the
 oldest part of the log, and files last. Each step is one commit, and finds its work by reading the lake. So the next
 maintenance continues where this one was killed.
+
+A run also deletes old points, and the versions between them, so that the lake does not grow with the number of turns.
+The mirrors of tables that are no longer followed are deleted only if somebody asks for it, because a mirror may be the
+last copy of a table that was dropped.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from typing import Final
 
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -22,10 +27,10 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import LogFile, log_cut, oldest_kept
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import IdentityMismatch, LakeError
+from pgcdc_assets.errors import IdentityMismatch, LakeError, UnknownTable, UsageError
+from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.messages import messages_needed
-from pgcdc_assets.flow.thinning import prune_points
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.upkeep import forget, sweep_log
 from pgcdc_assets.mirror.target import Freed
@@ -34,6 +39,105 @@ from pgcdc_assets.points.points import Point
 from pgcdc_assets.points.states import StateRow
 from pgcdc_assets.points.untaken import UntakenLedger
 from pgcdc_assets.store import storage
+
+THIN_AFTER_VERSIONS: Final = 600
+"""A mirror is thinned after this many versions: ten minutes at one turn per second."""
+PRUNE_SECONDS: Final = 600.0
+"""Seconds after which points are pruned even if no mirror is due, for example if many tables change, each rarely."""
+
+
+def prune_points(work: Work, now: datetime) -> int:
+    """Delete the points that the retention and its ladder do not keep; returns the number of deleted points."""
+    span = min(work.settings.retention, retention.LONGEST_POINTS)
+    followed = [entry.table.name for entry in work.progress.followed()]
+    oldest = retention.oldest_kept(now, span, retention.GRACE)
+    return work.progress.points.prune(oldest, followed, now)
+
+
+class Thinning:
+    """The thinning of one run. It remembers the version at which each mirror was last checked."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._seen = {entry.table.name: entry.version for entry in work.progress}
+        self._pruned = time.monotonic()
+
+    def after_range(self, tables: Iterable[TableName]) -> None:
+        """Thin the changed tables that have got many new versions since they were last checked."""
+        due = [name for name in tables if self._is_due(name)]
+        # Read before the points are pruned, because readers may still use versions that the old points promised.
+        promised = self._work.progress.points.versions(due) if due else {}
+        if due or time.monotonic() - self._pruned >= PRUNE_SECONDS:
+            prune_points(self._work, datetime.now(UTC))
+            self._pruned = time.monotonic()
+        for name in due:
+            self._thin(name, promised.get(name, frozenset()))
+
+    def _is_due(self, name: TableName) -> bool:
+        """Whether the table has many new versions, and the newest point lists it.
+
+        If a point lists the table, the listed version and all newer versions stay, so the run can still make them
+        durable. No copy of the table is in progress either, whose files no version names yet.
+        """
+        progress = self._work.progress
+        if name not in progress or progress[name].state is not TableState.STREAMING:
+            return False
+        version = progress[name].version
+        before = self._seen.setdefault(name, version)
+        if version // THIN_AFTER_VERSIONS == before // THIN_AFTER_VERSIONS:
+            return False
+        self._seen[name] = version
+        return True
+
+    def _thin(self, name: TableName, promised: frozenset[int]) -> None:
+        """Delete old versions of one mirror. If the mirror cannot be read, the other mirrors are still thinned. The
+        next turn that needs the mirror reports what is wrong."""
+        work = self._work
+        with contained() as failed:
+            work.target.let_go(name, promised, retention.GRACE, lambda: True)
+        if failed.reason is not None:
+            work.observer.progress("maintain", f"the old versions of {name} stay: {failed.reason}")
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What was deleted of one table: its mirror and its change feed."""
+
+    table: TableName
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ForgetReport:
+    tables: Sequence[Forgotten]
+
+
+def forget_tables(work: Work, tables: Sequence[TableName]) -> ForgetReport:
+    """Delete the mirrors and feeds of these tables. The points that list the tables can no longer read them.
+
+    Nothing is deleted if one of the tables is followed (UsageError), or has no mirror in the lake (UnknownTable).
+    """
+    for name in tables:
+        _refuse(work, name)
+    return ForgetReport([_forgotten(work, name) for name in dict.fromkeys(tables)])
+
+
+def _refuse(work: Work, name: TableName) -> None:
+    if name in work.progress:
+        do = "leave it out by the setting `tables`, or drop it, and run `pgcdc sync` first"
+        raise UsageError("is followed, so its mirror stays", thing=f"table {name}", do=do)
+    if (waiting := next((one for one in work.progress if one.former == name), None)) is not None:
+        do = f"run `pgcdc sync` first: {waiting.table.name} goes on with it"
+        raise UsageError("is what another table goes on with", thing=f"mirror {name}", do=do)
+    if not work.target.keeps(name):
+        raise UnknownTable("has no mirror in this lake", thing=str(name))
+
+
+def _forgotten(work: Work, name: TableName) -> Forgotten:
+    of_feed, of_mirror = work.feeds.remove(name), work.target.forget(name)
+    work.observer.progress("forget", f"table {name}: its mirror and feed are deleted")
+    return Forgotten(name, of_feed[0] + of_mirror.files, of_feed[1] + of_mirror.bytes)
 
 
 @dataclass

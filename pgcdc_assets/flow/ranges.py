@@ -1,8 +1,13 @@
-"""Decides when a range is closed, and sums up what it held.
+"""The ranges of a run. What its turns take is counted into the open range. When the range is closed, its report is
+written and its many small files are merged.
 
 Batches serve latency. Ranges serve people and backfills. A range is one or more whole batches. It is closed when it has
 reached a size, or a minimum age. What a closed range held is counted from the log's own summaries. So if a run dies
 before its range is closed, the next run counts everything.
+
+The rows that the receiver counted for each relation are compared with the followed tables: a report explains the rows
+that no mirror takes. The transform does the other half: it sets a table aside if its feed lacks a row of the table
+(:func:`pgcdc_assets.feed.transform.transform`).
 """
 
 from __future__ import annotations
@@ -11,12 +16,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.flow.reports import TableTurn
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.failures import contained
+from pgcdc_assets.feed.routing import Router, known_leaves
+from pgcdc_assets.flow.maintenance import Thinning
+from pgcdc_assets.flow.messages import merge_messages, messages_report
+from pgcdc_assets.flow.reports import RangeReport, TableTurn, Untaken
+from pgcdc_assets.flow.stream import LogStream
+from pgcdc_assets.flow.turn import Turn
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.summary import ROW_KINDS, BatchSummary
+from pgcdc_assets.log.upkeep import compact
+from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
+from pgcdc_assets.protocol.shape import Shape
+from pgcdc_assets.source.catalog.tables import TablePatterns
+from pgcdc_assets.structure.record import TableRecord
 
 
 @dataclass
@@ -90,13 +113,198 @@ def rows_by_kind(batches: Sequence[BatchSummary]) -> dict[str, int]:
     return {kind: total[kind] for kind in ROW_KINDS}
 
 
-def up_to(batches: Sequence[BatchSummary], max_bytes: int) -> list[BatchSummary]:
-    """The first batches that together reach ``max_bytes`` of payload. One turn takes at most these."""
-    taken: list[BatchSummary] = []
-    size = 0
-    for batch in batches:
-        taken.append(batch)
-        size += batch.bytes
-        if size >= max_bytes:
-            break
-    return taken
+class Why(StrEnum):
+    """Why rows went into no mirror."""
+
+    LEFT_OUT = "the setting `tables` leaves it out"
+    COPY = "its table waits for a copy, which will hold them"
+    RENAMED = "its table was renamed, and its mirror takes them under the new name"
+    SET_ASIDE = "its table is set aside"
+    LEFT = "its partition went, and its rows with it"
+    UNKNOWN = "it belongs to no table that is followed"
+
+
+def untaken(work: Work, span: LogSpan) -> list[Untaken]:
+    """The rows of ``span`` that no followed table takes, by relation."""
+    counts = span.rows
+    if not counts:
+        return []
+    router = work.progress.router
+    shapes = {shape.relation_id: shape for shape in span.shapes.values()}
+    if lacking := counts.keys() - shapes.keys():
+        raise LogCorrupt(f"counts rows of relation {min(lacking)}, which it does not describe", lsn=span.lsns.start)
+    others = [shapes[relation] for relation in sorted(counts) if router.place(shapes[relation]).table is None]
+    every = Router.of(entry.table for entry in work.progress) if others else router
+    return [Untaken(s.relation_id, s.table, counts[s.relation_id].total(), _why(work, every, s)) for s in others]
+
+
+def keep_untaken(work: Work, batches: Sequence[BatchSummary], found: Sequence[Untaken]) -> None:
+    """Store the counts of rows of relations that belong to no table, so that ``status`` reports them after the run.
+
+    If a run died before its range was closed, the next run counts the same batches again. Batches whose rows are stored
+    already are left out then.
+    """
+    lost = [entry for entry in found if entry.why is Why.UNKNOWN]
+    if not lost:
+        return
+    ledger = UntakenLedger(work.layout)
+    known = ledger.all()
+    new: list[UntakenRows] = []
+    for entry in lost:
+        stored = known[entry.relation_id].end if entry.relation_id in known else ZERO
+        holding = [batch for batch in batches if batch.end > stored and _rows(batch, entry.relation_id)]
+        if holding:
+            rows = sum(_rows(batch, entry.relation_id) for batch in holding)
+            span = (holding[0].start, holding[-1].start, holding[-1].end)
+            new.append(UntakenRows(entry.relation_id, entry.name, rows, *span))
+    ledger.add(new)
+
+
+def _rows(batch: BatchSummary, relation: int) -> int:
+    return sum(batch.rows.get(relation, {}).values())
+
+
+def _came(work: Work, table: Table, leaf: int) -> bool:
+    """Whether a leaf whose rows the table does not take yet has its rows in the stream now. It was unlogged, or was not
+    attached for a while. A catalog check then has the table copied again, with the leaf."""
+    now = work.catalog.table(table.name)
+    known = {one.oid for one in table.outside} | {one.oid for one in (now.leaves if now is not None else ())}
+    return leaf in known
+
+
+def _why(work: Work, every: Router, shape: Shape) -> Why:
+    place = every.place(shape)
+    entries = [work.progress[name] for name in place.concerned]
+    if any(entry.state is TableState.SET_ASIDE for entry in entries):
+        return Why.SET_ASIDE
+    if entries:
+        return Why.RENAMED if all(entry.former for entry in entries) else Why.COPY
+    if holders := [entry for entry in work.progress if shape.relation_id in known_leaves(entry.table)]:
+        if not any(_came(work, entry.table, shape.relation_id) for entry in holders):
+            return Why.LEFT
+        return Why.SET_ASIDE if any(entry.state is TableState.SET_ASIDE for entry in holders) else Why.COPY
+    meant = TablePatterns.parse(work.settings.tables).match(shape.root or shape.table)
+    return Why.UNKNOWN if meant else Why.LEFT_OUT
+
+
+class RunRanges:
+    """The ranges of one run. Every method runs in the run's own thread."""
+
+    def __init__(self, work: Work, stream: LogStream) -> None:
+        self._work = work
+        self._stream = stream
+        known = work.observer.known_ranges()
+        start = known[-1].end if known else work.log.start
+        self._open = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
+        self._counted = start
+        """Batches up to this LSN are counted."""
+        self._thinning = Thinning(work)
+        self._told: set[tuple[int, str]] = set()
+        """Relations, and reasons why no mirror takes their rows, that were reported already."""
+        self.turns = self.transactions = self.rows = 0
+
+    @property
+    def due(self) -> bool:
+        return self._open.due
+
+    def count(self, log: LogSpan, turn: Turn) -> None:
+        """Count a turn of all tables, with its batches."""
+        batches = log.ending_within(self._counted, turn.upto)
+        if batches:
+            self._counted = batches[-1].end
+            self._open.add(batches, turn.tables, turn.seconds)
+            self.transactions += sum(batch.transactions for batch in batches)
+            self.rows += sum(sum(kinds.values()) for batch in batches for kinds in batch.counts.values())
+            self._tell_untaken(log.part(LsnRange(batches[0].start, batches[-1].end)))
+        self.count_late(turn)
+
+    def count_late(self, turn: Turn) -> None:
+        """Count a turn of late tables. Its batches were counted already, in a turn of the other tables."""
+        self.turns += bool(turn.tables)
+
+    def close(self) -> None:
+        """Close the open range, if it holds anything."""
+        if self._open.empty:
+            return
+        report = closed_range(self._work, self._open, self._stream.source_position())
+        self._work.observer.range_closed(report)
+        merge_files(self._work, report)
+        self._thinning.after_range(report.tables)
+
+    def _tell_untaken(self, span: LogSpan) -> None:
+        """Report once for each relation why no mirror takes its rows."""
+        for rows in untaken(self._work, span):
+            if (rows.relation_id, rows.why) not in self._told:
+                self._told.add((rows.relation_id, rows.why))
+                what = f"rows of {rows.name} go into no mirror: {rows.why}"
+                self._work.observer.progress("transform", what, lsn=str(span.lsns.start))
+
+
+def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> RangeReport:
+    """Close the range; returns its report. ``source_position``: the source's flush LSN now."""
+    lsns, turns, seconds = open_range.close()
+    span = LogSpan(work.log, lsns)
+    report = range_report(work, span, turns, seconds, source_position)
+    keep_untaken(work, span.batches, report.untaken)
+    return report
+
+
+def merge_files(work: Work, report: RangeReport) -> None:
+    """Merge the small files of batches and turns into one file per range, so that later turns read log and feeds
+    fast."""
+    compact(work.log, report.span)
+    merge_messages(work)
+    for name in report.tables:
+        if name in work.progress:
+            _merge_feed(work, work.progress[name])
+
+
+def _merge_feed(work: Work, entry: TableRecord) -> None:
+    """Merge a feed's small files. If this fails, the files stay. The mirror has applied them already, and goes on."""
+    with contained() as failed:
+        work.feeds.open(entry.table).compact(entry.replay_lsn)
+    if failed.reason is not None:
+        work.observer.progress("apply", f"the change feed of {entry.table.name} is not merged: {failed.reason}; "
+                               "`pgcdc repair` of the ranges that it holds derives them again")  # fmt: skip
+
+
+def range_report(
+    work: Work,
+    span: LogSpan,
+    turns: dict[TableName, TableTurn],
+    seconds: dict[str, float],
+    source_position: Lsn,
+) -> RangeReport:
+    replay_lsn, batches = work.progress.replay_lsn, span.batches
+    last_commit = max((batch.last_commit_ts for batch in batches if batch.last_commit_ts is not None), default=None)
+    return RangeReport(
+        span=span.lsns,
+        transactions=sum(batch.transactions for batch in batches),
+        rows=rows_by_kind(batches),
+        bytes=sum(batch.bytes for batch in batches),
+        transform_lsn=work.log.position(),
+        replay_lsn=replay_lsn,
+        lag_bytes=max(0, source_position - replay_lsn),
+        lag_seconds=None if last_commit is None else max(0.0, (datetime.now(UTC) - last_commit).total_seconds()),
+        tables={**_from_log(work, span), **turns},
+        seconds=seconds,
+        untaken=untaken(work, span),
+        messages=messages_report(work, batches),
+    )
+
+
+def _from_log(work: Work, span: LogSpan) -> dict[TableName, TableTurn]:
+    """The changed tables, as the log counts their rows. Changes that an earlier run applied before it died are
+    included."""
+    router = work.progress.router
+    places = {shape.relation_id: router.place(shape).table for shape in span.shapes.values()}
+    changes: dict[TableName, Counter[str]] = {}
+    for relation, kinds in span.rows.items():
+        if (name := places.get(relation)) is not None:
+            changes.setdefault(name, Counter()).update(kinds)
+    result: dict[TableName, TableTurn] = {}
+    for name, counts in changes.items():
+        if name in work.progress:
+            entry = work.progress[name]
+            result[name] = TableTurn(name, entry.replay_lsn, entry.version, changes=dict(counts))
+    return result

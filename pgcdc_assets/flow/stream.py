@@ -1,4 +1,5 @@
-"""The run's view of its receiver: how far the log is complete, and how far the receiver has to go."""
+"""The run's view of its receiver and of its source: how far the log is complete, how far the receiver has to go, and
+what the catalog shows."""
 
 from __future__ import annotations
 
@@ -8,16 +9,32 @@ from typing import Any
 
 import psycopg
 
-from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.catalog import Catalog, relations_of
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.flow.newtables import publish_new
+from pgcdc_assets.flow.reports import Observer
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event, EventName
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.pgclass import without_rows
 from pgcdc_assets.source.catalog.tables import CatalogSnapshot
+from pgcdc_assets.source.setup.publications import OwnPair
 from pgcdc_assets.source.slot.positions import boundary, flush_lsn
+
+
+def publish_new(
+    conn: psycopg.Connection[Any], settings: Settings, catalog: Catalog, states: TableStates, observer: Observer
+) -> None:  # fmt: skip
+    """Publish the tables and partitions that match the setting ``tables`` and are in no publication yet, and report
+    them. Tables that ``catalog`` or ``states`` know were published before; their publication stays as it is."""
+
+    def known() -> set[int]:
+        return relations_of([*catalog.tables, *states.tables()])
+
+    for name in OwnPair.of(conn, settings).add_new(known):
+        observer.progress("watch", f"table {name}: came, and is published from now on")
 
 
 class LogStream:

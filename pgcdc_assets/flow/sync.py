@@ -8,13 +8,13 @@ import time
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import SourceUnavailable
-from pgcdc_assets.flow import lock, sentinel
+from pgcdc_assets.flow import lock
 from pgcdc_assets.flow.catalogwatch import CatalogWatch
-from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import Bounds, Situation, finished
+from pgcdc_assets.flow.ranges import RunRanges
 from pgcdc_assets.flow.reports import SyncReport
-from pgcdc_assets.flow.sentinel import Sentinel
+from pgcdc_assets.flow.requests import OperatorRequests, operator_requests
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.structurechanges import StructureChanges
 from pgcdc_assets.flow.turns import Turns
@@ -38,7 +38,7 @@ class Sync:
                             follow=bounds.follow)  # fmt: skip
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
-        self._sentinel = Sentinel()
+        self._operator = OperatorRequests()
         self._gave_way = False
         self._lost: SourceUnavailable | None = None
 
@@ -169,8 +169,8 @@ class Sync:
     def _read_operator(self) -> None:
         """Carry out the operator's requests since the last call: where following ends, and whether changes are
         applied."""
-        before, now = self._sentinel, sentinel.read(self._work.layout)
-        self._sentinel = now
+        before, now = self._operator, operator_requests(self._work.layout)
+        self._operator = now
         self._copies.paused = self._catalog.paused = self._paused
         if self.following and now.endpos != before.endpos:
             if now.endpos is None:
@@ -184,7 +184,7 @@ class Sync:
 
     @property
     def _paused(self) -> bool:
-        return self._bounds.receive_only or self._sentinel.paused
+        return self._bounds.receive_only or self._operator.paused
 
     @property
     def following(self) -> bool:
@@ -198,7 +198,7 @@ class Sync:
         situation = Situation(
             running_seconds=now - self._started,
             idle_seconds=now - self._moved,
-            following=self.following and self._sentinel.endpos is None,
+            following=self.following and self._operator.endpos is None,
             copying=self.copying,
             awaited=self._gave_way or self._bounds.give_way.is_set(),
             arrived=self._stream.arrived,

@@ -10,13 +10,12 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked
-from pgcdc_assets.flow import hold
-from pgcdc_assets.flow.catalogwatch import CatalogWatch
-from pgcdc_assets.flow.closing import RunRanges
-from pgcdc_assets.flow.commenting import carry_comments
+from pgcdc_assets.flow.catalogwatch import CatalogWatch, carry_comments
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import PointDue, Standing, TakeLateTurn, TakeTurn, View, next_step
 from pgcdc_assets.flow.messages import messages_at, take_messages
+from pgcdc_assets.flow.ranges import RunRanges
+from pgcdc_assets.flow.requests import VerifyRequests
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work
@@ -37,7 +36,7 @@ class Turns:
         self._copies = copies
         self._ranges = ranges
         self._succeed = succeed
-        self.requests = hold.Requests(work.layout)
+        self.requests = VerifyRequests(work.layout)
         self._follow = follow
         self._reported: set[TableName] = set()
         """Tables for which this run has reported that another writer changed rows of the mirror."""

@@ -8,9 +8,9 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.feed.table import Feeds
-from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
 from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.flow.reports import Observer
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.settings import Settings

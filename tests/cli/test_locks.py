@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.flow import hold
+from pgcdc_assets.flow.requests import place_verify_request
 from tests.cli.conftest import Shell
 
 
 def test_status_shows_the_request_of_a_running_verify(shell: Shell) -> None:
     shell.pgcdc("setup")
-    with hold.placed(Layout.of(shell.folder / "lake")) as request:
+    with place_verify_request(Layout.of(shell.folder / "lake")) as request:
         assert f"held                 by `pgcdc verify` (pid {os.getpid()}): no turn begins" in shell.pgcdc("status")
         request.at(Lsn(16))
         assert f"held                 by `pgcdc verify` (pid {os.getpid()}), at 0/10\n" in shell.pgcdc("status")

@@ -18,8 +18,8 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance
-from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.ownlake import note_lake
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.project import load_catalog, load_note
 from pgcdc_assets.settings import STATE_FOLDER, Settings

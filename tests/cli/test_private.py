@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.flow.requests import place_verify_request
 from pgcdc_assets.project import INSTANCE_YAML, dagster_home, workspace_file
 from pgcdc_assets.store.private import private_log
 from tests.cli.conftest import Shell
@@ -36,7 +36,7 @@ def test_everything_that_commands_create_is_private(shell: Shell) -> None:
 
 
 def test_a_lake_folder_created_by_verify_is_private(tmp_path: Path) -> None:
-    with hold.placed(Layout.of(tmp_path / "lake")):
+    with place_verify_request(Layout.of(tmp_path / "lake")):
         assert mode(tmp_path / "lake") == 0o700
 
 

@@ -22,7 +22,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.project import save_catalog

@@ -16,8 +16,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
-from pgcdc_assets.flow.observer import Observer
-from pgcdc_assets.flow.reports import MessagesReport, RangeReport, SyncReport, TableTurn
+from pgcdc_assets.flow.reports import MessagesReport, Observer, RangeReport, SyncReport, TableTurn
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.processname import ProcessName

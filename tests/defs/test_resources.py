@@ -15,7 +15,7 @@ from dagster_pyspark import LazyPySparkResource
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.defs.resources import Engines, LakeSpark
 from pgcdc_assets.errors import SettingsError
-from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark import session as sessions
 

@@ -22,8 +22,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow import lock
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.reports import Silent, SyncReport
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings

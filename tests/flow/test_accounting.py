@@ -20,9 +20,9 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
-from pgcdc_assets.flow.accounting import Why, untaken
-from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.flow.ranges import Why, untaken
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.span import LogSpan

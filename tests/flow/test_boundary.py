@@ -17,8 +17,9 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, LakeError
-from pgcdc_assets.flow import boundary, hold, lock
+from pgcdc_assets.flow import boundary, lock
 from pgcdc_assets.flow.boundary import Boundary, SyncTo
+from pgcdc_assets.flow.requests import PlacedRequest, verify_request
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
@@ -138,13 +139,13 @@ def test_verify_waits_for_an_open_transaction_without_holding_the_sync(
             wait_for(lambda: _oldest(conn) > 0.2, what="an old transaction")
         thread.start()
         wait_for(lambda: bool(waited), what="a word about the transaction")
-        assert hold.current(settings.layout) is None, "the sync starts no turn while verify waits"
+        assert verify_request(settings.layout) is None, "the sync starts no turn while verify waits"
         assert not taken.is_set()
     assert taken.wait(60)
-    assert hold.current(settings.layout) is not None
+    assert verify_request(settings.layout) is not None
     compared.set()
     thread.join(60)
-    assert hold.current(settings.layout) is None
+    assert verify_request(settings.layout) is None
 
 
 def _oldest(conn: SourceConnection) -> float:
@@ -162,7 +163,7 @@ def test_transaction_that_never_ends_is_named(
         _boundary(settings).snapshot(),
     ):
         pass
-    assert hold.current(settings.layout) is None
+    assert verify_request(settings.layout) is None
 
 
 def test_snapshot_held_up_by_a_young_transaction_is_taken_again(
@@ -214,7 +215,7 @@ def test_snapshot_that_took_too_long_is_taken_again(
 ) -> None:
     """After some time the running sync goes on by itself, and may have passed the snapshot's LSN."""
     late, points = iter([True, False]), list[Lsn]()
-    monkeypatch.setattr(hold.HoldRequest, "is_late", property(lambda request: next(late)))
+    monkeypatch.setattr(PlacedRequest, "is_late", property(lambda request: next(late)))
 
     @contextmanager
     def taken(*args: Any, **options: Any) -> Iterator[Snapshot]:

@@ -14,8 +14,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.catalogwatch import CatalogWatch
-from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.flow.structurechanges import MirrorChange, StructureChanges
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog

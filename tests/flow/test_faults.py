@@ -11,10 +11,10 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked
-from pgcdc_assets.flow import copies, copying
+from pgcdc_assets.flow import copies
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.flow.turns import Turns
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import CopyReport
@@ -59,7 +59,7 @@ def test_stop_ends_a_copy_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> 
         return real(*args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "exported_snapshot", stopped)
+        patch.setattr(copies, "exported_snapshot", stopped)
         assert rig.sync(follow=True, stop=stop).copied == []
     assert {copy.table for copy in rig.sync().copied} == {T, U}
     rig.assert_equal()

@@ -15,10 +15,11 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LockHeld, NotRepairable, RangeGap, UnknownTable
-from pgcdc_assets.flow import hold, lock, outcomes
+from pgcdc_assets.flow import lock, outcomes
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.requests import place_verify_request
 from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
@@ -117,7 +118,7 @@ def test_verify_goes_first_and_only_one_command_may_wait(rig: Rig) -> None:
     rig.sync()
     layout, reports, stop = rig.settings.layout, list[SyncReport](), threading.Event()
     waits = threading.Thread(target=lambda: reports.append(rig.engine("snapshot").sync(Bounds(), copy_anew=[U])))
-    with following(rig), hold.placed(layout) as held:
+    with following(rig), place_verify_request(layout) as held:
         wait_for(rig.streaming, what="the stream")
         threading.Timer(1, stop.set).start()
         with pytest.raises(LockHeld, match="`pgcdc follow`"):

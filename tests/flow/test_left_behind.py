@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from pgcdc_assets.cli.sync import _code
-from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import Silent
 from tests.flow.rig import Rig, T, newest
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]

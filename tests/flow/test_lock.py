@@ -16,8 +16,9 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LockHeld, MachineError
-from pgcdc_assets.flow import hold
+from pgcdc_assets.flow import requests as requests_module
 from pgcdc_assets.flow.lock import LockHolder, free_again, holder, lake_in_turn, lake_lock, nameless, waiting
+from pgcdc_assets.flow.requests import VerifyRequest, VerifyRequests, place_verify_request, verify_request
 from pgcdc_assets.store.local import path_of
 from tests.waiting import wait_for
 
@@ -75,30 +76,30 @@ def test_unwritable_lake_is_a_machine_error(tmp_path: Path) -> None:
 
 
 def test_hold_request_is_seen_before_and_after_it_names_its_lsn(layout: Layout) -> None:
-    assert hold.current(layout) is None
-    with hold.placed(layout) as request:
-        assert hold.current(layout) == hold.Hold(None)
+    assert verify_request(layout) is None
+    with place_verify_request(layout) as request:
+        assert verify_request(layout) == VerifyRequest(None)
         request.at(Lsn.parse("16/B374D848"))
-        assert hold.current(layout) == hold.Hold(Lsn.parse("16/B374D848"))
-        with pytest.raises(LockHeld), hold.placed(layout):
+        assert verify_request(layout) == VerifyRequest(Lsn.parse("16/B374D848"))
+        with pytest.raises(LockHeld), place_verify_request(layout):
             pass
-    assert hold.current(layout) is None
+    assert verify_request(layout) is None
 
 
 def test_hold_request_counts_for_a_limited_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold, "UNNAMED_SECONDS", 0.2)
-    requests = hold.Requests(layout)
-    with hold.placed(layout) as request:
-        assert requests.current() == hold.Hold(None)
+    monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
+    requests = VerifyRequests(layout)
+    with place_verify_request(layout) as request:
+        assert requests.current() == VerifyRequest(None)
         assert not request.is_late
         wait_for(lambda: requests.current() is None, what="the end of the time")
-        monkeypatch.setattr(hold, "NAMING_SECONDS", 0.1)
+        monkeypatch.setattr(requests_module, "NAMING_SECONDS", 0.1)
         assert request.is_late
         request.at(Lsn(16))
         assert requests.current() is None, "the run may have passed the LSN"
-    with hold.placed(layout) as request:
+    with place_verify_request(layout) as request:
         request.at(Lsn(32))
-        assert requests.current() == hold.Hold(Lsn(32)), "another request has a time of its own"
+        assert requests.current() == VerifyRequest(Lsn(32)), "another request has a time of its own"
 
 
 @contextmanager
@@ -115,21 +116,21 @@ def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterato
 def test_unreadable_hold_request_names_no_lsn(layout: Layout, text: str) -> None:
     with _locked_by_a_stranger(layout.hold):
         path_of(layout.hold).write_text(text)
-        assert hold.current(layout) == hold.Hold(None)
+        assert verify_request(layout) == VerifyRequest(None)
 
 
 def test_foreign_lock_delays_turns_for_a_limited_time_and_is_named(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hold, "UNNAMED_SECONDS", 0.2)
-    requests = hold.Requests(layout)
+    monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
+    requests = VerifyRequests(layout)
     with _locked_by_a_stranger(layout.hold):
-        assert requests.current() == hold.Hold(None)
+        assert requests.current() == VerifyRequest(None)
         wait_for(lambda: requests.current() is None, what="the end of the time")
         assert nameless(layout) == [layout.hold]
     assert requests.current() is None
     with _locked_by_a_stranger(layout.hold):
-        assert requests.current() == hold.Hold(None), "another lock has a time of its own"
+        assert requests.current() == VerifyRequest(None), "another lock has a time of its own"
     with _locked_by_a_stranger(layout.waiting):
         assert waiting(layout) is None, "a sync that follows would give way for ever"
         assert nameless(layout) == [layout.waiting]
@@ -137,14 +138,14 @@ def test_foreign_lock_delays_turns_for_a_limited_time_and_is_named(
         pass
     with _locked_by_a_stranger(layout.lock, fcntl.LOCK_SH):
         assert nameless(layout) == [layout.lock], "a shared lock keeps us from writing, too"
-    with lake_lock(layout, "sync"), hold.placed(layout):
+    with lake_lock(layout, "sync"), place_verify_request(layout):
         assert nameless(layout) == []
 
 
 def test_lock_files_can_be_locked_only_by_their_owner(layout: Layout) -> None:
     with lake_lock(layout, "sync"):
         path_of(layout.lock).chmod(0o644)
-    with lake_lock(layout, "sync"), hold.placed(layout):
+    with lake_lock(layout, "sync"), place_verify_request(layout):
         modes = {S_IMODE(path_of(place).stat().st_mode) for place in (layout.lock, layout.hold)}
     assert modes == {0o600}
 

@@ -15,11 +15,12 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked
-from pgcdc_assets.flow import thinning
-from pgcdc_assets.flow.copying import Copied
+from pgcdc_assets.flow import maintenance
+from pgcdc_assets.flow.copies import Copied
 from pgcdc_assets.flow.decide import Bounds
-from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.maintenance import Thinning
 from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
@@ -199,9 +200,9 @@ def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(r
 def test_table_is_not_thinned_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old files of a copy in progress belong to no version yet. A table that no point lists keeps its older
     versions."""
-    monkeypatch.setattr(thinning, "EVERY", 2)
+    monkeypatch.setattr(maintenance, "THIN_AFTER_VERSIONS", 2)
     assert run.listed() == {QUIET, T}
-    progress, due = run.work.progress, thinning.Thinning(run.work)
+    progress, due = run.work.progress, Thinning(run.work)
     table, at = progress[QUIET].table, run.work.log.position()
     progress.moved(QUIET, at, 5)
     progress.copying([table], at)

@@ -23,8 +23,8 @@ from pgcdc_assets.feed import messages as feed_messages
 from pgcdc_assets.flow import messages as flow_messages
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
-from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.outcomes import OperationKind
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of

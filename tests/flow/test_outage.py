@@ -20,8 +20,7 @@ from pgcdc_assets.flow import outage
 from pgcdc_assets.flow.copies import COPY_ROUNDS
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.reports import Silent, SyncReport
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
 from tests.flow.rig import Rig, following, newest, rig_of

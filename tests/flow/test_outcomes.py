@@ -25,8 +25,8 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance
-from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings

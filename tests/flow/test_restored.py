@@ -11,7 +11,7 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import LogAhead
-from pgcdc_assets.flow import hold
+from pgcdc_assets.flow.requests import place_verify_request
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
@@ -58,7 +58,7 @@ def test_source_restored_to_below_the_newest_point_is_refused(
     copied(server.data, backup)
     server.start(survive=False)
     points, log = ConsistentPoints(rig.settings.layout), ChangeLog(rig.settings.layout)
-    with hold.placed(rig.settings.layout) as request, database.connect() as conn:
+    with place_verify_request(rig.settings.layout) as request, database.connect() as conn:
         rig.conn = conn
         foreign(server)
         at = rig.flush()

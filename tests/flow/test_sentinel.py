@@ -10,10 +10,9 @@ from pgcdc_assets.checks.sentinel import positions
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.flow import sentinel
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.reports import SyncReport
-from pgcdc_assets.flow.sentinel import Sentinel
+from pgcdc_assets.flow.requests import OperatorRequests, follow_until, operator_requests, pause_apply
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.store import storage
 from tests.flow.rig import Rig, T, U, following, newest
@@ -40,18 +39,18 @@ def _ids(rig: Rig) -> set[int]:
 
 def test_request_stays_in_force_until_it_is_withdrawn(rig: Rig) -> None:
     layout = rig.settings.layout
-    assert sentinel.read(layout) == Sentinel()
-    sentinel.follow_until(layout, Lsn(0x10))
-    assert sentinel.pause_apply(layout, paused=True)
-    assert not sentinel.pause_apply(layout, paused=True)
-    assert sentinel.read(layout) == Sentinel(Lsn(0x10), paused=True)
-    assert sentinel.read(layout).reached(Lsn(0x10))
-    sentinel.follow_until(layout, None)
-    assert sentinel.pause_apply(layout, paused=False)
-    assert sentinel.read(layout) == Sentinel()
+    assert operator_requests(layout) == OperatorRequests()
+    follow_until(layout, Lsn(0x10))
+    assert pause_apply(layout, paused=True)
+    assert not pause_apply(layout, paused=True)
+    assert operator_requests(layout) == OperatorRequests(Lsn(0x10), paused=True)
+    assert operator_requests(layout).reached(Lsn(0x10))
+    follow_until(layout, None)
+    assert pause_apply(layout, paused=False)
+    assert operator_requests(layout) == OperatorRequests()
     storage.replace(layout.endpos, b"nowhere")
     with pytest.raises(LakeError, match="does not hold an LSN"):
-        sentinel.read(layout)
+        operator_requests(layout)
 
 
 def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
@@ -60,7 +59,7 @@ def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
     rig.sync()
     point = newest(rig)
     with following(rig):
-        sentinel.pause_apply(layout, paused=True)
+        pause_apply(layout, paused=True)
         # The run reads the request after it has received new changes, and before it applies them.
         # The run records the log at its start, up to here at most.
         before = rig.flush()
@@ -79,7 +78,7 @@ def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
         ):
             with pytest.raises(LakeError, match=r"paused.*pgcdc resume apply"):
                 refused()
-        sentinel.pause_apply(layout, paused=False)
+        pause_apply(layout, paused=False)
         wait_for(lambda: newest(rig).replay_lsn >= at, what="the change in the mirror")
     rig.assert_equal()
 
@@ -108,19 +107,19 @@ def test_following_run_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
     if early:
         end = _write(rig, 1001)
         _write(rig, 1002)
-        sentinel.follow_until(layout, end)
+        follow_until(layout, end)
         run.start()
     else:
         run.start()
         wait_for(rig.streaming, what="the stream")
         first = _write(rig, 1000)
         # A request that is withdrawn before it is reached ends nothing.
-        sentinel.follow_until(layout, Lsn(first + (1 << 40)))
+        follow_until(layout, Lsn(first + (1 << 40)))
         wait_for(lambda: 1000 in _ids(rig), what="the first change")
-        sentinel.follow_until(layout, None)
+        follow_until(layout, None)
         # The end is far ahead: records of the server itself move the log on.
         end = Lsn(rig.flush() + (1 << 20))
-        sentinel.follow_until(layout, end)
+        follow_until(layout, end)
         _write(rig, 1001)
         # The change is applied only after the run has read the request.
         wait_for(lambda: 1001 in _ids(rig), what="the second change")
@@ -134,6 +133,6 @@ def test_following_run_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
     assert 1002 not in _ids(rig)
     assert positions(rig.settings).endpos == end
 
-    sentinel.follow_until(layout, None)
+    follow_until(layout, None)
     rig.sync()
     rig.assert_equal()

@@ -14,7 +14,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.flow.decide import Bounds
-from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.fix_postgres import Database

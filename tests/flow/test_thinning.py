@@ -8,7 +8,7 @@ import pytest
 
 from pgcdc_assets.core import retention
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.flow import thinning
+from pgcdc_assets.flow import maintenance
 from pgcdc_assets.mirror.delta.mirror import PROPERTIES
 from pgcdc_assets.mirror.delta.versionexpiry import Unneeded
 from pgcdc_assets.points.points import ConsistentPoints
@@ -25,7 +25,7 @@ def commits(rig: Rig, table: str) -> int:
 def test_files_do_not_grow_with_the_number_of_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(retention, "LADDER", ((timedelta(0), timedelta(days=40_000)),))
-    monkeypatch.setattr(thinning, "EVERY", 3)
+    monkeypatch.setattr(maintenance, "THIN_AFTER_VERSIONS", 3)
     monkeypatch.setitem(PROPERTIES, "delta.checkpointInterval", "3")
     delete = Unneeded.delete
 

@@ -23,8 +23,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.reports import Silent, SyncReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings

@@ -25,7 +25,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.project import change_note, load_note, save_catalog

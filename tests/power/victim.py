@@ -19,7 +19,7 @@ from pgcdc_assets.feed import table
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.maintenance import Allowance
-from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.log import commit
 from pgcdc_assets.mirror.delta import mirror
 from pgcdc_assets.mirror.delta.compaction import Compaction

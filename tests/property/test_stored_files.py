@@ -25,7 +25,14 @@ from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.delta.vectors import read_vector
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.flow import hold, lock, outcomes, sentinel
+from pgcdc_assets.flow import lock, outcomes
+from pgcdc_assets.flow.requests import (
+    VerifyRequests,
+    follow_until,
+    operator_requests,
+    place_verify_request,
+    verify_request,
+)
 from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.commitfacts import CommitFacts
 from pgcdc_assets.log.reader import ChangeLog
@@ -151,7 +158,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored
     TableStates(layout).set(CATALOG.tables[0], TableState.STREAMING, Lsn(250))
     with outcomes.recorded(layout, outcomes.OperationKind.SYNC, "sync", lambda text: None):
         pass
-    sentinel.follow_until(layout, Lsn(300))
+    follow_until(layout, Lsn(300))
     save_catalog(CATALOG, root / "catalog.json")
     chain = Location.of(root / "chain")
     (root / "chain").mkdir()
@@ -178,7 +185,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored
     found: dict[str, tuple[Path, Callable[[], object]]] = {
         "saved catalog": (root / "catalog.json", lambda: load_catalog(root / "catalog.json")),
         "outcomes": (Path(str(layout.outcomes)), lambda: outcomes.read(layout)),
-        "endpos": (Path(str(layout.endpos)), lambda: sentinel.read(layout)),
+        "endpos": (Path(str(layout.endpos)), lambda: operator_requests(layout)),
         "lease": (root / "chain" / f"{1:020}", lambda: Chain(chain).look()),
         "change log": (newest_commits(logs(layout.change_log))[-1], read_log),
         "change log's first commit": (newest_commits(logs(layout.change_log))[0], read_log),
@@ -188,10 +195,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored
         "prepared": (next(prepared.glob("*.json")), lambda: read_prepared(layout.change_log)),
         "prepared's commit": (next(prepared.glob("*.committing")), lambda: read_prepared(layout.change_log)),
         "checkpoint": (next((table / "_delta_log").glob("*.parquet")), lambda: read_table(table)),
-        "hold": (Path(str(layout.hold)), lambda: (hold.current(layout), hold.Requests(layout).current())),
+        "hold": (Path(str(layout.hold)), lambda: (verify_request(layout), VerifyRequests(layout).current())),
         "lock": (Path(str(layout.lock)), lambda: lock.holder(layout)),
     }
-    with hold.placed(layout), lock.lake_lock(layout, "sync"):
+    with place_verify_request(layout), lock.lake_lock(layout, "sync"):
         yield {name: Stored(path, Content(path.read_bytes()), read) for name, (path, read) in found.items()}
 
 

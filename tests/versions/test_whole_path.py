@@ -14,8 +14,8 @@ from pgcdc_assets.checks.report import VerifyReport
 from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.flow import hold
-from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import Silent
+from pgcdc_assets.flow.requests import place_verify_request
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
@@ -66,7 +66,7 @@ def _verified(rig: Rig) -> VerifyReport:
     """The project's own proof, beside ours."""
     catalog, points = load_catalog(CATALOG_FILE), ConsistentPoints(rig.settings.layout)
     assert catalog is not None
-    with hold.placed(rig.settings.layout) as request:
+    with place_verify_request(rig.settings.layout) as request:
 
         def reach(lsn: Lsn) -> Point:
             request.at(lsn)

@@ -19,8 +19,9 @@ from pgcdc_assets.checks.status import status
 from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.flow import hold, lock
+from pgcdc_assets.flow import lock
 from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.requests import place_verify_request
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.project import load_catalog
 from tests.fix_postgres import Database
@@ -86,7 +87,7 @@ class Follower:
     def unequal(self) -> list[str]:
         catalog, points = load_catalog(CATALOG_FILE), ConsistentPoints(self.rig.settings.layout)
         assert catalog is not None
-        with hold.placed(self.rig.settings.layout) as request:
+        with place_verify_request(self.rig.settings.layout) as request:
 
             def reach(lsn: Lsn) -> Point:
                 request.at(lsn)

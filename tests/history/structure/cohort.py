@@ -28,8 +28,7 @@ from pgcdc_assets.demo.server import USER, EmbeddedServer
 from pgcdc_assets.errors import EmptyPublication, RightLacking, SetupRefused
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.reports import Silent, SyncReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.project import save_catalog

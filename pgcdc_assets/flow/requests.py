@@ -1,0 +1,172 @@
+"""VerifyRequests to the runs of a lake, as files in the lake. A run reads them between its turns.
+
+**The operator's requests**: the LSN at which following ends, and whether changes are applied. The idea comes from
+pgcopydb's sentinel. Each request is a separate file, so that no command overwrites the other request. A request is in
+force for all runs, also for the runs of the sensor, until it is withdrawn.
+
+**The request of ``verify``**, by which it gets a consistent point at the LSN of its snapshot from a running sync. The
+exact LSN C of a snapshot is known only once the snapshot has been taken, as the consistent point of a new slot. By that
+time a running sync might have passed C. So verify first places a request without an LSN, and the sync then starts no
+further turn. Verify takes its snapshot and writes C into the request. The sync's next turn ends exactly at C, and its
+point is published. The request is a locked file, so the request of a verify that died has no effect. A request that
+lasts too long has no effect either, be it of a verify that hangs, or of another program that locks the file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from pgcdc_assets.core.formats import MALFORMED
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.flow.lock import sole
+from pgcdc_assets.store import lease, storage
+from pgcdc_assets.store.base import Lease
+from pgcdc_assets.store.processname import ProcessName
+
+
+@dataclass(frozen=True)
+class OperatorRequests:
+    endpos: Lsn | None = None
+    """A run that follows ends at the last boundary at or below this LSN. A run that has passed the LSN already ends at
+    its present position. None: the run does not end."""
+    paused: bool = False
+    """Nothing is applied. Changes go only into the log, and the slot can advance."""
+
+    def reached(self, position: Lsn) -> bool:
+        """Whether a log at ``position`` has reached the LSN at which following ends."""
+        return self.endpos is not None and position >= self.endpos
+
+
+def operator_requests(layout: Layout) -> OperatorRequests:
+    """The operator's present requests. LakeError if the file of ``endpos`` does not hold an LSN."""
+    try:
+        text = storage.read(layout.endpos).decode(errors="replace").strip()
+    except FileNotFoundError:
+        text = ""
+    try:
+        endpos = Lsn.parse(text) if text else None
+    except ValueError:
+        raise LakeError("does not hold an LSN", thing=str(layout.endpos), do="set it anew with `pgcdc until`") from None
+    return OperatorRequests(endpos, storage.exists(layout.apply_paused))
+
+
+def apply_paused(layout: Layout) -> LakeError:
+    """The error for operations that would change mirrors although applying is paused."""
+    return LakeError("is not applied to: that was paused", thing=f"lake {layout.root}", do="run `pgcdc resume apply`")
+
+
+def follow_until(layout: Layout, lsn: Lsn | None) -> None:
+    """Have every run that follows end at ``lsn``. None withdraws the request."""
+    if lsn is None:
+        storage.delete([layout.endpos])
+    else:
+        storage.replace(layout.endpos, f"{lsn}\n".encode())
+
+
+def pause_apply(layout: Layout, *, paused: bool) -> bool:
+    """Pause applying, or resume it; returns whether this changed anything."""
+    before = storage.exists(layout.apply_paused)
+    if paused and not before:
+        storage.replace(layout.apply_paused, b"")
+    elif before and not paused:
+        storage.delete([layout.apply_paused])
+    return before is not paused
+
+
+UNNAMED_SECONDS: Final = 60.0
+"""How long a sync starts no turn because of a request without an LSN."""
+NAMING_SECONDS: Final = UNNAMED_SECONDS / 2
+"""Within this time verify names its LSN. After this time it takes another snapshot, because a sync that has continued
+may have passed the LSN."""
+NAMED_SECONDS: Final = 900.0
+"""How long a sync obeys a request that names an LSN. Verify waits for its point for ten minutes."""
+_NO_LSN: Final = "-"
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """A request in force. ``lsn`` is None while the snapshot has not been taken."""
+
+    lsn: Lsn | None
+    by: ProcessName | None = field(default=None, compare=False)
+    """The process that placed the request; None if the request does not say it."""
+    tenure: str = field(default="", compare=False)
+    """Distinguishes two requests of the same process."""
+
+    def __str__(self) -> str:
+        who = f"`pgcdc verify` ({self.by.told})" if self.by else "a process that does not say who it is"
+        return who if self.lsn is None else f"{who}, at {self.lsn}"
+
+
+class PlacedRequest:
+    """Verify's side of the request."""
+
+    def __init__(self, held: Lease) -> None:
+        self._held = held
+        self._placed = time.monotonic()
+        self._say(None)
+
+    def at(self, lsn: Lsn) -> None:
+        """Ask for a boundary at this LSN."""
+        self._say(lsn)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is too late to name an LSN, so that another request is needed."""
+        return time.monotonic() - self._placed > NAMING_SECONDS
+
+    def _say(self, lsn: Lsn | None) -> None:
+        self._held.say(f"{ProcessName.own()} {self._placed} {lsn or _NO_LSN}\n")
+
+
+@contextmanager
+def place_verify_request(layout: Layout) -> Iterator[PlacedRequest]:
+    """Place a request during the block. LockHeld if another verify has placed a request."""
+    with sole(layout, layout.hold, lambda: f"{verify_request(layout) or 'another `pgcdc verify`'} is at work") as held:
+        yield PlacedRequest(held)
+
+
+def verify_request(layout: Layout) -> VerifyRequest | None:
+    """The request in force; None if there is no request."""
+    text = lease.text_of_holder(layout.hold)
+    if text is None:
+        return None
+    # A text without its newline is still being written.
+    if not text.endswith("\n"):
+        return VerifyRequest(None)
+    try:
+        process, placed_at, lsn = text.split()
+        return VerifyRequest(
+            None if lsn == _NO_LSN else Lsn.parse(lsn), ProcessName.parse(process), f"{process} {placed_at}"
+        )
+    except MALFORMED:
+        # Another program holds the file.
+        return VerifyRequest(None)
+
+
+class VerifyRequests:
+    """The run's side: the requests that the run obeys, each for a limited time."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._seen: dict[str, float] = {}
+        """When the request of each tenure was first seen; minus infinity if the request's time is over."""
+
+    def current(self) -> VerifyRequest | None:
+        """The request in force; None if there is no request, or if its time is over. A request whose time is over stays
+        without effect, even if it then names an LSN."""
+        found = verify_request(self._layout)
+        if found is None:
+            self._seen.pop(VerifyRequest(None).tenure, None)
+            return None
+        now, limit = time.monotonic(), UNNAMED_SECONDS if found.lsn is None else NAMED_SECONDS
+        if now - self._seen.setdefault(found.tenure, now) <= limit:
+            return found
+        self._seen[found.tenure] = float("-inf")
+        return None
