@@ -50,10 +50,13 @@ LISTS: dict[str, list[Row]] = {
         (302, 2, "id", 23, -1, True, "", None, [2, 704]),
         (302, 3, "d", 16402, -1, False, "s", "{x}", [3, 704]),
     ],
-    pgtypes._QUERY: [
-        (23, "int4", "b", ",", 0, -1, 0), (16400, "dom", "d", ",", 16401, -1, 0), (16401, "dom0", "d", ",", 1043, 9, 0),
-        (1043, "varchar", "b", ",", 0, -1, 0), (16402, "_mood", "b", ",", 0, -1, 16403),
-        (16403, "mood", "e", ",", 0, -1, 0),
+    pgtypes._TYPES: [
+        (23, "int4", "b", ",", 0, -1, 0, [0], [], None), (16400, "dom", "d", ",", 16401, -1, 0, [16401], [], None),
+        (16401, "dom0", "d", ",", 1043, 9, 0, [1043, 16404], [], None),
+        (1043, "varchar", "b", ",", 0, -1, 0, [0], [], None),
+        (16402, "_mood", "b", ",", 0, -1, 16403, [16403], [], None),
+        (16403, "mood", "e", ",", 0, -1, 0, [0], ["16404 910 sad", "16405 911 so so"], None),
+        (16404, "comp", "c", ",", 0, -1, 0, [23, 16403], [], "1:23 2:16403"),
     ],
     pgclass._INDEXES: [(100, True, False, True, ["id"]), (300, True, True, True, ["id", "d"])],
     pgclass._LEAVES: [(300, 301), (300, 302)],
@@ -63,11 +66,6 @@ LISTS: dict[str, list[Row]] = {
     published._OURS: [("p",)],
     published._PLACES: [(100, 800), (301, 801)],
     tables._ATTACHED: [(301, [[300, 900]]), (302, [[300, 901]])],
-    pgtypes._PARTS: [
-        (16400, "dom", "d", [16401], [], None), (16402, "_mood", "b", [16403], [], None),
-        (16403, "mood", "e", [0], ["16404 910 sad", "16405 911 so so"], None),
-        (16401, "comp", "c", [23, 16403], [], "1:23 2:16403"),
-    ],
     _COMMENTS: [(100, 0, "A table."), (100, 3, "A column.")],
     tables._KEYS: [(100, 501), (300, 502)],
     tables._DESCRIBING: [(100,), (300,), (301,), (302,)],
@@ -91,7 +89,7 @@ class Source:
         if text.startswith("SET "):
             return Answer([])
         rows = next(rows for part, rows in self.lists.items() if part in text)
-        if isinstance(params, list) and text != pgtypes._PARTS:
+        if isinstance(params, list) and text != pgtypes._TYPES:
             # Each of these queries begins with the OID that it asks for.
             rows = [row for row in rows if row[0] in params[0]]
         return Answer(rows)
@@ -166,9 +164,9 @@ def sound() -> Catalog:
 
 
 def test_a_domain_that_stands_on_itself_is_refused() -> None:
-    types = [(*row[:4], 16400, *row[5:]) if row[0] == 16401 else row for row in LISTS[pgtypes._QUERY]]
+    types = [(*row[:4], 16400, *row[5:]) if row[0] == 16401 else row for row in LISTS[pgtypes._TYPES]]
     with pytest.raises(SourceFailed, match="system catalog of the source: is damaged"):
-        read_all({**LISTS, pgtypes._QUERY: types})
+        read_all({**LISTS, pgtypes._TYPES: types})
 
 
 def test_the_rows_make_two_tables() -> None:

@@ -12,7 +12,7 @@ from pgcdc_assets.core.marks import Marks, TableMarks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.mirrorkey import RowIdentity, followable, mirror_key
 from pgcdc_assets.source.catalog.pgclass import CatalogRelation, Comments
-from pgcdc_assets.source.catalog.pgtypes import TypeParts
+from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE, PublicationRows, Published
 
 
@@ -27,7 +27,7 @@ class Assembly:
     rows: PublicationRows | None = None
     places: Mapping[int, int] = field(default_factory=dict)
     attached: Mapping[int, Marks] = field(default_factory=dict)
-    parts: TypeParts = field(default_factory=TypeParts)
+    types: PgTypes = field(default_factory=PgTypes)
     comments: Mapping[int, Comments] = field(default_factory=dict)
     keys: Mapping[int, int] = field(default_factory=dict)
     """OID of the primary key's constraint, by the relation's OID."""
@@ -165,8 +165,8 @@ class Assembly:
             publications=publications,
             schemas=schemas,
             columns=relation.column_rows,
-            labels=self.parts.labels(relation.types),
-            composites=self.parts.composites(relation.types),
+            labels=self.types.labels(relation.types),
+            composites=self.types.composites(relation.types),
         )
 
     def _publishing(self, members: Mapping[int, CatalogRelation]) -> tuple[Marks, Marks]:

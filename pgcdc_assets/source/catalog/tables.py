@@ -23,7 +23,7 @@ from pgcdc_assets.errors import CopyBlocked, SettingsError
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog.assembly import Assembly
 from pgcdc_assets.source.catalog.pgclass import of_catalog, read_comments, read_leaves, read_relations
-from pgcdc_assets.source.catalog.pgtypes import PgTypes, TypeParts
+from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import (
     LISTS_SINCE,
     UNREAD,
@@ -75,11 +75,11 @@ def read_tables(
         partitions = [oid for oid, relation in relations.items() if relation.root and not relation.partitioned]
         chains = conn.execute(_ATTACHED, [partitions]).fetchall() if partitions else []
         attached = {leaf: marks(chain) for leaf, chain in chains}
-        parts = TypeParts.read(conn, {oid for relation in relations.values() for oid in relation.types})
+        types = PgTypes.read(conn, {oid for relation in relations.values() for oid in relation.types})
         shown = [oid for oid in relations if oid in published or oid in roots]
         comments, keys = read_comments(conn, shown), dict(conn.execute(_KEYS, [shown]).fetchall())
     assembly = Assembly(
-        conn.info.server_version, published, relations, leaves, rows, places, attached, parts, comments, keys
+        conn.info.server_version, published, relations, leaves, rows, places, attached, types, comments, keys
     )
     wanted = TablePatterns.parse(patterns)
     known = {table.oid: table for table in before}

@@ -16,7 +16,7 @@ from pgcdc_assets.core.catalog import Table, relations_of
 from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
-from pgcdc_assets.source.catalog.pgtypes import TypeParts
+from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import Published, read_published
 from pgcdc_assets.source.catalog.tables import TablePatterns, read_tables
 from pgcdc_assets.source.setup.findings import Finding, named
@@ -219,11 +219,11 @@ def trace_findings(conn: psycopg.Connection[Any], tables: Iterable[int], *, own_
 
 
 def _object_names(conn: psycopg.Connection[Any], relations: list[CatalogRelation]) -> list[Finding]:
-    parts = TypeParts.read(conn, {oid for relation in relations for oid in relation.types})
+    types = PgTypes.read(conn, {oid for relation in relations for oid in relation.types})
     columns = sorted(
         f"{relation.name}.{column.name}"
         for relation in relations if relation.root is None
-        for column in relation.columns if parts.naming([column.type.oid])
+        for column in relation.columns if types.naming([column.type.oid])
     )  # fmt: skip
     if not columns:
         return []
