@@ -27,7 +27,7 @@ from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.slot.slot import identity
 from pgcdc_assets.store import storage
 
 FLOOR = "pg_recvlogical to nothing"

@@ -12,7 +12,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.untaken import UntakenRows
 from pgcdc_assets.source.slot.blockers import Blocker
-from pgcdc_assets.source.slot.slotstatus import SlotStatus
+from pgcdc_assets.source.slot.slot import SlotStatus
 
 
 @dataclass(frozen=True)

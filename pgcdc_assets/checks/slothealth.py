@@ -11,7 +11,7 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.source.connect.connection import APPLICATION
 from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
 from pgcdc_assets.source.setup.findings import matches_standby_names
-from pgcdc_assets.source.slot.slotstatus import PLUGIN, SlotStatus
+from pgcdc_assets.source.slot.slot import PLUGIN, SlotStatus
 
 SAFE_WAL_BYTES = 256 * MIB
 """A problem is reported if less WAL than this may still be written before the slot can be invalidated. It is sixteen

@@ -17,7 +17,7 @@ from pgcdc_assets.source.setup.publications import made_by_us, read_publication
 from pgcdc_assets.source.setup.selection import meant_tables, wanted_tables
 from pgcdc_assets.source.slot.blockers import transactions
 from pgcdc_assets.source.slot.positions import flush_lsn
-from pgcdc_assets.source.slot.slotstatus import SlotStatus, identity
+from pgcdc_assets.source.slot.slot import SlotStatus, identity
 
 # The values are in the units that pg_settings names. The units differ between versions.
 _SETTINGS = "SELECT name::text, setting, coalesce(unit, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"

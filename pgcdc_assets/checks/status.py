@@ -53,7 +53,7 @@ from pgcdc_assets.projectsource import is_embedded, refuse_other_identity, sourc
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
-from pgcdc_assets.source.slot.slotstatus import Decoded, SlotStatus, slot_status
+from pgcdc_assets.source.slot.slot import Decoded, SlotStatus, slot_status
 from pgcdc_assets.store import storage
 
 _CONNECT_SECONDS = 3

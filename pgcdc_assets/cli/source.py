@@ -146,7 +146,7 @@ def _check_slot(settings: Settings, conninfo: str) -> None:
     from pgcdc_assets.flow.ownlake import log_id, refuse_taken_slot
     from pgcdc_assets.source.connect.connection import APPLICATION, connect
     from pgcdc_assets.source.connect.failures import COPY_ANEW
-    from pgcdc_assets.source.slot.slotstatus import slot_status
+    from pgcdc_assets.source.slot.slot import slot_status
 
     try:
         log = log_id(settings.layout)

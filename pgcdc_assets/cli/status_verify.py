@@ -85,7 +85,7 @@ def verified(
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.flow.boundary import Boundary
     from pgcdc_assets.source.connect.connection import connect
-    from pgcdc_assets.source.slot.slotstatus import usable_slot
+    from pgcdc_assets.source.slot.slot import usable_slot
 
     with connect(conninfo) as conn:
         usable_slot(conn, required_catalog(settings.catalog_file).identity.slot, two_phase=settings.two_phase)

@@ -52,7 +52,7 @@ def up(port: int | None, host: str) -> int:
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.projectsource import is_embedded, started_source
     from pgcdc_assets.source.connect.connection import connect
-    from pgcdc_assets.source.slot.slotstatus import identity
+    from pgcdc_assets.source.slot.slot import identity
 
     settings = Settings.load()
     refuse_other_lake(settings)

@@ -21,9 +21,9 @@ from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.silence import TELL_SECONDS
-from pgcdc_assets.source.slot.blockers import Blocker, transactions
-from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait
+from pgcdc_assets.source.slot.blockers import Blocker, OnWait, transactions
 from pgcdc_assets.source.slot.positions import flush_lsn
+from pgcdc_assets.source.slot.slot import LOCK_SECONDS
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 
 POINT_SECONDS = 600.0

@@ -58,7 +58,7 @@ from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import NEW_LAKE
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot import slotstatus
+from pgcdc_assets.source.slot import slot as slots
 from pgcdc_assets.spark.session import SparkOnDemand, jvm_death_told
 
 
@@ -142,7 +142,7 @@ class Engine:
             stream = LogStream(receiver, log, conn)
             self._check_level(work, stream.source_position())
             # The receiver checks the slot too, but only after copies have started Spark.
-            slotstatus.usable_slot(conn, catalog.identity.slot, two_phase=self._settings.two_phase)
+            slots.usable_slot(conn, catalog.identity.slot, two_phase=self._settings.two_phase)
             work.progress.request_copy(copy_anew)
             work.progress.heal(heal)
             report = Sync(work, self._conninfo, stream, bounds).run()
@@ -246,7 +246,7 @@ class Engine:
 
     def _saved_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
         saved = required_catalog(self._settings.catalog_file)
-        found = slotstatus.identity(conn, saved.identity.slot)
+        found = slots.identity(conn, saved.identity.slot)
         if not found.is_same(saved.identity):
             raise IdentityMismatch(
                 f"is database {found.database} of system {found.system_identifier}, but this project was set up for "
@@ -276,7 +276,7 @@ class Engine:
         """
         log = ChangeLog(self._settings.layout)
         if not log.exists:
-            slot = slotstatus.usable_slot(conn, identity.slot, two_phase=self._settings.two_phase)
+            slot = slots.usable_slot(conn, identity.slot, two_phase=self._settings.two_phase)
             refuse_taken_slot(slot, self._settings.layout)
             start = slot.confirmed_flush_lsn
             if start is None:

@@ -13,7 +13,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.project import ProjectNote, change_note, load_note
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import COPY_ANEW
-from pgcdc_assets.source.slot.slotstatus import SlotStatus
+from pgcdc_assets.source.slot.slot import SlotStatus
 
 
 def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:

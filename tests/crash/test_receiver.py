@@ -24,7 +24,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import LogAhead, LogConflict, LogCorrupt, PgcdcError, ReceiverDied, SlotAhead
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, heard
-from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.slot.slot import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from pgcdc_assets.store.local import path_of
 from tests.crash.faults import Faults, Kind, kill, wait_until

@@ -29,7 +29,7 @@ from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
-from pgcdc_assets.source.slot.slotstatus import require_slot
+from pgcdc_assets.source.slot.slot import require_slot
 from tests.defs.doubles import dead_mark
 from tests.deltatables import publish_at
 from tests.fix_postgres import Database

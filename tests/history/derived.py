@@ -25,7 +25,7 @@ from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.setup import setup
-from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.slot.slot import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import fresh_database

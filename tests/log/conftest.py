@@ -32,7 +32,7 @@ from pgcdc_assets.log.receive.messages import (
     ReceiverSettings,
 )
 from pgcdc_assets.source.connect.pluginoptions import Origins
-from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.slot.slot import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from pgcdc_assets.store import storage
 from tests.fix_postgres import Database

@@ -14,7 +14,7 @@ from pgcdc_assets.errors import IdentityMismatch, SlotMissing
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
+from pgcdc_assets.source.slot.slot import check_slot, require_slot
 from pgcdc_assets.source.snapshot.pieces import pieces
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, giving_way
 from tests.fix_postgres import TEST_SETTINGS, Database

@@ -19,7 +19,7 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.slot.slot import identity
 from tests.fix_postgres import Database
 from tests.log.conftest import PUBLICATION, Source, content, eventually, until_event
 from tests.servers import new_server, standby_of

@@ -33,7 +33,7 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_m
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.source.catalog.tables import read_tables
-from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.slot.slot import identity
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 from tests.fix_postgres import Database

@@ -238,7 +238,7 @@ def rolled_back_rows_are_counted(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.source.slot.slotstatus:check_slot",
+    "pgcdc_assets.source.slot.slot:check_slot",
     rule="a slot confirmed past the log is refused: changes are gone",
     test="tests/log/test_slot_truths.py::test_slot_advanced_past_the_log_is_refused",
 )
@@ -247,7 +247,7 @@ def slot_ahead_is_accepted(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.source.slot.slotstatus:check_slot",
+    "pgcdc_assets.source.slot.slot:check_slot",
     "pgcdc_assets.source.stream.subscribe:check_identity",
     rule="a log ahead of the source's WAL is refused: the source was restored to an earlier time",
     test="tests/log/test_subscribe.py::test_log_ahead_of_the_source_is_refused",
@@ -271,7 +271,7 @@ def another_system_is_followed(original: Original) -> Any:
     test="tests/log/test_subscribe.py::test_promoted_standby_is_followed_only_below_the_fork[log]",
 )
 def timelines_are_ignored(_original: Original) -> Any:
-    return lambda stream, now, log_timeline, stands: None
+    return lambda stream, now, log_timeline, end: None
 
 
 @override(

@@ -10,7 +10,7 @@ from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.errors import SlotLost
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
+from pgcdc_assets.source.slot.slot import check_slot, require_slot
 from tests.servers import VERSIONS, new_server
 
 

@@ -11,7 +11,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotAhead, SlotLost, SlotMissing
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.slot.blockers import transactions
-from pgcdc_assets.source.slot.slotstatus import SlotStatus, check_slot, identity, require_slot, slot_status
+from pgcdc_assets.source.slot.slot import SlotStatus, check_slot, identity, require_slot, slot_status
 from tests.fix_postgres import Database
 
 

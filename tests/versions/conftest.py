@@ -15,7 +15,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.slot.slot import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
 from tests.history.derived import Derived

@@ -29,7 +29,7 @@ from pgcdc_assets.log.transactions import PreparedTransactions
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions, Streaming
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.slotstatus import require_slot
+from pgcdc_assets.source.slot.slot import require_slot
 from pgcdc_assets.source.stream.subscribe import Subscription, begin, check_identity
 
 logger = logging.getLogger(__name__)

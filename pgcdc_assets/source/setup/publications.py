@@ -19,9 +19,8 @@ from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE, MARK
 from pgcdc_assets.source.setup.selection import wanted_tables
-from pgcdc_assets.source.slot.blockers import alterers
-from pgcdc_assets.source.slot.creation import OnWait
-from pgcdc_assets.source.slot.slotstatus import slot_status
+from pgcdc_assets.source.slot.blockers import OnWait, alterers
+from pgcdc_assets.source.slot.slot import slot_status
 
 _MARK = re.compile(MARK + r"(\w+)(, with the slot)?(?:, which reads publication (.+))?", re.DOTALL)
 _LOCK_SECONDS = 2

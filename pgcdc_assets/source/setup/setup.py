@@ -45,8 +45,8 @@ from pgcdc_assets.source.setup.tablefindings import (
     trace_findings,
     unread_findings,
 )
-from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
-from pgcdc_assets.source.slot.slotstatus import check_slot, identity, slot_status
+from pgcdc_assets.source.slot.blockers import OnWait
+from pgcdc_assets.source.slot.slot import LOCK_SECONDS, check_slot, create_slot, identity, slot_status
 
 _DROP_SECONDS = 10
 """Seconds that teardown waits for a slot, because a slot stays active for a moment after its run has ended."""

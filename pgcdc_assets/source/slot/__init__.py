@@ -1,7 +1,6 @@
 """The replication slot, and the positions of the WAL.
 
-slotstatus  the slot as SQL shows it, and whether the change log may continue from it
-creation    creates a slot, which waits for the transactions of the whole cluster
-blockers    the transactions that the creation waits for
+slot        creates a slot; the slot as SQL shows it, and whether the change log may continue from it
+blockers    the transactions that the creation of a slot, a copy or setup waits for
 positions   positions of the WAL, by SQL
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -85,3 +85,6 @@ def _holder(row: tuple[Any, ...]) -> Blocker:
 
 def log_blockers(blockers: list[Blocker]) -> None:
     log_waiting(", ".join(str(blocker) for blocker in blockers) or "nobody named")
+
+
+OnWait = Callable[[list[Blocker]], None]

@@ -25,7 +25,8 @@ from pgcdc_assets.errors import CopyBlocked, CopyOutdated, SourceUnavailable
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import APPLICATION, SourceConnection, connect
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
+from pgcdc_assets.source.slot.blockers import OnWait
+from pgcdc_assets.source.slot.slot import LOCK_SECONDS, create_slot
 from pgcdc_assets.source.snapshot.reading import giving_way, import_snapshot
 from pgcdc_assets.structure.differences import Difference, changes
 

@@ -18,7 +18,7 @@ from pgcdc_assets.source.connect.failures import NEW_LAKE
 from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions
 from pgcdc_assets.source.connect.readers import FrameSource, SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection, SystemIdentity
-from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
+from pgcdc_assets.source.slot.slot import check_slot, require_slot
 from pgcdc_assets.source.stream.drain import LEAST_BYTES, RANGE_LIMITS, Drain, RangeLimits, SlotCopy
 
 SLOT_PATIENCE_SECONDS = 10.0

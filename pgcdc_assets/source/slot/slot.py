@@ -1,7 +1,11 @@
-"""Reads the replication slot by SQL, and checks whether the change log may continue from it."""
+"""Creates the replication slot, reads it by SQL, and checks whether the change log may continue from it.
+
+The creation waits for the transactions of the whole cluster, and reports which transactions it waits for.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -11,12 +15,20 @@ import psycopg
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotAhead, SlotLost, SlotMissing
+from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LogAhead, SlotAhead, SlotLost, SlotMissing, SourceFailed
 from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
+from pgcdc_assets.source.connect.silence import TELL_SECONDS
+from pgcdc_assets.source.connect.walsender import CreatedSlot, ReplicationConnection
+from pgcdc_assets.source.slot.blockers import OnWait, log_blockers, transactions
 from pgcdc_assets.source.slot.positions import INSERT_LSN
 
 PLUGIN = "pgoutput"
-
+LOCK_SECONDS = 600
+"""lock_timeout of slot creation, for each transaction that it waits for. A nightly report may take minutes. But a
+forgotten session must not make the new slot hold WAL and dead rows for hours."""
+_ATTEMPTS = 3
+_TOO_LARGE = "snapshot too large"
+"""Part of 'initial slot snapshot too large': more subtransactions are open than a snapshot holds. This is temporary."""
 # Rows are read as JSON, so that one query works on every version. Columns that a version lacks are absent.
 _QUERY = f"""
 SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin), pg_is_in_recovery(),
@@ -28,6 +40,48 @@ _IDENTITY = """
 SELECT s.system_identifier::text, d.datname::text, d.oid::int8
 FROM pg_control_system() s, pg_catalog.pg_database d WHERE d.datname = current_database()
 """
+
+
+def create_slot(
+    connection: ReplicationConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
+    two_phase: bool = False, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
+) -> CreatedSlot:  # fmt: skip
+    """Creates a pgoutput slot with an exported snapshot. After a timeout, CopyBlocked names the blocking transactions.
+
+    The slot is always created with a snapshot. On servers older than the minor releases of August 2024, a slot that was
+    created without a snapshot may start inside a transaction. During the wait, ``on_wait`` is called every ten seconds
+    with the transactions that the server waits for.
+    """
+    connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
+    tell = _Teller(conn, on_wait or log_blockers)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return connection.create_slot(name, temporary=temporary, export=True, two_phase=two_phase, waiting=tell)
+        except CopyBlocked:
+            names = ", ".join(str(holder) for holder in transactions(conn)) or "a transaction that has just ended"
+            raise CopyBlocked(
+                f"not made within {lock_seconds:g} s, for it waits for every open transaction: {names}",
+                thing=f"slot {name}", do="end these transactions, then run again",
+            ) from None  # fmt: skip
+        except SourceFailed as error:
+            if _TOO_LARGE not in error.what or attempt == _ATTEMPTS:
+                raise
+            time.sleep(attempt)
+    raise AssertionError("unreachable")
+
+
+class _Teller:
+    """Called every half second during the wait. Queries and reports the blocking transactions every TELL_SECONDS."""
+
+    def __init__(self, conn: psycopg.Connection[Any], on_wait: OnWait) -> None:
+        self._conn = conn
+        self._on_wait = on_wait
+        self._last = time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._last >= TELL_SECONDS:
+            self._last = time.monotonic()
+            self._on_wait(transactions(self._conn))
 
 
 @dataclass(frozen=True)
