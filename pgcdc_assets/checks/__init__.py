@@ -1,10 +1,9 @@
 """Reports the state of source and lake, and whether the mirrors equal the source. Uses plain SQL and delta-rs, no JVM.
 
-source_facts, table_facts -> facts -> health -> status      reads facts, and states problems in words
-compared -> rendering -> digest -> twosides -> verify       compares every row and value at one LSN; report: the result
+source_facts, lake_facts -> slothealth, tablehealth -> status     reads facts, and states problems in words
+sides -> rendering -> compare -> verify                           compares every row and value at one LSN
 
-slothealth, tablehealth     the health rules    problem     one problem, in words
-sentinel    the stream's positions
-message_facts   the position of the feed of messages
-last_runs   the last failed operations
+health      the facts that the health rules take, and the problems that they find
+report      the results of a comparison
+positions   the stream's positions
 """

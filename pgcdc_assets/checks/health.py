@@ -1,16 +1,210 @@
-"""Applies the health rules: takes facts and returns problems in words. Pure: :mod:`pgcdc_assets.checks.status` reads
-the facts."""
+"""What the health rules take and return: the facts about source, log and lake at one moment, and the problems that the
+rules find."""
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
 
-from pgcdc_assets.checks import slothealth, tablehealth
-from pgcdc_assets.checks.facts import Facts
-from pgcdc_assets.checks.problem import Problem
+from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.flow.outcomes import Outcome
+from pgcdc_assets.points.untaken import UntakenRows
+from pgcdc_assets.source.slot.blockers import Blocker
+from pgcdc_assets.source.slot.slot import SlotStatus
 
 
-def problems(facts: Facts) -> list[Problem]:
-    """The problems that the rules find, errors first."""
-    found = list(chain.from_iterable(rule(facts) for rule in (*slothealth.RULES, *tablehealth.RULES)))
-    return sorted(found, key=lambda problem: problem.severity != "error")
+@dataclass(frozen=True)
+class Backend:
+    """The session that holds the slot."""
+
+    pid: int
+    application_name: str
+
+
+@dataclass(frozen=True)
+class PublicationFacts:
+    """The contents of a publication. ``tables`` are leaves, or roots if it publishes via the root."""
+
+    name: str
+    tables: frozenset[TableName]
+    insert: bool = True
+    update: bool = True
+    delete: bool = True
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """Facts about the source, without its slot."""
+
+    identity: Identity
+    flush_lsn: Lsn
+    """Read after the log's position. So a log that seems to be ahead of the source really is ahead."""
+    wal_level: str = "logical"
+    max_slot_wal_keep_bytes: int | None = None
+    """None: no limit (-1)."""
+    synchronous_standby_names: str = ""
+    idle_slot_timeout: timedelta = timedelta(0)
+    """idle_replication_slot_timeout of PostgreSQL 18. 0 means off."""
+    holder: Backend | None = None
+    oldest: Blocker | None = None
+    """The oldest transaction of the whole cluster, open or prepared. It holds back ``restart_lsn``."""
+    publications: Mapping[str, PublicationFacts | None] = field(default_factory=dict)
+    """The publications that we read, by name. The value is None for a publication that does not exist."""
+    mirrored: frozenset[TableName] = frozenset()
+    """Published tables, under the names that their mirrors have: roots, not leaves."""
+    called: Mapping[int, TableName] = field(default_factory=dict)
+    """The present names of the published tables, by OID."""
+    meant: frozenset[TableName] = frozenset()
+    """Tables that exist and that the setting ``tables`` selects."""
+    ours: bool = False
+    """Whether setup made the publication. Setup then keeps its tables as the settings say."""
+    followable: frozenset[TableName] = frozenset()
+    """Tables that now have a usable replica identity. Those that are still published for inserts only are reported."""
+    without_identity: frozenset[TableName] = frozenset()
+    """Published tables whose updates and deletes fail on the source, because they have no usable replica identity."""
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """Positions of the change log."""
+
+    identity: Identity
+    start: Lsn
+    transform_lsn: Lsn
+    published: Lsn | None = None
+    """The LSN of the newest consistent point."""
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """One mirrored table."""
+
+    name: TableName
+    state: TableState
+    replay_lsn: Lsn | None = None
+    reason: str | None = None
+    lsn: Lsn | None = None
+    """The LSN at which it was set aside."""
+    updates_seen: bool = True
+    refused: bool = False
+    """Whether the table cannot be mirrored at all."""
+    kept_until: datetime | None = None
+    """For a table that was set aside: the log keeps all changes that the mirror lacks at least until this time. None if
+    the log does not hold all of them."""
+
+
+@dataclass(frozen=True)
+class LeftFacts:
+    """A mirror that is no longer followed: its LSN and, if its table was renamed, where the table is followed now."""
+
+    lsn: Lsn
+    moved: str | None = None
+    waits_for: TableName | None = None
+    """The table's present name, if the mirror is still to go on under this name."""
+
+
+@dataclass(frozen=True)
+class MessageFacts:
+    """The feed of logical messages, if the setting ``messages`` asks for them."""
+
+    complete_to: Lsn | None = None
+    """The LSN up to which the feed is complete. None before the first run with messages."""
+    failure: str | None = None
+    """Why the feed cannot be read."""
+
+
+@dataclass(frozen=True)
+class UntakenFacts:
+    """Rows of the log that no mirror took."""
+
+    rows: UntakenRows
+    table: TableName | None = None
+    """The followed table to which the relation belongs now."""
+    copied: Lsn | None = None
+    """Consistent point of the copy in the table's mirror. If this point is later than the rows, the copy contains the
+    effect of the rows."""
+
+    @property
+    def held(self) -> bool:
+        return self.copied is not None and self.copied > self.rows.last
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All facts that the rules check. ``source`` or ``slot`` is None if it was not reached, or does not exist. ``log``
+    is None if there is no log."""
+
+    now: datetime
+    slot_name: str
+    source: SourceFacts | None = None
+    slot: SlotStatus | None = None
+    log: LogFacts | None = None
+    catalog: Catalog | None = None
+    tables: Sequence[TableFacts] = ()
+    left: Mapping[TableName, LeftFacts] = field(default_factory=dict)
+    """Mirrors of tables that are not in the saved catalog."""
+    untaken: Sequence[UntakenFacts] = ()
+    messages: MessageFacts | None = None
+    """None if no messages are asked for."""
+    last: Mapping[str, Outcome] = field(default_factory=dict)
+    """The outcome of the last operation of each kind."""
+    two_phase: bool = False
+    """The setting ``two_phase``."""
+    at_work: str | None = None
+    """The process that writes to the lake, in words. It reads the slot or will read it soon, even if the slot has no
+    reader at this moment: while the process drains a backlog by SQL functions, the slot has no reader between calls."""
+
+
+Severity = Literal["error", "warning"]
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem: the thing that has it, what is wrong, and what to do. An ``error`` means that the lake does not follow
+    the source, or that the source is at risk."""
+
+    severity: Severity
+    thing: str
+    what: str
+    do: str
+
+
+def error(thing: str, what: str, do: str) -> Problem:
+    return Problem("error", thing, what, do)
+
+
+def warning(thing: str, what: str, do: str) -> Problem:
+    return Problem("warning", thing, what, do)
+
+
+def size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+
+
+def problem_of(error: Exception, thing: str) -> Problem:
+    """The problem for an error that was raised while ``thing`` was read."""
+    if not isinstance(error, PgcdcError):
+        do = "see that its folder is there and whole"
+        return Problem("error", thing, f"cannot be read: {type(error).__name__}", do)
+    where = f", at LSN {error.lsn}" if error.lsn is not None else ""
+    log = "see the source's server log" if thing == "source" else "see the project's run.log"
+    return Problem("error", error.thing or thing, f"{error.what}{where}", error.do or log)
+
+
+def span(of: timedelta) -> str:
+    """A span of time in its largest whole unit, like ``3 hours``."""
+    seconds = int(of.total_seconds())
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = seconds // length
+            return f"{count} {unit}{'s' * (count != 1)}"
+    return f"{seconds} second{'s' * (seconds != 1)}"

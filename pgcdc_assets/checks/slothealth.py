@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from pgcdc_assets.checks.facts import Facts, SourceFacts, span
-from pgcdc_assets.checks.problem import GIB, MIB, Problem, error, size, warning
+from pgcdc_assets.checks.health import GIB, MIB, Facts, Problem, SourceFacts, error, size, span, warning
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.source.connect.connection import APPLICATION
 from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE

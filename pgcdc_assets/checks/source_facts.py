@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from pgcdc_assets.checks.facts import Backend, PublicationFacts, SourceFacts
+from pgcdc_assets.checks.health import Backend, PublicationFacts, SourceFacts
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.settings import Settings

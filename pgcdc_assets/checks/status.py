@@ -7,21 +7,16 @@ a problem, and raises no error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
-from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.checks.facts import Facts, LogFacts, MessageFacts, TableFacts
-from pgcdc_assets.checks.health import problems
-from pgcdc_assets.checks.last_runs import of_outcomes
-from pgcdc_assets.checks.message_facts import read_message_facts
-from pgcdc_assets.checks.problem import Problem, Severity
+from pgcdc_assets.checks import slothealth, tablehealth
+from pgcdc_assets.checks.health import Facts, MessageFacts, Problem, Severity, TableFacts, problem_of
+from pgcdc_assets.checks.lake_facts import read_tables, with_lake, with_log
 from pgcdc_assets.checks.source_facts import read_source, with_settings
-from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout
@@ -30,7 +25,6 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import (
-    LakeError,
     PgcdcError,
     SettingsError,
     SetupNeeded,
@@ -39,15 +33,13 @@ from pgcdc_assets.errors import (
     WrongLake,
     WrongSource,
 )
-from pgcdc_assets.flow import lock, outcomes
+from pgcdc_assets.flow import lock
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.flow.ownlake import refuse_other_lake
 from pgcdc_assets.flow.requests import UNNAMED_SECONDS, VerifyRequest, verify_request
-from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.progressfile import Announcement, announced
 from pgcdc_assets.log.spill import PreparedFolder
 from pgcdc_assets.log.transactions import PreparedTransaction
-from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.projectsource import is_embedded, refuse_other_identity, source_of
 from pgcdc_assets.settings import Settings
@@ -140,7 +132,7 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     except SetupNeeded as error:
         unread.append(Problem("error", str(settings.catalog_file), error.what, error.do or "run `pgcdc setup`"))
     except OSError as error:
-        unread.append(_unreadable(str(settings.catalog_file), error))
+        unread.append(problem_of(error, str(settings.catalog_file)))
     try:
         facts = _with_source(facts, settings, conninfo or _reachable(settings))
     except (SettingsError, WrongSource):
@@ -149,28 +141,28 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
         # The saved catalog cannot be read. This is already reported above.
         pass
     except PgcdcError as error:
-        unread.append(_problem(error, "source"))
+        unread.append(problem_of(error, "source"))
     except psycopg.Error as error:
-        unread.append(_problem(of_exception(error).typed("source"), "source"))
-    facts, more = _with_lake(facts, settings.layout, settings.retention)
-    if settings.messages:
-        facts = replace(facts, messages=read_message_facts(settings.layout, facts))
-    last, unknown = _last(settings.layout)
+        unread.append(problem_of(of_exception(error).typed("source"), "source"))
+    facts, more = with_lake(facts, settings)
     prepared, damaged = _prepared(settings.layout)
-    nameless = _nameless(settings.layout)
-    found = [*unread, *more, *damaged, *unknown, *nameless, *problems(facts), *of_outcomes(last)]
-    found.sort(key=lambda problem: problem.severity != "error")
-    told = _status(facts, found, last)
+    told = _status(facts, problems(facts, [*unread, *more, *damaged, *_nameless(settings.layout)]))
     return replace(
         told, in_progress=announced(settings.layout), prepared=tuple(prepared), hold=verify_request(settings.layout)
     )
+
+
+def problems(facts: Facts, unread: Iterable[Problem] = ()) -> list[Problem]:
+    """``unread`` (what could not be read) and the problems that the rules find, errors first."""
+    found = [problem for rule in (*slothealth.RULES, *tablehealth.RULES) for problem in rule(facts)]
+    return sorted([*unread, *found], key=lambda problem: problem.severity != "error")
 
 
 def refused(error: SettingsError | StoreFailed) -> Status:
     """A status with one problem: the settings are wrong, source or lake is not the project's own, or the lake is out of
     reach."""
     thing = "lake" if isinstance(error, StoreFailed | WrongLake) else "source"
-    return Status(None, None, None, None, (), (_problem(error, thing),))
+    return Status(None, None, None, None, (), (problem_of(error, thing),))
 
 
 def _at_work(layout: Layout) -> str | None:
@@ -194,55 +186,11 @@ def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
         slot = slot_status(conn, settings.slot)
-        facts, _ = _with_log(replace(facts, slot=slot), settings.layout)
+        facts, _ = with_log(replace(facts, slot=slot), settings.layout)
         limited = facts.catalog is not None and not all(table.updates_seen for table in facts.catalog.tables)
         source = read_source(conn, settings.slot, slot, names)
         refuse_other_identity(settings, source.identity)
         return replace(facts, source=with_settings(conn, source, settings, limited=limited))
-
-
-def _with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
-    if facts.log is not None:
-        return facts, []
-    log = ChangeLog(layout)
-    try:
-        if not log.exists:
-            return facts, []
-        return replace(facts, log=LogFacts(log.identity, log.start, log.position(), _published(layout))), []
-    except PgcdcError as error:
-        return facts, [_problem(error, "change log")]
-    except (DeltaError, OSError) as error:
-        return facts, [_unreadable("change log", error)]
-
-
-def _published(layout: Layout) -> Lsn | None:
-    """The LSN of the newest consistent point. None also if the points cannot be read: :func:`_with_lake` reports
-    that."""
-    with suppress(PgcdcError, DeltaError, OSError):
-        newest = ConsistentPoints(layout).newest()
-        return newest.replay_lsn if newest else None
-    return None
-
-
-def _with_lake(facts: Facts, layout: Layout, retention: timedelta) -> tuple[Facts, list[Problem]]:
-    facts, unread = _with_log(facts, layout)
-    if facts.catalog is None:
-        return facts, unread
-    try:
-        tables = tuple(read_tables(layout, facts.catalog, retention))
-        lost = tuple(read_untaken(layout, facts.catalog))
-        return replace(facts, tables=tables, left=read_left(layout, facts.catalog), untaken=lost), unread
-    except PgcdcError as error:
-        return facts, [*unread, _problem(error, "lake")]
-    except (DeltaError, OSError) as error:
-        return facts, [*unread, _unreadable("lake", error)]
-
-
-def _last(layout: Layout) -> tuple[dict[str, Outcome], list[Problem]]:
-    try:
-        return outcomes.read(layout), []
-    except LakeError as error:
-        return {}, [replace(_problem(error, "lake"), severity="warning")]
 
 
 def lowest_replayed(layout: Layout, catalog: Catalog) -> Lsn | None:
@@ -254,7 +202,7 @@ def _lowest(tables: Iterable[TableFacts]) -> Lsn | None:
     return min((t.replay_lsn for t in tables if t.state.readable and t.replay_lsn is not None), default=None)
 
 
-def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome]) -> Status:
+def _status(facts: Facts, found: Sequence[Problem]) -> Status:
     replay_lsn = _lowest(facts.tables)
     behind = facts.source.flush_lsn - replay_lsn if facts.source and replay_lsn is not None else None
     return Status(
@@ -265,7 +213,7 @@ def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome])
         tables=tuple(facts.tables),
         problems=tuple(found),
         messages=facts.messages,
-        last=last,
+        last=facts.last,
         at_work=facts.at_work,
         uncopied=_uncopied(facts),
     )
@@ -277,16 +225,6 @@ def _uncopied(facts: Facts) -> int:
     renamed = {left.waits_for for left in facts.left.values()}
     waiting = (table for table in facts.tables if table.state is TableState.WAITING and not table.reason)
     return sum(table.name not in renamed for table in waiting)
-
-
-def _problem(error: PgcdcError, thing: str) -> Problem:
-    where = f", at LSN {error.lsn}" if error.lsn is not None else ""
-    log = "see the source's server log" if thing == "source" else "see the project's run.log"
-    return Problem("error", error.thing or thing, f"{error.what}{where}", error.do or log)
-
-
-def _unreadable(thing: str, error: Exception) -> Problem:
-    return Problem("error", thing, f"cannot be read: {type(error).__name__}", "see that its folder is there and whole")
 
 
 def _slot_json(slot: SlotStatus | None) -> dict[str, Any]:
@@ -316,7 +254,7 @@ def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]
         # The folder also keeps prepared transactions that changed no published table. They are not reported.
         found = [kept for kept in PreparedFolder(layout.change_log).pending() if kept.counted]
     except PgcdcError as error:
-        return [], [_problem(error, "prepared transactions")]
+        return [], [problem_of(error, "prepared transactions")]
     return sorted(found, key=lambda transaction: transaction.key.end_lsn), []
 
 

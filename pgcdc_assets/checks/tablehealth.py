@@ -1,4 +1,4 @@
-"""Health rules of publications, tables and their mirrors."""
+"""Health rules of publications, tables and their mirrors, the feed of messages, and the last operations."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC
 from itertools import chain
 
-from pgcdc_assets.checks.facts import Facts, PublicationFacts, TableFacts
-from pgcdc_assets.checks.problem import GIB, Problem, error, size, warning
+from pgcdc_assets.checks.health import (
+    GIB,
+    Facts,
+    Problem,
+    PublicationFacts,
+    Severity,
+    TableFacts,
+    error,
+    size,
+    warning,
+)  # fmt: skip
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.flow.outcomes import Failure, OperationKind
 from pgcdc_assets.mirror.delta.mirrorschema import way_back
 from pgcdc_assets.source.connect.failures import COPY_ANEW
 
@@ -271,4 +281,19 @@ def _messages(facts: Facts) -> Iterator[Problem]:
                      "the log keeps its messages: run `pgcdc sync`, and see what it says")  # fmt: skip
 
 
-RULES = (_publications, _unpublished, _left, _untaken, _outside, _identities, _tables, _messages)
+def _last_runs(facts: Facts) -> Iterator[Problem]:
+    """A problem for each kind of operation whose last run failed. A failed sync is an error, because the lake does not
+    follow the source. Any other failed operation is a warning."""
+    for kind, outcome in facts.last.items():
+        if outcome.failed is not None:
+            severity: Severity = "error" if kind == OperationKind.SYNC else "warning"
+            yield Problem(severity, f"last {kind}", _words(outcome.failed), outcome.failed.do)
+
+
+def _words(failed: Failure) -> str:
+    what = f"{failed.thing}: {failed.what}" if failed.thing else failed.what
+    where = f", at LSN {failed.lsn}" if failed.lsn else ""
+    return f"(`pgcdc {failed.command}`, {failed.at:%Y-%m-%d %H:%M:%S} UTC) failed: {what}{where}"
+
+
+RULES = (_publications, _unpublished, _left, _untaken, _outside, _identities, _tables, _messages, _last_runs)

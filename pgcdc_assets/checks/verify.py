@@ -19,9 +19,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from pgcdc_assets.checks.compared import Comparison, MirrorSide, SourceSide, readable
+from pgcdc_assets.checks.compare import SourceDigests, compare_sides, source_digests
 from pgcdc_assets.checks.report import TableReport, VerifyReport
-from pgcdc_assets.checks.twosides import SourceDigests, compare_sides, source_digests
+from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide, readable
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from pgcdc_assets.core.lsn import Lsn
-    from pgcdc_assets.core.names import TableName
-    from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import BadRange, UsageError
 
 
 class LsnType(click.ParamType["Lsn"]):
     name = "LSN"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lsn:
-        from pgcdc_assets.core.lsn import Lsn
-
         try:
             return value if isinstance(value, Lsn) else Lsn.parse(value)
         except ValueError as error:
@@ -28,9 +26,6 @@ class TableType(click.ParamType["TableName"]):
     name = "TABLE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TableName:
-        from pgcdc_assets.core.names import TableName
-        from pgcdc_assets.errors import UsageError
-
         try:
             return value if isinstance(value, TableName) else TableName.parse(value)
         except UsageError as error:
@@ -41,9 +36,6 @@ class RangeType(click.ParamType["LsnRange"]):
     name = "RANGE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LsnRange:
-        from pgcdc_assets.core.ranges import LsnRange
-        from pgcdc_assets.errors import BadRange
-
         try:
             return value if isinstance(value, LsnRange) else LsnRange.parse(value)
         except BadRange as error:

@@ -1,4 +1,9 @@
-"""Shows progress on stderr. On a terminal it is one changing line and short notes, otherwise plain lines."""
+"""Writes the output of commands: lines, and progress on stderr.
+
+Control characters are made visible, because names come from the source and may contain any character. On a terminal,
+progress is one changing line and short notes, otherwise plain lines. Rich is imported only for progress, so that help
+and ``status`` are fast.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +16,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.markup import escape
-from rich.status import Status
-
-from pgcdc_assets.cli.lines import visible
+import click
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from pgcdc_assets.flow.maintenance import MaintenanceReport
     from pgcdc_assets.flow.reports import RangeReport, SyncReport
     from pgcdc_assets.mirror.target import CopyReport
     from pgcdc_assets.source.slot.blockers import Blocker
+
+
+def visible(text: str) -> str:
+    r"""The text on one line. Control characters, and characters that change the direction of text, are written as
+    escapes, like ``\n`` and ``\u202e``."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Write one line to stdout, or with ``err`` to stderr."""
+    click.echo(visible(text), err=err)
 
 
 class ConsoleProgress:
@@ -31,6 +49,8 @@ class ConsoleProgress:
     """
 
     def __init__(self) -> None:
+        from rich.console import Console
+
         self._terminal = sys.stderr.isatty()
         stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
         weakref.finalize(self, stream.close)
@@ -50,7 +70,7 @@ class ConsoleProgress:
         if not self._terminal:
             yield self
             return
-        with self._console.status(escape(what)) as self._status:
+        with self._console.status(_escaped(what)) as self._status:
             yield self
         self._status = None
 
@@ -58,9 +78,9 @@ class ConsoleProgress:
         """Write a line that stays."""
         text = visible(text)
         if self._terminal:
-            self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {escape(text)}")
+            self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {_escaped(text)}")
         else:
-            self._console.print(f"{time.monotonic() - self._started:.1f}s {escape(text)}")
+            self._console.print(f"{time.monotonic() - self._started:.1f}s {_escaped(text)}")
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
         """Show the sessions that a snapshot or slot waits for."""
@@ -72,7 +92,7 @@ class ConsoleProgress:
         told = " ".join(f"{name}={value}" for name, value in numbers.items())
         line = f"{stage}: {message} {told}".rstrip()
         if self._status is not None:
-            self._status.update(escape(line))
+            self._status.update(_escaped(line))
         else:
             self.note(line)
 
@@ -91,3 +111,10 @@ class ConsoleProgress:
 
     def maintained(self, report: MaintenanceReport) -> None:
         self.maintenance = report
+
+
+def _escaped(text: str) -> str:
+    """The text without markup of Rich."""
+    from rich.markup import escape
+
+    return escape(text)

@@ -3,20 +3,41 @@
 ``dagster dev`` starts its webserver as a separate process, and has no setting for middleware. So this module replaces
 the command of that process by a command of its own, and wraps the application in that process. Both places are private
 API of Dagster. If one of them is missing, the start fails.
+
+The UI has no login, and Dagster answers every request that reaches its port. So any page in the user's browser could
+start runs by an image whose address is a mutation, or read answers under a host name of its own (DNS rebinding). Four
+rules prevent this:
+
+* The ``Host`` header must be a name of this machine.
+* An ``Origin`` header, which browsers send with every POST and WebSocket, must name the same host.
+* ``Sec-Fetch-Site`` must not say that another site sends the request, except to open a page of the UI.
+* GraphQL requests by GET are refused.
+
+Programs other than browsers send neither ``Origin`` nor ``Sec-Fetch-Site``, so these two rules do not affect them.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from typing import Any, Final
-
-from pgcdc_assets.cli.sameorigin import App, SameOrigin
+from urllib.parse import urlsplit
 
 WEBSERVER: Final = "webserver"
 """The first argument of this module in the webserver's process."""
 _MODULE: Final = "pgcdc_assets.cli.dagsterui"
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_OWN: Final = (None, "same-origin", "none")
+"""Values of ``Sec-Fetch-Site`` in requests of the UI itself, and in the request for an address that the user typed."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -57,6 +78,79 @@ def _webserver(arguments: Sequence[str]) -> None:
     cli.create_app_from_workspace_process_context = created
     sys.argv = ["dagster-webserver", *arguments]
     cli.main()
+
+
+class SameOrigin:
+    """An ASGI application in front of Dagster's application. ``host`` is the address that the server listens at."""
+
+    def __init__(self, app: App, host: str) -> None:
+        self._app = app
+        self._host = host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reason = None
+        if scope["type"] in ("http", "websocket"):
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            reason = refusal(scope.get("method", "GET"), scope["path"], headers, self._host)
+        if reason is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": reason})
+        else:
+            text = [(b"content-type", b"text/plain; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 403, "headers": text})
+            await send({"type": "http.response.body", "body": f"Refused: {reason}\n".encode()})
+
+
+def refusal(method: str, path: str, headers: Mapping[str, str], listening: str) -> str | None:
+    """Why the request is refused; None if it is allowed. The names in ``headers`` are in lower case."""
+    host = headers.get("host", "")
+    if not _is_ours(_name(host), listening):
+        return f"{host or 'an empty Host header'} is not a name of this server"
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        return f"the request comes from a page of {origin}"
+    opens_page = headers.get("sec-fetch-mode") == "navigate" and method == "GET"
+    if headers.get("sec-fetch-site") not in _OWN and not opens_page:
+        return "the request comes from a page of another site"
+    if path.rstrip("/") == "/graphql" and method in ("GET", "HEAD") and not _upgrades(headers):
+        return "GraphQL is answered to POST only"
+    return None
+
+
+def _upgrades(headers: Mapping[str, str]) -> bool:
+    return headers.get("upgrade", "").lower() == "websocket"
+
+
+def _name(host: str) -> str:
+    """The host without its port: ``[::1]:3000`` is ``::1``."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_ours(name: str, listening: str) -> bool:
+    """Whether ``name`` is a name of this server. A server that listens on loopback has the names of loopback. Any other
+    server also has this machine's names and any IP address: an address is safe, because DNS rebinding needs a host
+    name."""
+    if name in LOOPBACK or name == listening.lower():
+        return True
+    if listening in LOOPBACK:
+        return False
+    return _is_address(name) or name in _names(socket.gethostname(), socket.getfqdn())
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _names(*names: str) -> Iterable[str]:
+    return [name.lower() for name in names]
 
 
 if __name__ == "__main__":

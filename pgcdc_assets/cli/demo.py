@@ -13,17 +13,21 @@ import click
 import psycopg
 import yaml
 
+from pgcdc_assets.cli.console import ConsoleProgress
+from pgcdc_assets.cli.source import make_ready
+from pgcdc_assets.cli.status_verify import in_a_sentence, print_report
+from pgcdc_assets.cli.up import serve
+from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source
+from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.report import VerifyReport
-    from pgcdc_assets.cli.console import ConsoleProgress
-    from pgcdc_assets.core.lsn import Lsn
     from pgcdc_assets.demo.generator import Generator
     from pgcdc_assets.flow.reports import SyncReport
-    from pgcdc_assets.settings import Settings
 
 SECONDS = 30
 RATE = 50.0
@@ -50,10 +54,7 @@ busy machine."""
 @click.option("--ui", is_flag=True, help="Leave Dagster's UI open on it at the end.")
 def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
     """Copy and follow a live sample shop, then compare every table."""
-    from pgcdc_assets.cli.console import ConsoleProgress
-    from pgcdc_assets.cli.source import make_ready
     from pgcdc_assets.projectsource import started_source
-    from pgcdc_assets.settings import Settings
 
     folder = fresh_folder(lake)
     # For a JVM that lives for two minutes, the optimising compiler costs more time than it saves.
@@ -164,7 +165,6 @@ def _too_late(lsn: Lsn, max_seconds: float | None = None, /) -> None:
 
 
 def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> None:
-    from pgcdc_assets.cli.status_verify import in_a_sentence, print_report
 
     print_report(proof)
     report = show.report
@@ -179,8 +179,6 @@ def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> Non
 
 
 def _leave_open(settings: Settings) -> None:
-    from pgcdc_assets.cli.up import serve
-    from pgcdc_assets.core.ending import ENDING
 
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=None):

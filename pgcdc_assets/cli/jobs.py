@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pgcdc_assets.cli.console import ConsoleProgress
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.errors import PgcdcError, UnknownTable
@@ -19,7 +20,6 @@ from pgcdc_assets.store.private import private_log
 if TYPE_CHECKING:
     import dagster as dg
 
-    from pgcdc_assets.cli.console import ConsoleProgress
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
 """Keeps Dagster's event log off the terminal. The instance stores it, and our own progress informs the user."""
@@ -41,6 +41,17 @@ def project_settings(*, set_up: bool = True) -> Settings:
     if set_up:
         required_catalog(settings.catalog_file)
     dagster_home()
+    return settings
+
+
+def saved_settings() -> Settings:
+    """The settings of a project that has been set up, without a check of the source. Raises WrongLake, or SetupNeeded
+    if there is no saved catalog."""
+    from pgcdc_assets.flow.ownlake import refuse_other_lake
+
+    settings = Settings.load()
+    refuse_other_lake(settings)
+    required_catalog(settings.catalog_file)
     return settings
 
 

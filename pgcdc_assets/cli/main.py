@@ -16,16 +16,13 @@ from importlib.metadata import version
 
 import click
 
-from pgcdc_assets.cli.codeserver import code_server
+from pgcdc_assets.cli.console import visible
 from pgcdc_assets.cli.demo import demo
-from pgcdc_assets.cli.forget import forget
-from pgcdc_assets.cli.lines import visible
-from pgcdc_assets.cli.maintenance import maintain
-from pgcdc_assets.cli.pack import pack
-from pgcdc_assets.cli.sentinel import pause, positions, resume, until
+from pgcdc_assets.cli.deploy import code_server, pack
+from pgcdc_assets.cli.maintenance import forget, maintain
 from pgcdc_assets.cli.source import setup, teardown
-from pgcdc_assets.cli.status_verify import status, verify
-from pgcdc_assets.cli.sync import follow, heal, repair, snapshot, sync
+from pgcdc_assets.cli.status_verify import positions, status, verify
+from pgcdc_assets.cli.sync import follow, heal, pause, repair, resume, snapshot, sync, until
 from pgcdc_assets.cli.up import up
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.errors import PgcdcError

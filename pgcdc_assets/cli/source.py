@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING
 import click
 
 from pgcdc_assets.cli.arguments import as_json
-from pgcdc_assets.cli.lines import say
-from pgcdc_assets.errors import PgcdcError, StoreFailed
-from pgcdc_assets.project import save_catalog
+from pgcdc_assets.cli.console import say
+from pgcdc_assets.cli.jobs import release_instance
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.demo import shop
+from pgcdc_assets.errors import MachineError, PgcdcError, SettingsError, SlotMissing, StoreFailed, UsageError
+from pgcdc_assets.flow.lock import holder, lake_lock, unwritable
+from pgcdc_assets.project import change_note, load_note, note_file, note_made, save_catalog
+from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source, without_secrets
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
-    from pgcdc_assets.core.catalog import Catalog
-    from pgcdc_assets.settings import Settings
     from pgcdc_assets.source.setup.findings import Finding
     from pgcdc_assets.source.setup.setup import SetupReport
     from pgcdc_assets.source.slot.blockers import Blocker
@@ -34,7 +39,6 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     again."""
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.projectsource import started_source
-    from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
     refuse_other_lake(settings)
@@ -61,7 +65,6 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
     What another project made stays unless --shared is given. Exits with 1 if something that this project made stays.
     """
     from pgcdc_assets.flow.ownlake import refuse_other_lake
-    from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
     refuse_other_lake(settings, may_be_gone=True)
@@ -79,8 +82,6 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
 
 def _to_remove(settings: Settings, shared: bool) -> list[str]:
     """What teardown will remove from the source. Raises UsageError for a publication that another project reads."""
-    from pgcdc_assets.errors import UsageError
-    from pgcdc_assets.project import load_note
     from pgcdc_assets.projectsource import is_embedded, require_same_source, source_of
     from pgcdc_assets.source.setup.setup import traces
 
@@ -113,7 +114,6 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     """Make publication and slot if they are missing, and save the catalog."""
     from pgcdc_assets.flow.ownlake import note_lake
     from pgcdc_assets.log.reader import ChangeLog
-    from pgcdc_assets.project import load_note, note_made
     from pgcdc_assets.projectsource import known_identity, remember
     from pgcdc_assets.source.setup.setup import setup
     from pgcdc_assets.spark.jars import java_command
@@ -142,7 +142,6 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
 def _check_slot(settings: Settings, conninfo: str) -> None:
     """Raise WrongLake if the slot has been read for another lake. Raise SlotMissing if this lake has a change log but
     its slot is gone."""
-    from pgcdc_assets.errors import SlotMissing
     from pgcdc_assets.flow.ownlake import log_id, refuse_taken_slot
     from pgcdc_assets.source.connect.connection import APPLICATION, connect
     from pgcdc_assets.source.connect.failures import COPY_ANEW
@@ -163,8 +162,6 @@ def _check_slot(settings: Settings, conninfo: str) -> None:
 
 def _saved_source(settings: Settings) -> list[Finding]:
     """Write the source into pgcdc.yaml, so that commands in a shell without PGCDC_SOURCE work on the same source."""
-    from pgcdc_assets.errors import SettingsError
-    from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source, without_secrets
     from pgcdc_assets.source.setup.findings import Finding
 
     source = settings.source or EMBEDDED
@@ -197,8 +194,6 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
 
 def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) -> int:
     """Remove everything, under the lake's lock, so that no other process writes to the lake. Returns the exit code."""
-    from pgcdc_assets.cli.jobs import release_instance
-    from pgcdc_assets.project import change_note, note_file
     from pgcdc_assets.projectsource import origin_file
 
     with ExitStack() as stack:
@@ -228,10 +223,6 @@ def _hold_lake(stack: ExitStack, settings: Settings, *, must: bool) -> None:
     If the lake is not writable or out of reach, teardown goes on without the lock, so that the slot does not stay on
     the source. ``must``: raise an error also in this case, because the lake is to be deleted.
     """
-    from pgcdc_assets.errors import MachineError
-    from pgcdc_assets.flow.lock import holder, lake_lock, unwritable
-    from pgcdc_assets.store import storage
-
     try:
         try:
             there = storage.exists(settings.layout.lock)
@@ -266,8 +257,6 @@ def _forgotten(settings: Settings) -> dict[str, bool]:
 def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]:
     """Remove what setup made, and report what stays. Returns each thing that stays, and whether this project made
     it."""
-    from pgcdc_assets.demo import shop
-    from pgcdc_assets.project import load_note
     from pgcdc_assets.projectsource import is_embedded, started_source
     from pgcdc_assets.source.setup.setup import teardown, traces
 
@@ -290,7 +279,6 @@ def _retire_log(settings: Settings) -> bool:
     Returns whether this succeeded or there is no log. Otherwise reports the reason.
     """
     from pgcdc_assets.log.reader import ChangeLog
-    from pgcdc_assets.store import storage
 
     try:
         log = ChangeLog(settings.layout)

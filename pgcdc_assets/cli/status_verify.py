@@ -1,4 +1,4 @@
-"""The commands that only read: status, verify. They work while a sync runs."""
+"""The commands that only read: status, positions, verify. They work while a sync runs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from pgcdc_assets.cli.arguments import TableType, as_json
-from pgcdc_assets.cli.lines import say, visible
+from pgcdc_assets.cli.console import ConsoleProgress, say, visible
+from pgcdc_assets.cli.jobs import refuse_unknown, run_sync, saved_settings
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.project import required_catalog
+from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.report import TableReport, VerifyReport
     from pgcdc_assets.checks.status import Status
-    from pgcdc_assets.cli.console import ConsoleProgress
-    from pgcdc_assets.core.lsn import Lsn
-    from pgcdc_assets.core.names import TableName
     from pgcdc_assets.flow.boundary import SyncTo
     from pgcdc_assets.log.receive.progressfile import Announcement
-    from pgcdc_assets.settings import Settings
 
 _LSN_WIDTH = 17
 """Characters of the longest LSN, ``FFFFFFFF/FFFFFFFF``."""
@@ -30,7 +30,6 @@ _LSN_WIDTH = 17
 def status(as_json: bool) -> int:
     """Show slot health, positions, lag, and every table's state."""
     from pgcdc_assets.checks.status import status as look
-    from pgcdc_assets.settings import Settings
 
     found = look(Settings.load())
     if as_json:
@@ -38,6 +37,22 @@ def status(as_json: bool) -> int:
     else:
         print_status(found)
     return 0 if found.ok else 1
+
+
+@click.command()
+@as_json
+def positions(as_json: bool) -> int:
+    """Show the positions written, flushed and replayed. Also shows where following ends, and whether changes are
+    applied."""
+    from pgcdc_assets.checks.positions import positions as look
+
+    found = look(saved_settings())
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
+        return 0
+    for name, value in found.to_json().items():
+        say(f"{name:<14} {value if value is not None else '-'}")
+    return 0
 
 
 @click.command()
@@ -49,11 +64,8 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     Writes on the source may go on. Exits with 1 if a table differs or cannot be read, and with 3 if no table differs
     but some tables could not be compared.
     """
-    from pgcdc_assets.cli.console import ConsoleProgress
-    from pgcdc_assets.cli.jobs import refuse_unknown, run_sync
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.projectsource import started_source
-    from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
     refuse_other_lake(settings)
@@ -151,7 +163,7 @@ def _result(table: TableReport) -> str:
 
 def _in_progress(found: Announcement) -> str:
     """The transactions in progress that are being received before their commit, in words."""
-    from pgcdc_assets.checks.facts import span
+    from pgcdc_assets.checks.health import span
 
     number = f"{found.number} transaction{'s' * (found.number != 1)}, {found.bytes:,} bytes received"
     return f"{number}; the oldest, xid {found.xid}, for {span(found.age)}, from {found.lsn} on"

@@ -1,4 +1,5 @@
-"""The commands that move data: sync, follow, snapshot, heal, repair."""
+"""The commands that move data (sync, follow, snapshot, heal, repair), and the commands that control running syncs
+(until, pause, resume)."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pgcdc_assets.cli.arguments import LsnType, RangeType, TableType, as_json
-from pgcdc_assets.cli.lines import say
+from pgcdc_assets.cli.console import ConsoleProgress, say
+from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair, run_sync, saved_settings
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
-    from pgcdc_assets.core.lsn import Lsn
-    from pgcdc_assets.core.names import TableName
-    from pgcdc_assets.core.ranges import LsnRange
     from pgcdc_assets.flow.reports import SyncReport
 
 
@@ -59,9 +62,6 @@ def heal(tables: tuple[TableName, ...]) -> int:
 @click.option("--range", "span", type=RangeType(), required=True, help="X/Y..X/Y or a partition key.")
 def repair(table: TableName, span: LsnRange) -> int:
     """Rebuild, from the change log, the rows that a range touched. A running sync gives way."""
-    from pgcdc_assets.cli.console import ConsoleProgress
-    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair
-
     settings = project_settings()
     refuse_unknown(settings, [table])
     progress = ConsoleProgress()
@@ -74,6 +74,38 @@ def repair(table: TableName, span: LsnRange) -> int:
     return 0
 
 
+@click.command()
+@click.argument("lsn", type=LsnType(), required=False)
+@click.option("--current", is_flag=True, help="Where the source stands now.")
+@click.option("--clear", is_flag=True, help="Take it back: follow on.")
+def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
+    """Make the running sync, and the sensor's runs, end at an LSN. Later runs end there too, until --clear."""
+    from pgcdc_assets.flow.requests import follow_until
+
+    if (lsn is not None) + current + clear != 1:
+        raise click.UsageError("Give an LSN, --current or --clear.")
+    settings = saved_settings()
+    if current:
+        lsn = _source_position(settings)
+    follow_until(settings.layout, lsn)
+    say("following goes on" if lsn is None else f"following ends at {lsn}")
+    return 0
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["apply"]))
+def pause(what: str) -> int:
+    """Stop applying changes to the mirrors. Changes still go into the log, and the slot is freed."""
+    return _pause(paused=True)
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["apply"]))
+def resume(what: str) -> int:
+    """Apply changes again. The mirrors catch up from the log."""
+    return _pause(paused=False)
+
+
 def _for_tables(command: str, wish: str, tables: Sequence[TableName]) -> int:
     """Run a sync that fulfils the wish ``copy_anew`` or ``heal`` for these tables."""
     names = [str(table) for table in tables]
@@ -83,9 +115,6 @@ def _for_tables(command: str, wish: str, tables: Sequence[TableName]) -> int:
 
 
 def _synced(command: str, tables: Sequence[TableName] = (), **config: Any) -> SyncReport:
-    from pgcdc_assets.cli.console import ConsoleProgress
-    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_sync
-
     settings = project_settings()
     refuse_unknown(settings, tables)
     progress = ConsoleProgress()
@@ -142,3 +171,21 @@ def _code(report: SyncReport) -> int:
     """The exit code: 3 if the run succeeded but left a table behind (set aside, its mirror changed by another writer,
     or not at the position of the other tables). So this differs from a run that failed."""
     return 3 if report.set_aside or report.changed or report.left else 0
+
+
+def _pause(*, paused: bool) -> int:
+    from pgcdc_assets.flow.requests import pause_apply
+
+    changed = pause_apply(saved_settings().layout, paused=paused)
+    already = "" if changed else " already"
+    say(f"apply is paused{already}: changes go into the log alone" if paused else f"changes are applied{already}")
+    return 0
+
+
+def _source_position(settings: Settings) -> Lsn:
+    from pgcdc_assets.projectsource import source_of
+    from pgcdc_assets.source.connect.connection import APPLICATION, connect
+    from pgcdc_assets.source.slot.positions import boundary
+
+    with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
+        return boundary(conn)

@@ -1,8 +1,13 @@
-"""``pgcdc up``: runs Dagster's UI and daemon with the sensor on. At the end, it ends them and all their children."""
+"""``pgcdc up``: runs Dagster's UI and daemon with the sensor on. At the end, it ends them and all their children.
+
+It has Dagster reload the project's definitions when tables are added, removed or altered, because the definitions are
+created from the saved catalog.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -12,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,13 +27,14 @@ import click
 import psutil
 
 from pgcdc_assets.cli.jobs import claim_instance, environment
-from pgcdc_assets.cli.reloading import Reloading, by_webserver
+from pgcdc_assets.cli.source import make_ready
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.demo import shop
-from pgcdc_assets.errors import MachineError
+from pgcdc_assets.errors import MachineError, PgcdcError
 from pgcdc_assets.flow import lock
-from pgcdc_assets.project import workspace_file
+from pgcdc_assets.project import LOCATION, load_catalog, workspace_file
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.private import private_log
 
@@ -42,13 +49,18 @@ _END_SECONDS = 6.5
 """Seconds for Dagster and the run at work to end. In this time the run reaches its next boundary or is interrupted."""
 _PR_SET_PDEATHSIG = 1
 
+_MUTATION = """mutation ($name: String!) {
+  reloadRepositoryLocation(repositoryLocationName: $name) { __typename }
+}"""
+_RELOAD_SECONDS = 60.0
+"""Seconds for the code to be imported again, on a busy machine."""
+
 
 @click.command()
 @click.option("--port", type=click.IntRange(1, 65535), help=f"Port of the UI; {PORT} or the next free one.")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen at; the UI has no login.")
 def up(port: int | None, host: str) -> int:
     """Run Dagster's UI and daemon, with the sensor on."""
-    from pgcdc_assets.cli.source import make_ready
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.projectsource import is_embedded, started_source
     from pgcdc_assets.source.connect.connection import connect
@@ -167,3 +179,72 @@ def _is_free(host: str, port: int) -> bool:
             probe.bind((host, port))
             return True
     return False
+
+
+class Reloading:
+    """Has the definitions reloaded when the catalog shows other tables. ``reload`` returns whether Dagster has reloaded
+    them. Create the object when Dagster first loads the definitions, because it notes the catalog's present tables."""
+
+    def __init__(self, catalog_file: Path, reload: Callable[[], bool]) -> None:
+        self._file = catalog_file
+        self._reload = reload
+        self._seen = self._written()
+        self._loaded = self._tables()
+        self._under_way: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Start a reload if the catalog shows other tables. Returns at once. If the reload fails, a later call tries
+        again."""
+        if self._under_way is not None and self._under_way.is_alive():
+            return
+        if self._written() != self._seen:
+            # A daemon thread, so that the end of the process does not wait for it.
+            self._under_way = threading.Thread(target=self.load, daemon=True)
+            self._under_way.start()
+
+    def load(self) -> None:
+        """Reload the definitions if the catalog shows other tables."""
+        written, tables = self._written(), self._tables()
+        if tables is None or tables == self._loaded or self._reload():
+            self._seen, self._loaded = written, tables if tables is not None else self._loaded
+
+    def _written(self) -> int:
+        """When the catalog was last written; 0 if there is no catalog."""
+        try:
+            return self._file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _tables(self) -> frozenset[tuple[Table, object]] | None:
+        """The tables as the definitions show them, with columns and comments. None if the catalog cannot be read."""
+        try:
+            catalog = load_catalog(self._file)
+        except (PgcdcError, ValueError, KeyError, TypeError):
+            return None
+        tables = catalog.tables if catalog is not None else ()
+        return frozenset((table.without_volatile(), table.comments) for table in tables)
+
+
+def by_webserver(url: str) -> bool:
+    """Ask the webserver to reload, as its button does."""
+    body = json.dumps({"query": _MUTATION, "variables": {"name": LOCATION}}).encode()
+    request = urllib.request.Request(f"{url}/graphql", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=_RELOAD_SECONDS) as answer:
+            found = json.load(answer)
+    except (OSError, ValueError):
+        return False
+    told = (found.get("data") or {}).get("reloadRepositoryLocation") or {}
+    return bool(told.get("__typename") == "WorkspaceLocationEntry")
+
+
+def by_code_server(host: str, port: int) -> bool:
+    """Ask the code server to reload. It informs webserver and daemon."""
+    from dagster._core.errors import DagsterUserCodeUnreachableError
+    from dagster._grpc.client import DagsterGrpcClient
+
+    try:
+        DagsterGrpcClient(port=port, host=host).reload_code(timeout=int(_RELOAD_SECONDS))
+    except DagsterUserCodeUnreachableError:
+        return False
+    return True

@@ -15,8 +15,7 @@ from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
-    from pgcdc_assets.checks.facts import TableFacts
-    from pgcdc_assets.checks.problem import Problem
+    from pgcdc_assets.checks.health import Problem, TableFacts
     from pgcdc_assets.checks.status import Status
 
 SLOT_CHECK = "healthy"
@@ -77,7 +76,7 @@ def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
 
 def current_health(settings: Settings, instance: dg.DagsterInstance) -> "Status":
     """The project's status, with the problems of this instance's partition keys added."""
-    from pgcdc_assets.checks.problem import Problem
+    from pgcdc_assets.checks.health import Problem
     from pgcdc_assets.checks.status import refused, status
     from pgcdc_assets.errors import SettingsError, StoreFailed
 

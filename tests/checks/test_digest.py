@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.checks.digest import Differences, DigestStore, Seed, compare
+from pgcdc_assets.checks.compare import Differences, DigestStore, Seed, compare
 
 texts = st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=40), st.sampled_from(["", "\0", "\0\0"]))
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.facts import (
+from pgcdc_assets.checks.health import (
+    GIB,
+    MIB,
     Backend,
     Facts,
     LeftFacts,
@@ -18,8 +20,7 @@ from pgcdc_assets.checks.facts import (
     TableFacts,
     UntakenFacts,
 )
-from pgcdc_assets.checks.health import problems
-from pgcdc_assets.checks.problem import GIB, MIB
+from pgcdc_assets.checks.status import problems
 from pgcdc_assets.core.catalog import Catalog, Identity, Outside, Table
 from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.lsn import Lsn

@@ -16,7 +16,7 @@ import pytest
 from deltalake import write_deltalake
 from psycopg import sql
 
-from pgcdc_assets.checks.facts import TableFacts
+from pgcdc_assets.checks.health import TableFacts
 from pgcdc_assets.checks.status import Status, status
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn

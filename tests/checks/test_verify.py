@@ -15,9 +15,9 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.checks import verify as verify_module
-from pgcdc_assets.checks.compared import Comparison, MirrorSide, SourceSide
+from pgcdc_assets.checks.compare import compare_sides
 from pgcdc_assets.checks.report import Example, TableReport, Verdict, VerifyReport
-from pgcdc_assets.checks.twosides import compare_sides
+from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide
 from pgcdc_assets.checks.verify import SNAPSHOTS, verify
 from pgcdc_assets.cli.status_verify import in_a_sentence
 from pgcdc_assets.core.layout import Layout

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.cli.reloading import Reloading, by_code_server, by_webserver
+from pgcdc_assets.cli.up import Reloading, by_code_server, by_webserver
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.project import save_catalog

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.cli.dagsterui import guarded
-from pgcdc_assets.cli.sameorigin import SameOrigin, refusal
+from pgcdc_assets.cli.dagsterui import SameOrigin, guarded, refusal
 
 OWN_PAGE = {"origin": "http://localhost:3000", "sec-fetch-site": "same-origin"}
 OURS = {"host": "localhost:3000"}

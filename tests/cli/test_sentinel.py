@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pgcdc_assets.checks import sentinel
+from pgcdc_assets.checks import positions
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.receive.progressfile import Announcement
@@ -49,7 +49,7 @@ def test_positions_are_read_from_the_lowest_to_the_highest(shell: Shell, monkeyp
 
     shell.pgcdc("setup")
     for name in ("flush_lsn", "lowest_replayed"):
-        monkeypatch.setattr(sentinel, name, noted(name, getattr(sentinel, name)))
+        monkeypatch.setattr(positions, name, noted(name, getattr(positions, name)))
     shell.pgcdc("positions")
     assert asked == ["lowest_replayed", "flush_lsn"]
 

@@ -18,8 +18,7 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOr
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from pgcdc_assets.checks import status
-from pgcdc_assets.checks.facts import TableFacts
-from pgcdc_assets.checks.problem import Problem
+from pgcdc_assets.checks.health import Problem, TableFacts
 from pgcdc_assets.checks.status import Status
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import ZERO, Lsn

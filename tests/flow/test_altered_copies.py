@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.table_facts import read_tables
+from pgcdc_assets.checks.lake_facts import read_tables
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.problem import Problem
+from pgcdc_assets.checks.health import Problem
 from pgcdc_assets.checks.status import Status, status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

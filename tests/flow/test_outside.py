@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.problem import Problem
+from pgcdc_assets.checks.health import Problem
 from pgcdc_assets.checks.report import TableReport
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.cli.console import ConsoleProgress

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from pgcdc_assets.checks.sentinel import positions
+from pgcdc_assets.checks.positions import positions
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError

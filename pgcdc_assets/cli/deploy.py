@@ -1,7 +1,8 @@
-"""``pgcdc code-server``: serves the project to a Dagster webserver and daemon that run elsewhere.
+"""The commands for a project whose parts run on other machines: code-server, pack.
 
-When Dagster's own `code-server start` is asked to end, it waits for the runs that it has started, but does not ask them
-to end. So stopping its container would kill the runs. Here, the run at work is first ended at a boundary.
+``pgcdc code-server`` serves the project to a Dagster webserver and daemon that run elsewhere. When Dagster's own
+`code-server start` is asked to end, it waits for the runs that it has started, but does not ask them to end. So
+stopping its container would kill the runs. Here, the run at work is first ended at a boundary.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 import click
 
+from pgcdc_assets.cli.console import say
 from pgcdc_assets.cli.jobs import project_settings
-from pgcdc_assets.cli.reloading import Reloading, by_code_server
-from pgcdc_assets.cli.up import HOST, end, started
+from pgcdc_assets.cli.up import HOST, Reloading, by_code_server, end, started
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.project import LOCATION
@@ -49,3 +51,20 @@ def serve(settings: Settings, stop: threading.Event, host: str, port: int) -> No
             reloading.look()
     finally:
         end(process, settings.layout)
+
+
+@click.command()
+@click.option("-o", "output", type=click.Path(dir_okay=False, path_type=Path), default=Path("pgcdc_env.tar.gz"),
+              show_default=True, help="The archive.")  # fmt: skip
+def pack(output: Path) -> int:
+    """Pack this environment for the executors of a Spark cluster. Name the archive in `spark: {archive: ...}`."""
+    from pgcdc_assets.spark import archive
+    from pgcdc_assets.spark.attempt import versions
+
+    if not output.name.endswith((".tar.gz", ".tgz")):
+        raise click.BadParameter("Spark unpacks .tar.gz and .tgz", param_hint="-o")
+    packed = archive.pack(output.absolute())
+    ours = versions()
+    say(f"wrote {output}: {packed.bytes / 1e6:.0f} MB, pgcdc_assets {ours['pgcdc_assets']} and "
+        f"{len(packed.packages) - 1} packages, for nodes with Python {ours['Python']}")  # fmt: skip
+    return 0

@@ -1,4 +1,4 @@
-"""Reads the facts about tables: state and effective ``replay_lsn`` of each table, from the lake alone.
+"""Reads the facts about the lake: its log, the state and effective ``replay_lsn`` of each table, the feed of messages.
 
 The newest consistent point has the position of each streaming table. So hundreds of streaming tables cost one small
 read, and for each mirror a check for new commits of other writers.
@@ -10,15 +10,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
-from pgcdc_assets.checks.facts import LeftFacts, TableFacts, UntakenFacts
+from deltalake.exceptions import DeltaError
+
+from pgcdc_assets.checks.health import (
+    Facts,
+    LeftFacts,
+    LogFacts,
+    MessageFacts,
+    Problem,
+    TableFacts,
+    UntakenFacts,
+    problem_of,
+)  # fmt: skip
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import GRACE
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.failures import contained
+from pgcdc_assets.feed.messages import MessageFeed
+from pgcdc_assets.flow import outcomes
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.foreigncommits import change_since
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
@@ -26,6 +41,67 @@ from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.points.untaken import UntakenLedger
+from pgcdc_assets.settings import Settings
+
+_UNREADABLE = (PgcdcError, DeltaError, OSError)
+"""What is raised if a table of the lake cannot be read."""
+
+
+def with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
+    """Adds the positions of the change log, unless ``facts`` has them. Returns a problem if they cannot be read."""
+    if facts.log is not None:
+        return facts, []
+    log = ChangeLog(layout)
+    try:
+        if not log.exists:
+            return facts, []
+        return replace(facts, log=LogFacts(log.identity, log.start, log.position(), _published(layout))), []
+    except _UNREADABLE as error:
+        return facts, [problem_of(error, "change log")]
+
+
+def _published(layout: Layout) -> Lsn | None:
+    """The LSN of the newest consistent point. None also if the points cannot be read: :func:`with_lake` reports
+    that."""
+    with suppress(*_UNREADABLE):
+        newest = ConsistentPoints(layout).newest()
+        return newest.replay_lsn if newest else None
+    return None
+
+
+def with_lake(facts: Facts, settings: Settings) -> tuple[Facts, list[Problem]]:
+    """Adds all facts about the lake. Returns the problems of what cannot be read."""
+    layout, catalog = settings.layout, facts.catalog
+    facts, unread = with_log(facts, layout)
+    if catalog is not None:
+        try:
+            tables = tuple(read_tables(layout, catalog, settings.retention))
+            untaken = tuple(read_untaken(layout, catalog))
+            facts = replace(facts, tables=tables, left=read_left(layout, catalog), untaken=untaken)
+        except _UNREADABLE as error:
+            unread.append(problem_of(error, "lake"))
+    if settings.messages:
+        facts = replace(facts, messages=_messages(layout, facts))
+    try:
+        facts = replace(facts, last=outcomes.read(layout))
+    except LakeError as error:
+        unread.append(replace(problem_of(error, "lake"), severity="warning"))
+    return facts, unread
+
+
+def _messages(layout: Layout, facts: Facts) -> MessageFacts:
+    """The facts about the feed of messages. A feed without new messages has no new commits, so the newest consistent
+    point says up to which LSN the feed is complete."""
+    if facts.log is None:
+        return MessageFacts()
+    with contained() as failed:
+        feed = MessageFeed(layout, facts.log.identity)
+        newest = ConsistentPoints(layout).newest()
+    if failed.reason is not None:
+        return MessageFacts(failure=failed.reason)
+    if newest is not None and newest.messages is not None:
+        feed.known_to(newest.replay_lsn)
+    return MessageFacts(feed.complete_to if feed.exists else None)
 
 
 def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedelta(0)) -> Iterator[TableFacts]:
@@ -36,26 +112,23 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
     log = ChangeLog(layout)
     for table in catalog.tables:
         row = rows.get(table.name)
+        of = partial(TableFacts, table.name, updates_seen=table.updates_seen)
         if (reason := refusal(table)) is not None:
-            yield TableFacts(
-                table.name, TableState.SET_ASIDE, reason=reason, updates_seen=table.updates_seen, refused=True
-            )
+            yield of(TableState.SET_ASIDE, reason=reason, refused=True)
         elif row is None or row.table is None or row.table.oid != table.oid or row.state is TableState.MOVED:
             # The table was never copied under this name, or was dropped and created again since its copy, or its mirror
             # still has the table's earlier name.
-            yield TableFacts(table.name, TableState.WAITING, updates_seen=table.updates_seen)
+            yield of(TableState.WAITING)
         elif newest and table.name in newest.tables and _readable(row, newest):
             reason = row.reason or _changed(layout, catalog, table, newest)
-            yield TableFacts(
-                table.name, TableState.STREAMING, newest.replay_lsn, reason, updates_seen=table.updates_seen
-            )
+            yield of(TableState.STREAMING, newest.replay_lsn, reason)
         else:
             with contained() as failed:
                 mirror = Mirrors(layout, catalog.identity).open(table.name)
                 facts = _behind(mirror, table, row, points)
                 yield replace(facts, kept_until=_kept_until(mirror, facts, log, retention))
             if failed.reason is not None:
-                yield TableFacts(table.name, TableState.SET_ASIDE, None, failed.reason, row.lsn, table.updates_seen)
+                yield of(TableState.SET_ASIDE, reason=failed.reason, lsn=row.lsn)
 
 
 def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: timedelta) -> datetime | None:
@@ -119,12 +192,13 @@ def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> s
 
 def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoints) -> TableFacts:
     """The facts about a table that the newest point does not list. Its position is read from its own Delta commits."""
+    of = partial(TableFacts, table.name, updates_seen=table.updates_seen)
     copied = mirror.snapshot_lsn
     if row.state is TableState.COPYING and (copied is None or copied < row.lsn):
         # A reason means that the last copy could not read the table. The table then waits for the next copy.
         state = TableState.WAITING if row.reason else TableState.COPYING
-        return TableFacts(table.name, state, reason=row.reason, updates_seen=table.updates_seen)
+        return of(state, reason=row.reason)
     replay_lsn = mirror.effective_replay_lsn(points)
     if row.state is TableState.SET_ASIDE:
-        return TableFacts(table.name, row.state, replay_lsn, row.reason, row.lsn, table.updates_seen)
-    return TableFacts(table.name, TableState.CATCHING_UP, replay_lsn, row.reason, updates_seen=table.updates_seen)
+        return of(row.state, replay_lsn, row.reason, row.lsn)
+    return of(TableState.CATCHING_UP, replay_lsn, row.reason)
