@@ -26,6 +26,8 @@ from pgcdc_assets.store.private import private_folder
 _NOTE = "note.json"
 LOCATION = "pgcdc_assets"
 DAGSTER_FOLDER = ".dagster"
+SENSOR_ON = "PGCDC_ASSETS_SENSOR"
+"""``pgcdc up`` sets this variable to ``on``. Without it the sensor is off until a user starts it in the UI."""
 
 INSTANCE_YAML = """\
 # Dagster's instance for this project; docs/operations.md says why each line is there.

@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.formats import MALFORMED
-from pgcdc_assets.core.master import on_this_host
+from pgcdc_assets.core.settingvalues import on_this_host
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import PgcdcError, SettingsError, WrongSource
 from pgcdc_assets.log.reader import ChangeLog

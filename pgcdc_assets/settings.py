@@ -36,8 +36,7 @@ from pydantic_settings import (
 
 from pgcdc_assets import projectfile
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.master import is_known, is_local
-from pgcdc_assets.core.prefixes import PrefixPatterns
+from pgcdc_assets.core.settingvalues import PrefixPatterns, is_known, is_local
 from pgcdc_assets.errors import SettingsError
 
 PREFIX = "PGCDC_"

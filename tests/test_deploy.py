@@ -19,9 +19,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from pgcdc_assets.cli.main import pgcdc
-from pgcdc_assets.cli.up import SENSOR_ON
 from pgcdc_assets.core.ending import END_SECONDS
-from pgcdc_assets.project import INSTANCE_YAML, LOCATION
+from pgcdc_assets.project import INSTANCE_YAML, LOCATION, SENSOR_ON
 from pgcdc_assets.settings import Settings, unknown_variables
 from pgcdc_assets.source.setup.setup import setup
 from tests.fix_postgres import Database

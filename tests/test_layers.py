@@ -52,7 +52,7 @@ TARGET_MAKER = "flow.engine"
 SAME = {
     "commit", "recovery", "messages",  # of log and lake, feed and mirror, wire and pipe
     "streamed",  # messages one by one, and by column
-    "failures", "maintenance", "positions", "ranges", "retention", "states", "sync",
+    "failures", "maintenance", "positions", "ranges", "states", "sync",
 }  # fmt: skip
 """File names that stand in two rooms, for one concept."""
 

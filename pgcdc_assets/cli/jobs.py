@@ -80,7 +80,7 @@ def instance() -> dg.DagsterInstance:
 
 def claim_instance(identity: Identity) -> None:
     """Raise WrongInstance if the Dagster instance belongs to another project."""
-    from pgcdc_assets.defs.ownproject import claim
+    from pgcdc_assets.defs.partitions import claim
 
     with instance() as runs:
         claim(runs, identity)
@@ -88,7 +88,7 @@ def claim_instance(identity: Identity) -> None:
 
 def release_instance(settings: Settings) -> None:
     """Release the Dagster instance for another project, if there is an instance and it belongs to this project."""
-    from pgcdc_assets.defs.ownproject import release
+    from pgcdc_assets.defs.partitions import release
 
     catalog = None
     with suppress(PgcdcError, OSError):
@@ -136,7 +136,7 @@ def _run(
     """Run the job. If the run fails, raises its own error, as if the work had been called directly."""
     import dagster as dg
 
-    from pgcdc_assets.defs.ownproject import claim
+    from pgcdc_assets.defs.partitions import claim
     from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
 
     catalog = load_catalog(settings.catalog_file)

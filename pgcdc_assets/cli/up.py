@@ -34,7 +34,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import MachineError, PgcdcError
 from pgcdc_assets.flow import lock
-from pgcdc_assets.project import LOCATION, load_catalog, workspace_file
+from pgcdc_assets.project import LOCATION, SENSOR_ON, load_catalog, workspace_file
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.private import private_log
 
@@ -42,7 +42,6 @@ PORT = 3000
 """Dagster's own default. If it is in use, the next free port is taken."""
 HOST = "127.0.0.1"
 """Loopback only, because the UI has no login."""
-SENSOR_ON = "PGCDC_ASSETS_SENSOR"
 
 _READY_SECONDS = 120
 _END_SECONDS = 6.5

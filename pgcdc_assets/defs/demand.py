@@ -20,7 +20,7 @@ value."""
 
 
 @dataclass(frozen=True)
-class SourceLook:
+class SourceState:
     """What one tick of the sensor has read from source and lake. Nothing was received or changed."""
 
     now: float
@@ -38,9 +38,6 @@ class SourceLook:
     """The LSN at which following ends."""
     published: bool | None = None
     """Whether the slot has a published change waiting. None if this was not checked, or cannot be checked."""
-
-    def with_published(self, published: bool | None) -> Self:
-        return replace(self, published=published)
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,11 @@ class Cursor:
     def __str__(self) -> str:
         return json.dumps(asdict(self))
 
-    def seen(self, look: SourceLook) -> Self:
-        empty_to = look.flush_lsn if look.published is False else self.empty_to
-        moved = not self.since or look.position != self.position
-        since = look.now if moved else self.since
-        return replace(self, position=look.position, since=since, empty_to=empty_to)
+    def seen(self, state: SourceState) -> Self:
+        empty_to = state.flush_lsn if state.published is False else self.empty_to
+        moved = not self.since or state.position != self.position
+        since = state.now if moved else self.since
+        return replace(self, position=state.position, since=since, empty_to=empty_to)
 
 
 @dataclass(frozen=True)
@@ -111,21 +108,21 @@ def busy(runs: Runs, now: float) -> str | None:
     return None
 
 
-def decide(look: SourceLook, cursor: Cursor, range_seconds: float) -> Decision:
+def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision:
     """Request a run when a mirror is behind, or when WAL has grown by 16 MiB or for ``range_seconds``."""
-    if look.unapplied and not look.paused:
-        return Decision(True, f"{look.unapplied} batches of the log are not applied")
-    if look.endpos is not None and look.position >= look.endpos:
-        return Decision(False, f"following ends at {look.endpos}: `pgcdc until --clear` lets it go on")
-    if look.to_copy and not look.paused:
-        return Decision(True, f"{look.to_copy} tables are to be copied")
-    ahead = look.flush_lsn - look.position
+    if state.unapplied and not state.paused:
+        return Decision(True, f"{state.unapplied} batches of the log are not applied")
+    if state.endpos is not None and state.position >= state.endpos:
+        return Decision(False, f"following ends at {state.endpos}: `pgcdc until --clear` lets it go on")
+    if state.to_copy and not state.paused:
+        return Decision(True, f"{state.to_copy} tables are to be copied")
+    ahead = state.flush_lsn - state.position
     if ahead <= 0:
-        return Decision(False, f"the source stands at {look.flush_lsn}, and so do we")
-    if look.published:
+        return Decision(False, f"the source stands at {state.flush_lsn}, and so do we")
+    if state.published:
         return Decision(True, f"published changes wait in the slot, {ahead} bytes of WAL")
     if ahead >= FOREIGN_WAL_BYTES:
         return Decision(True, f"{ahead} bytes of WAL have passed")
-    if look.published is None and look.now - cursor.since >= range_seconds:
-        return Decision(True, f"WAL has moved for {look.now - cursor.since:.0f} s")
+    if state.published is None and state.now - cursor.since >= range_seconds:
+        return Decision(True, f"WAL has moved for {state.now - cursor.since:.0f} s")
     return Decision(False, f"nothing published in {ahead} bytes of WAL")

@@ -1,4 +1,4 @@
-"""LSN ranges as dynamic partitions, and the register that writes them."""
+"""LSN ranges as dynamic partitions, the register that writes them, and the project that they belong to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Final
 
 import dagster as dg
 
+from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange, merged
-from pgcdc_assets.errors import BadRange, RangeGap
+from pgcdc_assets.errors import BadRange, RangeGap, WrongInstance
 
 LSN_RANGES = dg.DynamicPartitionsDefinition(name="lsn_ranges")
 SNAPSHOT_RANGES = dg.DynamicPartitionsDefinition(name="snapshot_ranges")
 DELETE: Final = 'delete it in the UI, by "Delete partitions" of the asset `change_log`'
+_PROJECT: Final = "pgcdc_project"
+"""A partitions definition that no asset uses. Its only key is the project that the instance belongs to. So this note is
+in the same storage as the keys that it protects, and no run deletes it."""
 
 
 class RangeRegister:
@@ -159,3 +163,41 @@ def register_snapshot(instance: dg.DagsterInstance, consistent_point: Lsn) -> st
     key = LsnRange(ZERO, consistent_point).key
     instance.add_dynamic_partitions(str(SNAPSHOT_RANGES.name), [key])
     return key
+
+
+def claim(instance: dg.DagsterInstance, identity: Identity) -> None:
+    """Note that the instance belongs to the project of this stream. Raises WrongInstance if it belongs to another
+    project. Asset keys and partition keys are global in an instance, so a second project would delete the partition
+    keys of the first project.
+
+    An instance without ranges and copies is free, even if it notes another project, because there is nothing that a
+    second project could damage.
+    """
+    own, owner = _named(identity), _owner(instance)
+    guarded = (str(LSN_RANGES.name), str(SNAPSHOT_RANGES.name))
+    if owner not in (None, own) and not any(map(instance.get_dynamic_partitions, guarded)):
+        instance.delete_dynamic_partition(_PROJECT, owner)
+        owner = None
+    if owner is None:
+        instance.add_dynamic_partitions(_PROJECT, [own])
+        # Another project may have added its key at the same time. The first key counts.
+        owner = _owner(instance)
+    if owner != own:
+        instance.delete_dynamic_partition(_PROJECT, own)
+        raise WrongInstance(f"belongs to another project, which reads {owner}; this one reads {own}",
+                            thing=f"Dagster instance {instance.root_directory}")  # fmt: skip
+
+
+def release(instance: dg.DagsterInstance, identity: Identity) -> None:
+    """Delete this project's note, because the project was torn down. The note of another project stays."""
+    instance.delete_dynamic_partition(_PROJECT, _named(identity))
+
+
+def _owner(instance: dg.DagsterInstance) -> str | None:
+    return next(iter(instance.get_dynamic_partitions(_PROJECT)), None)
+
+
+def _named(identity: Identity) -> str:
+    """The project as slot and system: a slot's name is unique in a system. So a renamed database or a new log is still
+    the same project."""
+    return f"slot {identity.slot} of system {identity.system_identifier}"

@@ -1,37 +1,66 @@
 """The sensor that keeps the mirrors up to date. It checks source and lake, and requests a run of ``sync`` when one is
-needed."""
+needed.
+
+The check is cheap: plain SQL, and reads of small tables. It opens no replication connection, does not start Spark, and
+moves no position.
+"""
 
 import os
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import psycopg
 
 from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs import keys
-from pgcdc_assets.defs.backlog import look
 from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news, of_slot
-from pgcdc_assets.defs.demand import Cursor, Decision, Runs, busy, decide
-from pgcdc_assets.defs.ownproject import claim
+from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, Decision, Runs, SourceState, busy, decide
+from pgcdc_assets.defs.partitions import claim
 from pgcdc_assets.defs.resources import Source
 from pgcdc_assets.defs.runs import OURS, RUNNING, SYNC_JOB, WAITING, report_dead_runs
 from pgcdc_assets.defs.sync import SYNC_OP, sync_job
-from pgcdc_assets.errors import LakeError, PgcdcError, WrongInstance
+from pgcdc_assets.errors import LakeError, PgcdcError, SlotMissing, WrongInstance
 from pgcdc_assets.flow import lock, outcomes
-from pgcdc_assets.project import load_catalog
+from pgcdc_assets.project import SENSOR_ON, load_catalog
+from pgcdc_assets.protocol.layouts import CHANGES
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import of_exception
+from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
+from pgcdc_assets.source.slot.positions import FLUSH_LSN
 
-SENSOR_ON = "PGCDC_ASSETS_SENSOR"
-"""``pgcdc up`` sets this variable to ``on``. Without it the sensor is off until a user starts it in the UI."""
+if TYPE_CHECKING:
+    from pgcdc_assets.log.reader import ChangeLog
+    from pgcdc_assets.source.connect.connection import SourceConnection
 
 _TELL_SECONDS = 30.0
 """Seconds between two checks of the project's health. Each check is recorded as one observation of the slot. So a fault
 is in the asset checks within a minute, even if a tick is late and the connection to the source takes some seconds to
 fail."""
+
+_PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
+"""The maximum number of bytes of WAL that one check decodes. Decoding always begins at restart_lsn, so a check would be
+too expensive while a long transaction is open."""
+_PEEK_MILLISECONDS = 10_000
+
+_POSITIONS = f"""
+SELECT active, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn, '0/0')::text,
+       {FLUSH_LSN}::text
+FROM pg_replication_slots WHERE slot_name = %s
+"""  # noqa: S608  (put together of our own constants)
+
+# Whether the slot holds a committed transaction that changes a published table, or a message if messages are asked for.
+# Nothing is consumed.
+_PEEK = f"""
+SELECT EXISTS (
+  SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL, VARIADIC %s::text[])
+  WHERE get_byte(data, 0) IN ({", ".join(str(int(kind)) for kind in CHANGES)}))
+"""  # noqa: S608  (put together of our own constants)
 
 
 def sync_sensor(settings: Settings) -> dg.SensorDefinition:
@@ -86,9 +115,77 @@ def _decided(
     if reason:
         return Decision(False, reason), cursor
     with source.connection(settings) as conn:
-        seen = look(conn, catalog, settings.layout, cursor, messages=bool(settings.messages), origin=settings.origin)
+        seen = _source_state(conn, catalog, settings, cursor)
     cursor = cursor.seen(seen)
     return decide(seen, cursor, settings.range_seconds), cursor
+
+
+def _source_state(conn: "SourceConnection", catalog: Catalog, settings: Settings, cursor: Cursor) -> SourceState:
+    """The present positions of source and lake. Raises SlotMissing, or an error of the connection."""
+    from pgcdc_assets.flow.requests import operator_requests
+    from pgcdc_assets.log.reader import ChangeLog
+
+    slot, layout = catalog.identity.slot, settings.layout
+    found = conn.execute(_POSITIONS, [slot]).fetchone()
+    if found is None:
+        raise SlotMissing("does not exist", thing=f"slot {slot}", do="see `pgcdc status`")
+    active, (confirmed, restart, flushed) = found[0], (Lsn.parse(text) for text in found[1:])
+    log = ChangeLog(layout)
+    position = log.position() if log.exists else confirmed
+    told = operator_requests(layout)
+    seen = SourceState(
+        now=time.time(),
+        flush_lsn=flushed,
+        position=position,
+        to_copy=_to_copy(catalog, layout),
+        unapplied=_unapplied(log, settings),
+        paused=told.paused,
+        endpos=told.endpos,
+    )
+    to_apply = (seen.to_copy or seen.unapplied) and not seen.paused
+    if to_apply or told.reached(position) or not ZERO < flushed - position < FOREIGN_WAL_BYTES:
+        return seen
+    if cursor.empty_to == flushed:
+        return replace(seen, published=False)
+    if active or flushed - restart > _PEEK_WAL_BYTES:
+        return seen
+    return replace(seen, published=_published(conn, catalog, flushed, settings))
+
+
+def _to_copy(catalog: Catalog, layout: Layout) -> int:
+    from pgcdc_assets.points.states import TableStates
+
+    rows = TableStates(layout).all()
+    states = {name: row.state for name, row in rows.items()}
+    return sum(states.get(table.name) in (None, TableState.COPYING) for table in catalog.tables)
+
+
+def _unapplied(log: "ChangeLog", settings: Settings) -> int:
+    """The number of batches after the newest consistent point that have transactions, or messages if these are asked
+    for."""
+    from pgcdc_assets.points.points import ConsistentPoints
+
+    if not log.exists:
+        return 0
+    point = ConsistentPoints(settings.layout).newest()
+    return sum(
+        batch.transactions > 0 or (bool(settings.messages) and "M" in batch.others)
+        for batch in log.batches(point.replay_lsn if point else log.start)
+    )
+
+
+def _published(conn: "SourceConnection", catalog: Catalog, upto: Lsn, settings: Settings) -> bool | None:
+    """Whether the slot holds a published change, or a message if messages are asked for. None if PostgreSQL could not
+    check it, because another session began to read the slot or the time ran out."""
+    conn.execute("SELECT set_config('statement_timeout', %s, false)", [str(_PEEK_MILLISECONDS)])
+    try:
+        version, origins = conn.info.server_version // 10000, Origins(settings.origin)
+        options = PluginOptions.of(version, messages=bool(settings.messages), origins=origins)
+        pairs = [part for option in options.given(catalog.publications).items() for part in option]
+        found = conn.execute(_PEEK, [catalog.identity.slot, str(upto), pairs]).fetchone()
+    except psycopg.Error:
+        return None
+    return bool(found and found[0])
 
 
 def run_config(settings: Settings) -> dict[str, Any]:

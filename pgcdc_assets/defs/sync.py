@@ -12,8 +12,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.observer import DagsterObserver, Watcher
-from pgcdc_assets.defs.ownproject import claim
-from pgcdc_assets.defs.partitions import RangeRegister
+from pgcdc_assets.defs.partitions import RangeRegister, claim
 from pgcdc_assets.defs.resources import Engines
 from pgcdc_assets.defs.runs import (
     SYNC_JOB,

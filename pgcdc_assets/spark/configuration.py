@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from pgcdc_assets.core.master import is_local
+from pgcdc_assets.core.settingvalues import is_local
 from pgcdc_assets.settings import ARCHIVE, MASTER, Settings
 from pgcdc_assets.spark.jars import delta_jars
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from pgcdc_assets.core.master import is_local
+from pgcdc_assets.core.settingvalues import is_local
 from pgcdc_assets.errors import MachineError
 
 if TYPE_CHECKING:

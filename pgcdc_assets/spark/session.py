@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.location import LOCAL
-from pgcdc_assets.core.master import is_local
+from pgcdc_assets.core.settingvalues import is_local
 from pgcdc_assets.errors import LakeError, MachineError, SparkDied
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.configuration import EXTENSION, configuration, worker_python

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.cli.jobs import instance
-from pgcdc_assets.defs.ownproject import claim
-from pgcdc_assets.defs.partitions import RangeRegister
+from pgcdc_assets.defs.partitions import RangeRegister, claim
 from pgcdc_assets.errors import WrongInstance
 from pgcdc_assets.project import load_catalog
 from tests.cli.conftest import Shell, traces

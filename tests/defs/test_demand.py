@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, Runs, SourceLook, busy, decide
+from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, Runs, SourceState, busy, decide
 
 NOW = 1_000_000.0
-LEVEL = SourceLook(now=NOW, flush_lsn=Lsn(0x1000), position=Lsn(0x1000))
+LEVEL = SourceState(now=NOW, flush_lsn=Lsn(0x1000), position=Lsn(0x1000))
 AHEAD = replace(LEVEL, flush_lsn=Lsn(0x2000))
 FRESH = Cursor(position=Lsn(0x1000), since=NOW - 5)
 OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
@@ -53,7 +53,7 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
         pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "and so do we", id="source behind us"),
     ],
 )  # fmt: skip
-def test_a_run_is_requested_only_if_there_is_work(look: SourceLook, cursor: Cursor, wanted: bool, why: str) -> None:
+def test_a_run_is_requested_only_if_there_is_work(look: SourceState, cursor: Cursor, wanted: bool, why: str) -> None:
     decision = decide(look, cursor, range_seconds=60)
     assert decision.wanted is wanted
     assert why in decision.why

@@ -12,9 +12,9 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs.maintenance import MAINTAIN_OP, maintain_job, maintenance_schedule
 from pgcdc_assets.defs.observer import Nobody
-from pgcdc_assets.defs.sensors import SENSOR_ON
 from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow.maintenance import MaintenanceReport
+from pgcdc_assets.project import SENSOR_ON
 from tests.defs.doubles import QUIET, RecordingEngines, Script
 
 

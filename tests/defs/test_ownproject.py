@@ -13,8 +13,7 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.defs.maintenance import MAINTAIN_OP, maintain_job
 from pgcdc_assets.defs.observer import Nobody
-from pgcdc_assets.defs.ownproject import claim, release
-from pgcdc_assets.defs.partitions import RangeRegister, register_snapshot
+from pgcdc_assets.defs.partitions import RangeRegister, claim, register_snapshot, release
 from pgcdc_assets.defs.resources import Source
 from pgcdc_assets.defs.sensors import tick
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job

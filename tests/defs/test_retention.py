@@ -13,8 +13,8 @@ from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.instance import InstanceRef
 
 from pgcdc_assets.defs import keys
+from pgcdc_assets.defs.maintenance import forget_runs
 from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
-from pgcdc_assets.defs.retention import forget_runs
 from pgcdc_assets.defs.runs import OURS
 from pgcdc_assets.project import INSTANCE_YAML
 from tests.defs.doubles import span

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.reported import ReportedPositions
+from pgcdc_assets.core.positions import ReportedPositions
 from pgcdc_assets.log.batch import Committed
 from pgcdc_assets.log.receive import batches as batches_module
 from pgcdc_assets.log.receive.batches import Batches, Limits

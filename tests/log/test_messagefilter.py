@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import ZERO
-from pgcdc_assets.core.prefixes import PrefixPatterns
+from pgcdc_assets.core.settingvalues import PrefixPatterns
 from pgcdc_assets.log.batch import PendingBatch
 from pgcdc_assets.log.receive.intake import Intake
 from pgcdc_assets.log.receive.messagefilter import MessageFilter

@@ -62,9 +62,9 @@ def boundary_inside_a_commit_record(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.core.reported:ReportedPositions.durable",
+    "pgcdc_assets.core.positions:ReportedPositions.durable",
     rule="no reported position ever goes down",
-    test="tests/core/test_reported.py::test_reported_positions_never_fall",
+    test="tests/core/test_positions.py::test_reported_positions_never_fall",
 )
 def reported_positions_fall(_original: Original) -> Any:
     def replaced(self: Any, lsn: Any) -> Any:

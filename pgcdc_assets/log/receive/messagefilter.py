@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.encoding import UTF8, Encoding
-from pgcdc_assets.core.prefixes import PrefixPatterns
+from pgcdc_assets.core.settingvalues import PrefixPatterns
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, FrameRun
 from pgcdc_assets.log.transactions import OpenTransaction

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import psycopg
 
-from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.reported import ReportedPositions
+from pgcdc_assets.core.positions import Endpos, ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.receive.batches import Batches, Limits

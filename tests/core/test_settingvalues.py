@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.core.prefixes import PrefixPatterns
+from pgcdc_assets.core.settingvalues import PrefixPatterns
 
 
 @pytest.mark.parametrize(

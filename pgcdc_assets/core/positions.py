@@ -1,0 +1,104 @@
+"""Positions of a run: where it must stop, and what it reports to the server."""
+
+from __future__ import annotations
+
+from pgcdc_assets.core.lsn import Lsn
+
+DELAYS_UNTIL_FLUSHED = 3
+"""An asynchronous commit is on disk after at most three ``wal_writer_delay`` (PostgreSQL's documentation of
+``synchronous_commit``). WAL that is still not flushed after this time contains no commit."""
+
+
+class Endpos:
+    """Where a run must stop: the decisions, without the waiting.
+
+    ``endpos`` is a goal to reach, never a position to confirm or store. The run ends at the last transaction boundary
+    at or below ``endpos``.
+
+    | where endpos falls | decided by |
+    |---|---|
+    | on a commit boundary | ``allows`` the end of that transaction, and nothing later |
+    | between transactions, or in WAL that carries nothing published | ``arrived_at_begin``, ``arrived_at_wal_end`` |
+    | inside a transaction (``end_lsn`` > endpos) | ``allows`` rejects its end: it is sent again to the next range |
+    | inside a record, past a page header, or unflushed | ``arrived_at_wal_end`` with a late flush position |
+
+    ``now`` comes from any monotonic clock, in seconds; ``wal_writer_delay`` is in seconds.
+
+    The goal may be ahead of the source's WAL. So the wait for a late flush starts only when the source's insert
+    position is first seen at or above the goal.
+    """
+
+    def __init__(self, lsn: Lsn, *, wal_writer_delay: float) -> None:
+        self.lsn = lsn
+        self._delay = DELAYS_UNTIL_FLUSHED * wal_writer_delay
+        self._inserted_at: float | None = None
+        self._late_flush: Lsn | None = None
+
+    def arrived_at_begin(self, final_lsn: int) -> bool:
+        """Whether this transaction ends past endpos. Transactions come in commit order, so all later transactions do
+        too."""
+        return final_lsn >= self.lsn
+
+    def arrived_at_wal_end(self, wal_end: int) -> bool:
+        """Whether a keepalive's ``wal_end`` reaches the goal: all transactions that commit below ``wal_end`` have been
+        sent."""
+        return wal_end >= self.lsn or (self._late_flush is not None and wal_end >= self._late_flush)
+
+    def allows(self, boundary: int) -> bool:
+        """Whether the run may end at this boundary: only if it is not past endpos."""
+        return boundary <= self.lsn
+
+    # The source's own positions, read by SQL while the stream is quiet -------------------------------
+
+    @property
+    def flush_wanted(self) -> bool:
+        """Whether :meth:`saw_source` still needs to be called."""
+        return self._late_flush is None
+
+    def saw_source(self, inserted: Lsn, flushed: Lsn, now: float) -> None:
+        """Record the source's insert and flush positions, read at ``now`` or later."""
+        if self._inserted_at is None:
+            if inserted >= self.lsn:
+                self._inserted_at = now
+        elif self._late_flush is None and now > self._inserted_at + self._delay:
+            self._late_flush = flushed
+
+
+class ReportedPositions:
+    """The positions of a standby status update. They never go down.
+
+    ``write``, ``flush`` and ``apply`` are never below the slot's ``confirmed_flush_lsn`` at connect.
+
+    ``flush`` is ``transform_lsn``: every transaction up to it is durable in the log. Everything up to ``write`` has
+    been received, and everything up to ``apply`` is in every mirror. ``write`` and ``apply`` do not decide which WAL
+    the server may remove. Each setter returns the position that is valid after the call.
+    """
+
+    def __init__(self, floor: Lsn) -> None:
+        self._write = self._flush = self._apply = floor
+
+    @property
+    def write(self) -> Lsn:
+        return self._write
+
+    @property
+    def flush(self) -> Lsn:
+        return self._flush
+
+    @property
+    def apply(self) -> Lsn:
+        return min(self._apply, self._flush)
+
+    def received(self, lsn: Lsn) -> Lsn:
+        self._write = max(self._write, lsn)
+        return self._write
+
+    def durable(self, lsn: Lsn) -> Lsn:
+        self._flush = max(self._flush, lsn)
+        self.received(lsn)
+        return self._flush
+
+    def applied(self, lsn: Lsn) -> Lsn:
+        """Records that every mirror has reached ``lsn``. The reported position is never above ``flush``."""
+        self._apply = max(self._apply, lsn)
+        return self.apply
