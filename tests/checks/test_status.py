@@ -22,7 +22,6 @@ from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import WrongSource
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.spill import PREPARED, PreparedFolder
@@ -209,13 +208,6 @@ assert "pandas" not in sys.modules
     assert "for some reason" in done.stdout
 
 
-def test_another_source_under_the_same_name_is_refused(project: Project) -> None:
-    catalog = project.setup()
-    project.log(replace(catalog, identity=replace(catalog.identity, system_identifier="1")))
-    with pytest.raises(WrongSource, match=r"the lake .* was set up for database .* of system 1;"):
-        project.status()
-
-
 def test_an_emptied_publication_is_an_error(project: Project) -> None:
     project.setup()
     name = sql.Identifier(project.settings.publication)
@@ -235,13 +227,6 @@ def test_status_does_not_wait_for_a_locked_table(project: Project) -> None:
         began = time.monotonic()
         assert project.status().problems == ()
         assert time.monotonic() - began < 30
-
-
-def test_a_key_dropped_from_a_published_table_is_reported(project: Project) -> None:
-    project.setup()
-    with project.source.connect() as conn:
-        conn.execute("ALTER TABLE a DROP CONSTRAINT a_pkey")
-    assert "UPDATE and DELETE fail on the source" in project.problem("table public.a")
 
 
 def test_a_table_without_identity_is_reported(project: Project) -> None:
@@ -331,24 +316,6 @@ def test_a_table_that_gained_a_key_needs_setup(project: Project) -> None:
     assert found.do.startswith("run `pgcdc setup`")
     project.setup()
     assert not [problem for problem in project.status().problems if problem.thing == "table public.c"]
-
-
-def test_a_slot_in_use_by_another_process_is_reported(project: Project) -> None:
-    from pgcdc_assets.source.connect.walsender import ReplicationConnection
-
-    project.setup()
-    with ReplicationConnection.open(project.source.conninfo, application_name="somebody") as other:
-        other.start(project.settings.slot, Lsn(0), [project.settings.publication])
-        assert "held by another process" in project.problem(f"slot {project.settings.slot}")
-
-
-def test_an_unreadable_saved_catalog_is_reported(project: Project) -> None:
-    project.setup()
-    for text in ("{", "{}"):
-        CATALOG_FILE.write_text(text)
-        (told,) = [problem for problem in project.status().problems if str(CATALOG_FILE) in problem.thing]
-        assert told.what.startswith("is damaged, and cannot be read")
-        assert told.do == "delete it, then run `pgcdc setup`"
 
 
 def test_an_unreadable_log_is_reported(project: Project) -> None:

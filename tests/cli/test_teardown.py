@@ -244,16 +244,3 @@ def test_a_missing_publication_gets_the_same_advice_from_every_command(
     shell.pgcdc("pause", "apply")
     shell.pgcdc("sync")
     assert "does not exist" not in shell.pgcdc("status", expect=None)
-
-
-@pytest.mark.long
-def test_a_missing_publication_of_ours_gets_the_same_advice(shell: Shell, conn: psycopg.Connection) -> None:
-    """The slot has no mark any more. The project's note names it."""
-    shell.pgcdc("setup")
-    name = f"s_{shell.database.name}"
-    conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(f"{name}_inserts")))
-    for command in ("status", "setup"):
-        assert "run `pgcdc teardown`, then `pgcdc setup`" in shell.pgcdc(command, expect=1), "one of the pair"
-    conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
-    for command in ("status", "setup", "sync"):
-        assert "run `pgcdc teardown`, then `pgcdc setup`" in shell.pgcdc(command, expect=1), "both"

@@ -53,14 +53,6 @@ def test_table_altered_during_its_copy_is_copied_again_by_the_same_run(
 
 
 @pytest.mark.long
-def test_table_dropped_during_its_copy_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.setup()
-    after_the_snapshot(monkeypatch, lambda: rig.conn.execute("DROP TABLE u"))
-    assert [copy.table for copy in rig.sync().copied] == [T]
-    rig.assert_equal("public.t")
-
-
-@pytest.mark.long
 def test_locked_table_waits_for_the_next_run_and_names_the_lock_holder(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

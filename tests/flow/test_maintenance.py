@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pgcdc_assets import Lake
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
@@ -26,7 +22,7 @@ from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
-from tests.flow.rig import Rig, T, U, promised, sorted_rows, turns
+from tests.flow.rig import Rig, T, U, promised, turns
 
 pytestmark = pytest.mark.spark
 
@@ -145,36 +141,6 @@ def test_tables_are_left_for_later_when_time_runs_out(rig: Rig) -> None:
     assert report.left == [T, U]
     assert report.log_files > 0
     assert len(promised(rig)) == 2
-
-
-@pytest.mark.long
-def test_delta_log_of_a_long_current_version_survives_its_replacement(rig: Rig) -> None:
-    """Delta would delete this log with the first checkpoint after the table moves on."""
-    rig.setup()
-    rig.sync()
-    turns(rig, 1)
-    identity = ChangeLog(rig.settings.layout).identity
-    folder = rig.lake / "public/u/_delta_log"
-    for file in folder.glob("*.*"):
-        os.utime(file, (time.time() - 60 * 86400,) * 2)
-    before, stood = promised(rig), Mirrors(rig.settings.layout, identity).open(U).version
-    assert maintain(rig, days=7).optimized == [T, U]
-    table = f"delta.`{rig.lake}/public/u`"
-    rig.session().sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
-    for value in range(6):
-        if not (folder / f"{0:020}.json").exists():
-            break
-        rig.session().sql(f"UPDATE {table} SET v = {value} WHERE a = 1")
-    else:
-        raise AssertionError("Delta kept its log")
-    newest = max(lsn for lsn, _ in before)
-    (_, last) = (point for point in ConsistentPoints(rig.settings.layout).all() if point.replay_lsn == newest)
-    assert last.tables[U] > stood
-    assert sorted_rows(Lake(rig.lake).at(newest).arrow(U)) == before[newest, str(U)]
-    # The point that listed the old version.
-    delta = DeltaTable(rig.lake / "public/u", version=stood)
-    kept = pa.table(QueryBuilder().register("u", delta).execute("SELECT * FROM u").read_all())
-    assert sorted(row["a"] for row in kept.to_pylist()) == sorted(row[0] for row in before[newest, str(U)])
 
 
 @pytest.mark.long

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,9 @@ from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import LakeError, ReceiverDied, UsageError
+from pgcdc_assets.errors import LakeError, UsageError
 from pgcdc_assets.feed import messages as feed_messages
 from pgcdc_assets.flow import messages as flow_messages
-from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.outcomes import OperationKind
 from pgcdc_assets.flow.reports import Silent
@@ -29,7 +26,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
-from tests.flow.rig import Rig, children_running
+from tests.flow.rig import Rig
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
@@ -140,25 +137,6 @@ def test_turns_without_messages_make_no_commit_and_keep_the_position(rig: Rig) -
 
 
 @pytest.mark.long
-def test_prefix_that_is_added_later_counts_only_for_later_messages(rig: Rig) -> None:
-    emit(rig, "later.a", "before")
-    order(rig, 1)
-    rig.sync()
-    rig.settings = rig.settings.model_copy(update={"messages": ()})
-    order(rig, 2)
-    rig.sync()
-    with pytest.raises(LakeError, match="holds no messages"):
-        Lake(rig.lake).at().messages()
-    assert "messages" not in status(rig.settings, rig.settings.source).to_json()
-    rig.settings = rig.settings.model_copy(update={"messages": ("outbox.*", "later.*")})
-    order(rig, 3)
-    emit(rig, "later.a", "behind")
-    rig.sync()
-    # The second order's message was not requested.
-    assert contents(Lake(rig.lake).at().messages()) == ["1", "3", "behind"]
-
-
-@pytest.mark.long
 def test_messages_of_a_range_can_be_derived_again(rig: Rig) -> None:
     for number in range(4):
         order(rig, number)
@@ -241,39 +219,3 @@ def test_run_that_dies_between_feed_and_point_repeats_no_message(
     rig.sync()
     check_points(rig)
     assert contents(Lake(rig.lake).at().messages()) == ["1", "2"]
-
-
-@pytest.mark.long
-def test_each_message_is_stored_once_across_killed_receivers(rig: Rig) -> None:
-    """The receiver is killed while an application writes. A failed run is repeated."""
-    written = 0
-    for _ in range(4):
-        stop = threading.Event()
-        failures: list[BaseException] = []
-
-        def follow(stop: threading.Event = stop, failures: list[BaseException] = failures) -> None:
-            try:
-                rig.engine().sync(Bounds(follow=True, stop=stop))
-            except BaseException as error:  # noqa: BLE001
-                failures.append(error)
-
-        thread = threading.Thread(target=follow)
-        thread.start()
-        try:
-            wait_for(rig.streaming, what="the receiver")
-            for _ in range(20):
-                order(rig, written)
-                emit(rig, "outbox.loose", str(written))
-                written += 1
-            for child in children_running("pgcdc_assets.log.receive.process"):
-                os.kill(child, signal.SIGKILL)
-            thread.join(30)
-            assert not thread.is_alive()
-            assert isinstance(failures[0], ReceiverDied)
-        finally:
-            stop.set()
-            thread.join(30)
-    rig.sync()
-    check_points(rig)
-    told = Lake(rig.lake).at().messages()
-    assert contents(told) == [str(number) for number in range(written) for _ in range(2)]

@@ -13,7 +13,6 @@ from pgcdc_assets import Lake
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.flow.decide import Bounds
@@ -21,7 +20,6 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
-from pgcdc_assets.points.states import TableStates
 from tests.flow.rig import Rig, T, U
 from tests.oracle import RAW, source_rows, written
 
@@ -150,29 +148,5 @@ def test_repair_rewrite_and_copy_work_after_a_metadata_change(rig: Rig, monkeypa
     assert_read(rig)
     rig.engine("snapshot").sync(Bounds(), copy_anew=[T, U])
     rig.commit("ALTER TABLE t DROP v", "ALTER TABLE u RENAME c TO d", "UPDATE u SET d = 'd' WHERE a = 7")
-    rig.sync()
-    assert_read(rig)
-
-
-@pytest.mark.long
-def test_new_column_is_recognised_after_the_run_died(rig: Rig) -> None:
-    """The run that added the column died after the commit of its rows, and before it recorded the column."""
-    rig.commit("ALTER TABLE t DROP v")
-    rig.sync()
-    rig.commit("UPDATE t SET id = id")
-    rig.sync()
-    states = TableStates(rig.settings.layout)
-    noted = states.get(T)
-    assert noted is not None
-    assert noted.table is not None
-    rig.commit("ALTER TABLE t ADD v text", "INSERT INTO t VALUES (1000, NULL, 'v')")
-    rig.sync()
-    states.set(noted.table, TableState.CATCHING_UP, noted.lsn)
-    rig.commit("INSERT INTO t VALUES (1001, NULL, 'w')")
-    rig.sync()
-    assert_read(rig)
-    states.set(noted.table, TableState.CATCHING_UP, noted.lsn)
-    rig.commit("ALTER TABLE t RENAME big TO large", "INSERT INTO t VALUES (1002, NULL, 'x')")
-    rig.sync()
     rig.sync()
     assert_read(rig)

@@ -141,6 +141,7 @@ def _published(rig: Rig, goal: Lsn) -> bool:
     return newest(rig).replay_lsn >= goal
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_follow_goes_on_after_its_sessions_were_terminated(rig: Rig) -> None:
     rig.setup()

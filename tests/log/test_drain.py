@@ -125,22 +125,6 @@ def test_stream_goes_on_where_the_drain_ended(source: Source, commands: list[str
 
 
 @pytest.mark.long
-def test_drain_ends_at_an_endpos_inside_the_backlog(source: Source, limits: RangeLimits) -> None:
-    streamed, log = source.log("streamed"), source.log("drained")
-    everything(source)
-    middle = source.lsn()
-    everything_else = [f"INSERT INTO b VALUES ({number}, 0)" for number in range(20_000, 20_050)]
-    source.run(*everything_else)
-    source.receive(streamed, middle)
-    drained(source, log, middle, limits)
-    assert content(log) == content(streamed)
-    assert log.position() <= middle
-    drained(source, log, source.lsn(), limits)
-    source.receive(streamed, source.lsn())
-    assert content(log) == content(streamed)
-
-
-@pytest.mark.long
 def test_stopped_drain_leaves_the_rest_to_the_next_run(source: Source) -> None:
     """The stop comes during a range. The call is cancelled, and complete transactions are durable and confirmed."""
     limits = ranges_of(20_000)

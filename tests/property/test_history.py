@@ -26,7 +26,7 @@ def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
 @pytest.mark.spark
 @seed(20261121)
 @settings(SLOW, max_examples=1)
-@given(history=histories(2, 40))
+@given(history=histories(2, 25))
 @pytest.mark.takes(30)
 def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
     hold(server, spark, history)

@@ -22,7 +22,6 @@ from pgcdc_assets.protocol.messages import (
 )
 from pgcdc_assets.protocol.streamed import decode_any
 from tests.protocol import wire
-from tests.protocol.examples import EXAMPLES as FIRST_VERSION
 
 AT = Lsn.parse("16/B374D848")
 ONE, TWO = "00000016B374D848", "00000016B374D878"
@@ -70,12 +69,6 @@ SHORT_ABORT = (b"A" + bytes.fromhex(f"00000007 {XID}"), StreamAbort(7, 4_294_967
 @pytest.mark.parametrize(("payload", "message"), EXAMPLES, ids=lambda item: type(item).__name__)
 def test_every_kind_is_read(payload: bytes, message: AnyMessage, parallel: bool) -> None:
     assert decode_any(payload, AT, parallel=parallel) == message
-    assert wire.message(message) == payload
-
-
-@pytest.mark.parametrize(("payload", "message"), FIRST_VERSION[:-1], ids=lambda item: type(item).__name__)
-def test_those_of_version_1_are_read(payload: bytes, message: AnyMessage) -> None:
-    assert decode_any(payload, AT, parallel=True) == message
     assert wire.message(message) == payload
 
 

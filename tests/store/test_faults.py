@@ -79,7 +79,7 @@ def test_a_file_of_another_writer_is_not_taken_for_ours_after_a_lost_answer(faul
     assert storage.read(bucket / "a") == b"of others"
 
 
-@pytest.mark.parametrize("commits", [30, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("commits", [15, pytest.param(300, marks=pytest.mark.long)])
 def test_each_commit_of_a_log_lands_once_despite_faults(commits: int, faults: Faults, bucket: Location) -> None:
     layout = Layout(bucket)
     ChangeLog(layout).create(WHO, Lsn(1), 1)

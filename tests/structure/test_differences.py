@@ -36,6 +36,9 @@ CREATE TABLE deep1 PARTITION OF branch FOR VALUES IN (1);
 CREATE TABLE doubled (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED);
 CREATE PUBLICATION p FOR TABLE t, keyless, r, deep, doubled
 """
+AFRESH = """
+DROP PUBLICATION IF EXISTS p; DROP SCHEMA IF EXISTS public, elsewhere CASCADE; CREATE SCHEMA public
+"""
 
 
 class Changed(NamedTuple):
@@ -56,8 +59,8 @@ def changes(before: Sequence[Table], now: Sequence[Table]) -> list[Changed]:
 def watched(database: Database) -> Watched:
     def do(sql: str) -> Seen:
         with connect(database.conninfo) as conn, database.connect() as user:
-            if conn.execute("SELECT FROM pg_catalog.pg_publication").fetchone() is None:
-                user.execute(START)
+            user.execute(AFRESH)
+            user.execute(START)
             before: tuple[Table, ...] = read_tables(conn, ["p"])
             for statement in sql.split(";"):
                 user.execute(statement.encode())
@@ -66,95 +69,93 @@ def watched(database: Database) -> Watched:
     return do
 
 
-@pytest.mark.parametrize(
-    "harmless",
-    [
-        "INSERT INTO t VALUES (1000); UPDATE t SET id = -id; DELETE FROM r",
-        "TRUNCATE t",
-        "VACUUM FULL t",
-        "CLUSTER t USING t_pkey",
-        "ANALYZE",
-        "ALTER TABLE t ALTER x SET STATISTICS 100",
-        "CREATE INDEX ON t (x)",
-        "ALTER TABLE t ALTER n SET DEFAULT 5",
-        "CREATE TABLE other (id int PRIMARY KEY)",
-        "CREATE UNLOGGED TABLE r3 PARTITION OF r FOR VALUES IN (3)",
-        "CREATE TABLE new (id int PRIMARY KEY); ALTER PUBLICATION p ADD TABLE new",
-        "ALTER TABLE t REPLICA IDENTITY FULL",
-        "ALTER TABLE t REPLICA IDENTITY FULL; REINDEX TABLE t",
-        "VACUUM FREEZE pg_publication_rel; VACUUM FULL pg_inherits; VACUUM FULL pg_depend",
-        "VACUUM FULL deep; TRUNCATE deep1",
-        "GRANT SELECT ON t, deep, deep1 TO public; COMMENT ON TABLE t IS 'x'",
-        "CREATE SCHEMA elsewhere; ALTER TABLE t SET SCHEMA elsewhere; ALTER TABLE elsewhere.t SET SCHEMA public",
-    ],
+CARRIED = (
+    "INSERT INTO t VALUES (1000); UPDATE t SET id = -id; DELETE FROM r",
+    "TRUNCATE t",
+    "VACUUM FULL t",
+    "CLUSTER t USING t_pkey",
+    "ANALYZE",
+    "ALTER TABLE t ALTER x SET STATISTICS 100",
+    "CREATE INDEX ON t (x)",
+    "ALTER TABLE t ALTER n SET DEFAULT 5",
+    "CREATE TABLE other (id int PRIMARY KEY)",
+    "CREATE UNLOGGED TABLE r3 PARTITION OF r FOR VALUES IN (3)",
+    "CREATE TABLE new (id int PRIMARY KEY); ALTER PUBLICATION p ADD TABLE new",
+    "ALTER TABLE t REPLICA IDENTITY FULL",
+    "ALTER TABLE t REPLICA IDENTITY FULL; REINDEX TABLE t",
+    "VACUUM FREEZE pg_publication_rel; VACUUM FULL pg_inherits; VACUUM FULL pg_depend",
+    "VACUUM FULL deep; TRUNCATE deep1",
+    "GRANT SELECT ON t, deep, deep1 TO public; COMMENT ON TABLE t IS 'x'",
+    "CREATE SCHEMA elsewhere; ALTER TABLE t SET SCHEMA elsewhere; ALTER TABLE elsewhere.t SET SCHEMA public",
 )
-def test_a_change_that_the_stream_carries_is_no_difference(watched: Watched, harmless: str) -> None:
-    assert watched(harmless) == []
 
 
-@pytest.mark.parametrize(
-    ("done", "seen"),
-    [
-        ("ALTER TABLE t ADD added int", [("t", Difference.COLUMN_ADDED)]),
-        ("ALTER TABLE t ADD added int DEFAULT 5", [("t", Difference.COLUMNS)]),
-        ("ALTER TABLE t ADD added int DEFAULT 5; ALTER TABLE t ALTER added DROP DEFAULT",
-         [("t", Difference.COLUMNS)]),
-        ("ALTER TABLE t ADD added int DEFAULT 5; VACUUM FULL t", [("t", Difference.COLUMNS)]),
-        ("ALTER TABLE t ADD added float8 DEFAULT random()", [("t", Difference.COLUMNS)]),
-        ("ALTER TABLE t ADD added serial", [("t", Difference.COLUMNS)]),
-        ("ALTER TABLE r ADD added int DEFAULT 5", [("r", Difference.COLUMNS)]),
-        ("ALTER TABLE deep ADD added serial", [("deep", Difference.COLUMNS)]),
-        ("ALTER TABLE r ADD added int", [("r", Difference.COLUMN_ADDED)]),
-        ("ALTER TABLE t DROP n", [("t", Difference.COLUMNS)]),
-        ("ALTER TABLE t RENAME n TO m", [("t", Difference.COLUMNS)]),
-        ("ALTER TABLE t DROP n; ALTER TABLE t ADD n int",
-         [("t", Difference.COLUMNS), ("t", Difference.COLUMN_ADDED)]),
-        ("ALTER TABLE t ALTER n TYPE bigint",
-         [("t", Difference.REWRITTEN), ("t", Difference.COLUMNS)]),
-        ("ALTER TABLE t ALTER n TYPE int USING n + 1", [("t", Difference.REWRITTEN)]),
-        ("ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (n)",
-         [("t", Difference.KEY)]),
-        ("ALTER TABLE t DROP CONSTRAINT t_pkey", [("t", Difference.KEY)]),
-        ("ALTER TABLE keyless ADD PRIMARY KEY (id)", [("keyless", Difference.KEY)]),
-        ("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id)", [("t", Difference.KEY)]),
-        ("ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE t DROP CONSTRAINT t_pkey; "
-         "ALTER TABLE t ADD PRIMARY KEY (id); "
-         "ALTER TABLE t REPLICA IDENTITY DEFAULT", [("t", Difference.KEY)]),
-        ("CREATE UNIQUE INDEX i ON t (id); ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY USING INDEX i",
-         [("t", Difference.KEY)]),
-        ("ALTER TABLE r DROP CONSTRAINT r_pkey; ALTER TABLE r ADD PRIMARY KEY (id, d)",
-         [("r", Difference.KEY)]),
-        ("CREATE TYPE mood AS ENUM ('sad', 'ok'); ALTER TABLE t ADD m mood[]; ALTER TYPE mood ADD VALUE 'fine'",
-         [("t", Difference.COLUMN_ADDED)]),
-        ("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, x text, n int); ALTER PUBLICATION p ADD TABLE t",
-         [("t", Difference.RECREATED)]),
-        ("ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (1000); ALTER PUBLICATION p ADD TABLE t",
-         [("t", Difference.REPUBLISHED)]),
-        ("DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE t",
-         [("t", Difference.REPUBLISHED)]),
-        ("ALTER PUBLICATION p DROP TABLE r; ALTER PUBLICATION p ADD TABLE r",
-         [("r", Difference.REPUBLISHED)]),
-        ("CREATE TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", Difference.PARTITIONS)]),
-        ("ALTER TABLE r DETACH PARTITION r1", [("r", Difference.PARTITIONS)]),
-        ("ALTER TABLE r1 SET UNLOGGED", [("r", Difference.PARTITIONS)]),
-        ("DROP TABLE r1; CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)",
-         [("r", Difference.PARTITIONS), ("r", Difference.PARTITIONS)]),
-        ("ALTER TABLE r DETACH PARTITION r1; ALTER TABLE r ATTACH PARTITION r1 FOR VALUES IN (1)",
-         [("r", Difference.PARTITIONS_UNTOLD)]),
-        ("ALTER TABLE deep DETACH PARTITION branch; INSERT INTO branch VALUES (1, 1); "
-         "ALTER TABLE deep ATTACH PARTITION branch FOR VALUES IN (1, 2)",
-         [("deep", Difference.PARTITIONS_UNTOLD)]),
-        ("ALTER TABLE deep1 SET UNLOGGED; INSERT INTO deep VALUES (1, 1); ALTER TABLE deep1 SET LOGGED",
-         [("deep", Difference.NEW_FILES)]),
-        ("ALTER TABLE r1 SET UNLOGGED; INSERT INTO r VALUES (1, 1); ALTER TABLE r1 SET LOGGED",
-         [("r", Difference.NEW_FILES)]),
-        ("TRUNCATE r1", [("r", Difference.NEW_FILES)]),
-        ("ALTER TABLE detached ADD PRIMARY KEY (id, d); ALTER TABLE r ATTACH PARTITION detached FOR VALUES IN (4)",
-         [("r", Difference.PARTITIONS)]),
-    ],
+def test_a_change_that_the_stream_carries_is_no_difference(watched: Watched) -> None:
+    assert {done: seen for done in CARRIED if (seen := watched(done))} == {}
+
+
+NOT_CARRIED: tuple[tuple[str, Seen], ...] = (
+    ("ALTER TABLE t ADD added int", [("t", Difference.COLUMN_ADDED)]),
+    ("ALTER TABLE t ADD added int DEFAULT 5", [("t", Difference.COLUMNS)]),
+    ("ALTER TABLE t ADD added int DEFAULT 5; ALTER TABLE t ALTER added DROP DEFAULT",
+     [("t", Difference.COLUMNS)]),
+    ("ALTER TABLE t ADD added int DEFAULT 5; VACUUM FULL t", [("t", Difference.COLUMNS)]),
+    ("ALTER TABLE t ADD added float8 DEFAULT random()", [("t", Difference.COLUMNS)]),
+    ("ALTER TABLE t ADD added serial", [("t", Difference.COLUMNS)]),
+    ("ALTER TABLE r ADD added int DEFAULT 5", [("r", Difference.COLUMNS)]),
+    ("ALTER TABLE deep ADD added serial", [("deep", Difference.COLUMNS)]),
+    ("ALTER TABLE r ADD added int", [("r", Difference.COLUMN_ADDED)]),
+    ("ALTER TABLE t DROP n", [("t", Difference.COLUMNS)]),
+    ("ALTER TABLE t RENAME n TO m", [("t", Difference.COLUMNS)]),
+    ("ALTER TABLE t DROP n; ALTER TABLE t ADD n int",
+     [("t", Difference.COLUMNS), ("t", Difference.COLUMN_ADDED)]),
+    ("ALTER TABLE t ALTER n TYPE bigint",
+     [("t", Difference.REWRITTEN), ("t", Difference.COLUMNS)]),
+    ("ALTER TABLE t ALTER n TYPE int USING n + 1", [("t", Difference.REWRITTEN)]),
+    ("ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (n)",
+     [("t", Difference.KEY)]),
+    ("ALTER TABLE t DROP CONSTRAINT t_pkey", [("t", Difference.KEY)]),
+    ("ALTER TABLE keyless ADD PRIMARY KEY (id)", [("keyless", Difference.KEY)]),
+    ("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id)", [("t", Difference.KEY)]),
+    ("ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE t DROP CONSTRAINT t_pkey; "
+     "ALTER TABLE t ADD PRIMARY KEY (id); "
+     "ALTER TABLE t REPLICA IDENTITY DEFAULT", [("t", Difference.KEY)]),
+    ("CREATE UNIQUE INDEX i ON t (id); ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY USING INDEX i",
+     [("t", Difference.KEY)]),
+    ("ALTER TABLE r DROP CONSTRAINT r_pkey; ALTER TABLE r ADD PRIMARY KEY (id, d)",
+     [("r", Difference.KEY)]),
+    ("CREATE TYPE mood AS ENUM ('sad', 'ok'); ALTER TABLE t ADD m mood[]; ALTER TYPE mood ADD VALUE 'fine'",
+     [("t", Difference.COLUMN_ADDED)]),
+    ("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, x text, n int); ALTER PUBLICATION p ADD TABLE t",
+     [("t", Difference.RECREATED)]),
+    ("ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (1000); ALTER PUBLICATION p ADD TABLE t",
+     [("t", Difference.REPUBLISHED)]),
+    ("DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE t",
+     [("t", Difference.REPUBLISHED)]),
+    ("ALTER PUBLICATION p DROP TABLE r; ALTER PUBLICATION p ADD TABLE r",
+     [("r", Difference.REPUBLISHED)]),
+    ("CREATE TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", Difference.PARTITIONS)]),
+    ("ALTER TABLE r DETACH PARTITION r1", [("r", Difference.PARTITIONS)]),
+    ("ALTER TABLE r1 SET UNLOGGED", [("r", Difference.PARTITIONS)]),
+    ("DROP TABLE r1; CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)",
+     [("r", Difference.PARTITIONS), ("r", Difference.PARTITIONS)]),
+    ("ALTER TABLE r DETACH PARTITION r1; ALTER TABLE r ATTACH PARTITION r1 FOR VALUES IN (1)",
+     [("r", Difference.PARTITIONS_UNTOLD)]),
+    ("ALTER TABLE deep DETACH PARTITION branch; INSERT INTO branch VALUES (1, 1); "
+     "ALTER TABLE deep ATTACH PARTITION branch FOR VALUES IN (1, 2)",
+     [("deep", Difference.PARTITIONS_UNTOLD)]),
+    ("ALTER TABLE deep1 SET UNLOGGED; INSERT INTO deep VALUES (1, 1); ALTER TABLE deep1 SET LOGGED",
+     [("deep", Difference.NEW_FILES)]),
+    ("ALTER TABLE r1 SET UNLOGGED; INSERT INTO r VALUES (1, 1); ALTER TABLE r1 SET LOGGED",
+     [("r", Difference.NEW_FILES)]),
+    ("TRUNCATE r1", [("r", Difference.NEW_FILES)]),
+    ("ALTER TABLE detached ADD PRIMARY KEY (id, d); ALTER TABLE r ATTACH PARTITION detached FOR VALUES IN (4)",
+     [("r", Difference.PARTITIONS)]),
 )  # fmt: skip
-def test_a_change_that_the_stream_does_not_carry_is_a_difference(watched: Watched, done: str, seen: Seen) -> None:
-    assert watched(done) == seen
+
+
+def test_a_change_that_the_stream_does_not_carry_is_a_difference(watched: Watched) -> None:
+    assert [(done, watched(done)) for done, _ in NOT_CARRIED] == list(NOT_CARRIED)
 
 
 def test_operations_removed_and_added_back_mean_republished(watched: Watched) -> None:
@@ -206,55 +207,58 @@ def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
         assert [change.difference for change in changes(before, read_tables(conn, ["p"]))] == [Difference.REPUBLISHED]
 
 
-@pytest.mark.parametrize("column", ["mood", "mood[]", "moods", "moods[]"])
-def test_a_renamed_enum_value_is_a_difference(database: Database, column: str) -> None:
+def test_a_renamed_enum_value_is_a_difference(database: Database) -> None:
     """The rename changes the value in every row that holds it, and the stream does not say so. An added value is in no
     row."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN moods AS mood")
-        user.execute(f"CREATE TABLE t (id int PRIMARY KEY, m {column}); CREATE PUBLICATION p FOR TABLE t".encode())
+        for number, column in enumerate(("mood", "mood[]", "moods", "moods[]")):
+            user.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY, m {column})".encode())
+        user.execute("CREATE PUBLICATION p FOR TABLE t0, t1, t2, t3")
         before = read_tables(conn, ["p"])
         user.execute("ALTER TYPE mood ADD VALUE 'fine'")
         assert changes(before, read_tables(conn, ["p"])) == []
         user.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'")
-        (change,) = changes(before, read_tables(conn, ["p"]))
-        assert change.difference is Difference.VALUES
-        assert "'sad'" in change.what
+        found = changes(before, read_tables(conn, ["p"]))
+        assert [(one.table, one.difference) for one in found] == [(f"t{n}", Difference.VALUES) for n in range(4)]
+        assert all("'sad'" in one.what for one in found)
 
 
 MADE_OF = "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, m mood); CREATE TYPE deep AS (p pair[])"
 
 
-@pytest.mark.parametrize(
-    "column", ["pair", "pair[]", "pairs", "deep", "deep[]", "other", "other[]", "spans", "spans_m[]"]
+COLUMNS_OF = ("pair", "pair[]", "pairs", "deep", "deep[]", "other", "other[]", "spans", "spans_m[]")
+DONE_INSIDE = (
+    "ALTER TYPE pair ADD ATTRIBUTE c int CASCADE",
+    "ALTER TYPE pair DROP ATTRIBUTE a CASCADE",
+    "ALTER TYPE pair ADD ATTRIBUTE c int CASCADE; ALTER TYPE pair DROP ATTRIBUTE c CASCADE",
+    "ALTER TYPE pair DROP ATTRIBUTE a CASCADE; ALTER TYPE pair ADD ATTRIBUTE a int CASCADE",
+    "ALTER TYPE mood RENAME VALUE 'sad' TO 'down'",
+    "ALTER TYPE mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE mood RENAME VALUE 'x' TO 'sad'",
 )
-@pytest.mark.parametrize(
-    "done",
-    [
-        "ALTER TYPE pair ADD ATTRIBUTE c int CASCADE",
-        "ALTER TYPE pair DROP ATTRIBUTE a CASCADE",
-        "ALTER TYPE pair ADD ATTRIBUTE c int CASCADE; ALTER TYPE pair DROP ATTRIBUTE c CASCADE",
-        "ALTER TYPE pair DROP ATTRIBUTE a CASCADE; ALTER TYPE pair ADD ATTRIBUTE a int CASCADE",
-        "ALTER TYPE mood RENAME VALUE 'sad' TO 'down'",
-        "ALTER TYPE mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE mood RENAME VALUE 'x' TO 'sad'",
-    ],
-)
-def test_a_change_inside_a_column_type_is_a_difference(database: Database, column: str, done: str) -> None:
+
+
+def test_a_change_inside_a_column_type_is_a_difference(database: Database) -> None:
     """Composites at any depth: as row type of a table, in domains, arrays and ranges. Enums inside of composites,
     too."""
     with connect(database.conninfo) as conn, database.connect() as user:
-        user.execute(MADE_OF.encode())
-        user.execute("CREATE DOMAIN pairs AS pair; CREATE TABLE other (id int PRIMARY KEY, p pair)")
-        user.execute("CREATE TYPE spans AS RANGE (subtype = pair, multirange_type_name = spans_m)")
-        user.execute(f"CREATE TABLE t (id int PRIMARY KEY, c {column}); CREATE PUBLICATION p FOR TABLE t".encode())
-        before = read_tables(conn, ["p"])
-        user.execute("ALTER TYPE pair RENAME TO couple; ALTER TYPE couple RENAME ATTRIBUTE a TO b")
-        user.execute("ALTER TYPE mood ADD VALUE 'fine'")
-        assert changes(before, read_tables(conn, ["p"])) == []
-        user.execute("ALTER TYPE couple RENAME ATTRIBUTE b TO a; ALTER TYPE couple RENAME TO pair")
-        user.execute(done.encode())
-        (change,) = changes(before, read_tables(conn, ["p"]))
-        assert change.difference is Difference.VALUES
+        for done in DONE_INSIDE:
+            user.execute(AFRESH)
+            user.execute(MADE_OF.encode())
+            user.execute("CREATE DOMAIN pairs AS pair; CREATE TABLE other (id int PRIMARY KEY, p pair)")
+            user.execute("CREATE TYPE spans AS RANGE (subtype = pair, multirange_type_name = spans_m)")
+            names = [f"t{number}" for number in range(len(COLUMNS_OF))]
+            for name, column in zip(names, COLUMNS_OF, strict=True):
+                user.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, c {column})".encode())
+            user.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(names)}".encode())
+            before = read_tables(conn, ["p"])
+            user.execute("ALTER TYPE pair RENAME TO couple; ALTER TYPE couple RENAME ATTRIBUTE a TO b")
+            user.execute("ALTER TYPE mood ADD VALUE 'fine'")
+            assert changes(before, read_tables(conn, ["p"])) == []
+            user.execute("ALTER TYPE couple RENAME ATTRIBUTE b TO a; ALTER TYPE couple RENAME TO pair")
+            user.execute(done.encode())
+            found = [(change.table, change.difference) for change in changes(before, read_tables(conn, ["p"]))]
+            assert found == [(name, Difference.VALUES) for name in names], done
 
 
 def test_a_column_added_to_a_row_type_is_a_difference(database: Database) -> None:
