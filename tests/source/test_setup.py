@@ -187,29 +187,6 @@ def test_a_table_that_gains_or_loses_its_key_changes_publication(
     conn.execute("INSERT INTO a VALUES (1); UPDATE a SET id = 2; INSERT INTO b VALUES (1); UPDATE b SET id = 2")
 
 
-def test_only_tables_that_match_a_pattern_are_published(
-    conn: psycopg.Connection, settings: Settings, database: Database
-) -> None:
-    conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
-    chosen = settings.model_copy(update={"tables": ("-public.b",)})
-    assert [table.name.name for table in setup(chosen, database.conninfo).catalog.tables] == ["a"]
-    assert published(conn, "Our pub") == {"a"}
-    nothing = settings.model_copy(update={"tables": ("public.nowhere",)})
-    with pytest.raises(SourceNotReady, match=r"pattern `public\.nowhere`: .* matches no table"):
-        setup(nothing, database.conninfo)
-
-
-def test_teardown_removes_what_setup_made(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
-    conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE PUBLICATION mine FOR TABLE a")
-    made = setup(settings, database.conninfo).created
-    assert teardown(settings, database.conninfo) == [], "another project's, by the same slot's name"
-    removed = teardown(settings, database.conninfo, made)
-    assert removed == [f"slot {settings.slot}", "publication Our pub", "publication Our pub_inserts"]
-    assert slots(conn) == []
-    assert conn.execute("SELECT pubname::text FROM pg_publication").fetchall() == [("mine",)]
-    assert teardown(settings, database.conninfo, made) == []
-
-
 def test_teardown_keeps_a_slot_that_is_in_use(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
     report = setup(settings, database.conninfo)
@@ -239,14 +216,6 @@ def test_a_publication_of_another_owner_is_used_unchanged(
     assert teardown(settings, database.conninfo, report.created)[0] == f"slot {settings.slot}"
     assert conn.execute("SELECT pubname::text FROM pg_publication").fetchall() == [("Our pub",)]
     assert slots(conn) == []
-
-
-def test_a_slot_of_another_owner_is_kept(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
-    conn.execute('CREATE TABLE a (id int PRIMARY KEY); CREATE PUBLICATION "Our pub" FOR TABLE a')
-    conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot])
-    assert setup(settings, database.conninfo).created == []
-    assert teardown(settings, database.conninfo) == []
-    assert slots(conn) == [settings.slot]
 
 
 def test_a_slot_older_than_its_publication_is_refused(
