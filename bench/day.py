@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest.mock import patch
@@ -130,9 +130,7 @@ class _Turns:
         assert table is not None
         files = COMPACTION.worth_rewriting(table.files)
         if files:
-            schema = pa.schema(table.schema.to_arrow())
-            report = compact_file(MergeTarget(self.mirror.path, schema, tuple(schema.names), files))
-            self._version = commit_rewritten(table, files, [report] if report is not None else [])
+            self._version = commit_rewritten(table, files, compact_file(replace(MergeTarget.of(table), files=files)))
             for file in files:
                 self._gone.pop(file.path, None)
             self.written += _written(path_of(self.mirror.path), self._version)

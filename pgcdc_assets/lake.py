@@ -22,7 +22,7 @@ from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.feed.messages import read_messages
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, own_position
-from pgcdc_assets.mirror.delta.rowgroups import held_columns, live_rows
+from pgcdc_assets.mirror.delta.rowgroups import live_rows
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.store import storage
 
@@ -163,7 +163,7 @@ class LakeAt:
 def _read(folder: Location, version: int) -> pa.Table:
     table = DeltaLog(folder).at(version)
     if not queryable(table):
-        return pa.concat_tables([held_columns(table).empty_table(), *live_rows(table)])
+        return pa.concat_tables([table.columns.empty_table(), *live_rows(table)])
     engine = QueryBuilder(READ_EXACTLY).register("mirror", opened(folder, version))
     return pa.RecordBatchReader.from_stream(engine.execute("SELECT * FROM mirror")).read_all()
 

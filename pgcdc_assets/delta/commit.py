@@ -102,11 +102,6 @@ def commit_change(
     return _commit(table, commit_info(now, "MERGE", metrics), positions, replaced, change.added)
 
 
-def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileReport | None) -> int:
-    """Replace ``files`` with one file that holds their rows (None: no row is left); returns the new version."""
-    return commit_rewritten(table, files, [report] if report is not None else [])
-
-
 def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Sequence[FileReport]) -> int:
     """Replace files with other files that hold the same rows; returns the new version."""
     left = sum((file.rows or 0) - file.deleted for file in files)

@@ -106,6 +106,11 @@ class DeltaVersion:
         with reading(f"schema of Delta table {self.folder}"):
             return Schema.from_json(self.metadata["schemaString"])
 
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns with the table's own names and types."""
+        return pa.schema(pa.schema(self.schema.to_arrow()))
+
 
 @dataclass
 class Replay:

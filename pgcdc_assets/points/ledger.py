@@ -23,7 +23,7 @@ from deltalake import Schema
 from pgcdc_assets.core.formats import EPOCH, FORMAT, FORMAT_PROPERTY, MALFORMED, check_format, reading
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.delta.commit import commit_compaction, commit_files, replace_files, settle
+from pgcdc_assets.delta.commit import commit_files, commit_rewritten, replace_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport, opened_parquet
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
@@ -203,7 +203,7 @@ class Ledger:
     def _merge(self, small: Sequence[LedgerFile]) -> None:
         """Merge small files into one, in a commit that changes no data."""
         report = self._write(pa.concat_tables([self._rows(file) for file in reversed(small)]))
-        commit_compaction(self._table, [file.added for file in small], report)
+        commit_rewritten(self._table, [file.added for file in small], [report])
         settle([self.path])
 
 

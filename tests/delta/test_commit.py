@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.commit import FileChange, commit_change, commit_compaction, loosened
+from pgcdc_assets.delta.commit import FileChange, commit_change, commit_rewritten, loosened
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.compaction import Compaction, compact_file
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors, create_mirror
@@ -121,7 +121,7 @@ def test_small_files_are_merged_into_one(rows: Rows) -> None:
     small = compaction.small_files(before.files)
     assert len(small) == 6
     report = compact_file(MergeTarget(Location.of(rows.path), SCHEMA, ("id", "v"), small))
-    version = commit_compaction(before, small, report)
+    version = commit_rewritten(before, small, report)
     (file,) = live_files(rows.path)
     assert rows.delta.number == version
     assert (file.rows, file.deleted) == (7, 0)
@@ -152,7 +152,7 @@ def test_the_file_with_the_most_deleted_rows_is_rewritten(rows: Rows) -> None:
     rows.change([], {3, *range(100, 106)})
     (most,) = worn = compaction.worth_rewriting(rows.delta.files)
     assert most.deleted == 6
-    version = commit_compaction(
+    version = commit_rewritten(
         rows.delta, worn, compact_file(MergeTarget(Location.of(rows.path), SCHEMA, ("id", "v"), worn))
     )
     assert rows.read() == rows.read(version - 1) == sorted(rows.held)
@@ -164,7 +164,7 @@ def test_a_compaction_that_loses_rows_is_refused(rows: Rows) -> None:
     rows.change([1, 2], set())
     live = live_files(rows.path)
     with pytest.raises(LakeError, match="2 rows were to be written anew"):
-        commit_compaction(rows.delta, live, rows.written([1])[0])
+        commit_rewritten(rows.delta, live, rows.written([1]))
     assert rows.read() == [1, 2]
 
 

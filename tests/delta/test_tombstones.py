@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.commit import commit_compaction
+from pgcdc_assets.delta.commit import commit_rewritten
 from pgcdc_assets.delta.tombstones import DELETED_FILES, LOG, keeping, lacking
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import Lake
@@ -78,7 +78,7 @@ def lived_long_and_short(rows: Rows) -> tuple[str, str]:
 
 def _compacted(rows: Rows) -> None:
     delta = rows.delta
-    commit_compaction(
+    commit_rewritten(
         delta, delta.files, compact_file(MergeTarget(Location.of(rows.path), SCHEMA, ("id", "v"), delta.files))
     )
     rows.history.append(frozenset(rows.held))

@@ -17,24 +17,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.commit import commit_compaction
-from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.failures import ATTEMPTS, contained
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.applytask import Collapsing, Effect, collapse_units
-from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compacted, Compaction, compact_mirror
+from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction, compact_applied
 from pgcdc_assets.mirror.delta.mirror import Mirrors
-from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.tableplan import TablePlan
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.spark.executors import cores
@@ -68,7 +63,7 @@ def apply_tables(
         left = [part for part in left if part.table.name in outrun]
         if not left:
             break
-    return _compacted(spark, mirrors, compaction, done)
+    return compact_applied(spark, mirrors, compaction, done)
 
 
 def _attempted(
@@ -113,38 +108,6 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
         return step()
     set_aside = None if failed.outrun else (start, failed.told)
     return Applied(table, -1, start, outrun=failed.outrun, set_aside=set_aside)
-
-
-def _compacted(spark: SparkSession, mirrors: Mirrors, compaction: Compaction, done: Sequence[Applied]) -> list[Applied]:
-    """Rewrite files of mirrors that have many small files or a worn file; returns what was applied, with the versions
-    after the rewrite."""
-    outcomes = {result.table.name: result for result in done}
-    works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
-    targets: list[MergeTarget] = []
-    for result in done:
-        if result.set_aside is not None or result.outrun or result.version % compaction.look_every:
-            continue
-        mirror = mirrors.open(result.table.name)
-        if mirror.delta is not None and (files := compaction.worth_rewriting(mirror.delta.files)):
-            works.append((result, mirror.delta, files))
-            targets.append(mirror.target(result.table, files))
-    for (result, delta, files), made in zip(works, run_tasks(spark, compact_mirror, targets), strict=True):
-        outcomes[result.table.name] = _with_compacted(result, delta, files, made)
-    return list(outcomes.values())
-
-
-def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
-    """Commit a merged file. If another writer's commit came first, the files are left for the next check."""
-    if made.failure is not None:
-        return replace(result, set_aside=(result.replay_lsn, made.failure))
-    with contained() as failed:
-        version = commit_compaction(delta, files, made.report)
-    if failed.outrun:
-        return result
-    if failed.reason is not None:
-        return replace(result, set_aside=(result.replay_lsn, failed.reason))
-    passed(FaultPoint.MIRROR_FILES_COMMITTED)
-    return replace(result, version=version)
 
 
 def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:

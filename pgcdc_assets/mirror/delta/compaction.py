@@ -9,7 +9,7 @@ at a time. Files of medium size are left to ``pgcdc maintain``, which merges fil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -18,11 +18,12 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.delta.commit import commit_rewritten
 from pgcdc_assets.delta.datafile import DataFile, FileReport
-from pgcdc_assets.delta.log import Added
+from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races, contained
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, gathered
+from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.spark.tasks import run_tasks
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ COMPACTION: Final = Compaction()
 class Compacted:
     """The result of rewriting a mirror's files. ``failure``: why one of these files could not be read."""
 
-    report: FileReport | None = None
+    reports: tuple[FileReport, ...] = ()
+    """The file that holds the rows. There is no file if there are no live rows."""
     failure: str | None = None
 
 
@@ -91,14 +93,48 @@ def compact_mirror(target: MergeTarget) -> Compacted:
     return Compacted(failure=failed.told)
 
 
-def compact_file(target: MergeTarget) -> FileReport | None:
-    """Write the live rows of the target's files to one file; None if there are no live rows. Runs in a Spark task."""
+def compact_file(target: MergeTarget) -> tuple[FileReport, ...]:
+    """Write the live rows of the target's files to one file, if there are any. Runs in a Spark task."""
     with DataFile(target.folder, target.schema) as file:
         for rows in gathered(group.read(target.names).filter(pa.array(group.alive)) for group in target.groups({})):
             file.write(rows.columns)
         report = file.finish()
     passed(FaultPoint.MIRROR_FILES_WRITTEN)
-    return report
+    return () if report is None else (report,)
+
+
+def compact_applied(
+    spark: SparkSession, mirrors: Mirrors, compaction: Compaction, done: Sequence[Applied]
+) -> list[Applied]:
+    """Rewrite files of mirrors that have many small files or a worn file after an apply; returns what was applied, with
+    the versions after the rewrite."""
+    outcomes = {result.table.name: result for result in done}
+    works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
+    targets: list[MergeTarget] = []
+    for result in done:
+        if result.set_aside is not None or result.outrun or result.version % compaction.look_every:
+            continue
+        mirror = mirrors.open(result.table.name)
+        if mirror.delta is not None and (files := compaction.worth_rewriting(mirror.delta.files)):
+            works.append((result, mirror.delta, files))
+            targets.append(mirror.target(result.table, files))
+    for (result, delta, files), made in zip(works, run_tasks(spark, compact_mirror, targets), strict=True):
+        outcomes[result.table.name] = _with_compacted(result, delta, files, made)
+    return list(outcomes.values())
+
+
+def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
+    """Commit a merged file. If another writer's commit came first, the files are left for the next check."""
+    if made.failure is not None:
+        return replace(result, set_aside=(result.replay_lsn, made.failure))
+    with contained() as failed:
+        version = commit_rewritten(delta, files, made.reports)
+    if failed.outrun:
+        return result
+    if failed.reason is not None:
+        return replace(result, set_aside=(result.replay_lsn, failed.reason))
+    passed(FaultPoint.MIRROR_FILES_COMMITTED)
+    return replace(result, version=version)
 
 
 def worth_optimizing(live: Sequence[Added]) -> bool:
@@ -123,7 +159,7 @@ def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
         if failed := [one.failure for one in made if one.failure is not None]:
             raise LakeError(f"could not be optimized: {failed[0]}", thing=f"mirror {mirror.name}")
         files = [file for group in groups for file in group]
-        return commit_rewritten(delta, files, [one.report for one in made if one.report is not None])
+        return commit_rewritten(delta, files, [report for one in made for report in one.reports])
 
     return again_after_lost_races(attempt)
 

@@ -77,21 +77,12 @@ class WrittenPart:
 
 def copy_parts(task: CopyTask) -> list[WrittenPart]:
     with task.route.here() as conninfo:
-        reading = _Reading(conninfo, task.snapshot)
-        return [_copy_part(reading, task.targets[table.name], cut) for table, cut in task.parts]
+        return [_copy_part(conninfo, task.snapshot, task.targets[table.name], cut) for table, cut in task.parts]
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """The connection and the snapshot with which pieces are read."""
-
-    conninfo: str
-    snapshot: str
-
-
-def _copy_part(reading: _Reading, target: CopyTarget, cut: Sequence[Piece]) -> WrittenPart:
+def _copy_part(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[Piece]) -> WrittenPart:
     try:
-        report = read_whole(lambda: _file(reading, target, cut))
+        report = read_whole(lambda: _file(conninfo, snapshot, target, cut))
         passed(FaultPoint.PIECE_COPIED)
         return WrittenPart(target.table.name, report)
     except MachineError:
@@ -112,7 +103,7 @@ def copy_failure(name: TableName, error: Exception) -> PgcdcError | None:
     return None if failure is None else LakeError(failure, thing=f"copy of {name}")
 
 
-def _file(reading: _Reading, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
+def _file(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
     """Write one reading of the pieces to a file. The file of an interrupted reading is deleted, because the next
     reading begins its own file."""
     reader = target.reader
@@ -120,7 +111,7 @@ def _file(reading: _Reading, target: CopyTarget, cut: Sequence[Piece]) -> FileRe
         try:
             for piece in cut:
                 encoding = Encoding.of(piece.encoding)
-                for block in copy_blocks(reading.conninfo, reading.snapshot, piece, BLOCK_BYTES):
+                for block in copy_blocks(conninfo, snapshot, piece, BLOCK_BYTES):
                     file.write(reader.columns(block, piece.leaf, encoding))
         except Interrupted:
             file.discard()

@@ -261,8 +261,7 @@ class Mirror:
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
         # A run may have added columns to the mirror and died: earlier changes have no value in the new columns.
-        held = pa.schema(self.existing.schema.to_arrow())
-        more = [field for field in held if field.name not in schema.arrow.names]
+        more = [field for field in self.existing.columns if field.name not in schema.arrow.names]
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
         names = tuple(values.get(name, name) for name in whole.arrow.names)
         return MergeTarget(self.path, self.physical(whole), names, tuple(files))

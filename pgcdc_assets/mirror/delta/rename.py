@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import pyarrow as pa
-
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
@@ -37,7 +35,7 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
         raise LakeError("is no table that could go on under another name", thing=f"mirror {former.name}")
     if not place.exists:
         owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
-        create_mirror(place.path, MirrorSchema(pa.schema(held.schema.to_arrow())), owned, root)
+        create_mirror(place.path, MirrorSchema(held.columns), owned, root)
         passed(FaultPoint.MIRROR_MADE)
     names = {name for file in held.files for name in (file.path, file.vector) if name is not None}
     storage.together(place.path, [partial(_link, held.folder / name, place.path / name) for name in sorted(names)])

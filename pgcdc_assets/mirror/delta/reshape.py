@@ -78,16 +78,12 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
         version = without_leaves(spark, mirror, delta, before, gone, structure)
     elif _same_rows(delta, columns) and not (needs_column_mapping([c.name for c in columns]) and not mirror.mapped):
         version = _with_more(delta, columns, structure)
-    elif by_metadata and _same_values(mirror, delta, columns):
+    elif by_metadata and _same_values(delta, columns):
         version = _with_names(mirror, delta, columns, structure)
     else:
         version = _with_rows(spark, mirror, delta, columns, structure)
     passed(FaultPoint.RESHAPE_COMMITTED)
     return version
-
-
-def _held(delta: DeltaVersion) -> pa.Schema:
-    return pa.schema(delta.schema.to_arrow())
 
 
 def _taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
@@ -101,7 +97,7 @@ def _taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
 def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tuple[Sourced, ...]:
     """The columns that the mirror gets: the table's, ours, and those of other writers. ``names``: the mirror's names of
     the table's columns, by attnum."""
-    held = {field.name: field.type for field in _held(delta)}
+    held = {field.name: field.type for field in delta.columns}
     found: list[Sourced] = []
     own = {field.name for field in own_fields(after)}
     columns = {column.name: column for column in after.columns}
@@ -146,15 +142,14 @@ def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[
     return commit_columns(delta, stated(delta.metadata).with_more(more), structure)
 
 
-def _same_values(mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
+def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
     """Whether the files can stay under other columns: new columns have no value, no value is cast, and the texts that
     fit no type are under names that stay."""
-    held = _held(delta)
+    held = delta.columns
     if not all(one.null if one.held is None else holds(held.field(one.held).type, one.type) for one in columns):
         return False
     names = [name for name in _raw_names(held, columns) if may_not_fit(held.field(name).type)]
-    source = MergeTarget(mirror.path, physical(held, delta.schema), tuple(held.names), delta.files)
-    return not (names and has_texts(source, names))
+    return not (names and has_texts(MergeTarget.of(delta), names))
 
 
 def _with_names(
@@ -163,7 +158,7 @@ def _with_names(
     """Column mapping begins only if the change needs it: readers that do not support it can still read other
     mirrors."""
     sources = {one.name: one.held for one in columns if one.held is not None}
-    stay = all(one.unchanged or one.held is None for one in columns) and set(_held(delta).names) == set(sources)
+    stay = all(one.unchanged or one.held is None for one in columns) and set(delta.columns.names) == set(sources)
     mapped = mirror.mapped or not stay or needs_column_mapping([one.name for one in columns])
     wanted = stated(delta.metadata).followed_by(_schema(columns), sources, mapped=mapped)
     return commit_columns(delta, wanted, structure)
@@ -177,9 +172,8 @@ def _with_rows(
     mapped = mirror.mapped or needs_column_mapping(schema.names)
     sources = {one.name: one.held for one in columns if one.held is not None}
     wanted = Columns.of(schema, mapped=mapped, highest=highest).commented_as(stated(delta.metadata), sources)
-    held = _held(delta)
-    source = MergeTarget(mirror.path, physical(held, delta.schema), tuple(held.names))
-    work = Projection(source, tuple(columns), physical(schema, wanted.schema), _raw_names(held, columns))
+    target = physical(schema, wanted.schema)
+    work = Projection(MergeTarget.of(delta), tuple(columns), target, _raw_names(delta.columns, columns))
     reports = _projected(spark, work, delta.files) if delta.files else []
     left = sum((file.rows or 0) - file.deleted for file in delta.files)
     if sum(report.rows for report in reports) != left:

@@ -48,6 +48,12 @@ class MergeTarget:
     """The feed's names of these columns."""
     files: tuple[Added, ...] = ()
 
+    @classmethod
+    def of(cls, table: DeltaVersion) -> Self:
+        """All columns and files of a table, under the table's own names."""
+        columns = table.columns
+        return cls(table.folder, physical(columns, table.schema), tuple(columns.names), table.files)
+
     def groups(self, wanted: WantedKeys) -> Iterator[RowGroup]:
         """The row groups that may hold a wanted value in every column of ``wanted``."""
         for groups in self.files_groups(wanted):
@@ -231,13 +237,7 @@ def gathered(groups: Iterable[pa.Table]) -> Iterator[pa.Table]:
 def live_rows(table: DeltaVersion) -> Iterator[pa.Table]:
     """All live rows, by row groups, under the table's own column names. LakeError for a file that is missing or
     damaged."""
-    held = held_columns(table)
-    source = MergeTarget(table.folder, physical(held, table.schema), tuple(held.names), table.files)
+    source = MergeTarget.of(table)
     for group in source.groups({}):
-        rows = group.read(held.names)
+        rows = group.read(source.names)
         yield rows if group.alive.all() else rows.filter(pa.array(group.alive))
-
-
-def held_columns(table: DeltaVersion) -> pa.Schema:
-    """The columns of a table, with the table's own names and types."""
-    return pa.schema(pa.schema(table.schema.to_arrow()))

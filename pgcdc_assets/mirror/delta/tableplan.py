@@ -115,7 +115,7 @@ class TablePlan:
             raise LakeError(f"has a column {other!r} of another writer, beside which {taken[0]!r} cannot be added",
                             thing=f"mirror {self.mirror.name}")  # fmt: skip
         names = {field.name: field.name for field in delta.schema.fields}
-        wanted = pa.schema([*pa.schema(delta.schema.to_arrow()), *missing])
+        wanted = pa.schema([*delta.columns, *missing])
         mapped = self.mirror.mapped or needs_column_mapping(missing.names)
         commit_columns(delta, stated(delta.metadata).followed_by(wanted, names, mapped=mapped))
         passed(FaultPoint.MIRROR_WIDENED)

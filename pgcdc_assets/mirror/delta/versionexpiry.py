@@ -10,8 +10,7 @@ of the log could delete promised versions.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -69,25 +68,20 @@ class Unneeded:
         """Make each promised version readable without the commits before it, and let readers begin at a checkpoint that
         stays."""
         going, there = frozenset(self.log_files), checkpoint_files(log)
-        with _failing_as_one(self.mirror):
+        try:
             for version in sorted(self.alone):
                 if log / commit_name(version - 1) in going and not is_whole(there.get(version, ())):
                     write_checkpoint(self.mirror.path, version)
             if hinted(log) < self.whole_from:
                 make_checkpoint(self.mirror.path, self.mirror.version)
+        except DeltaError as error:
+            # What delta-rs cannot read concerns this mirror alone.
+            raise LakeError(f"no checkpoint can be made ({type(error).__name__})",
+                            thing=f"mirror {self.mirror.name}") from error  # fmt: skip
         # Spark also writes checkpoints, and does not sync them.
         there = checkpoint_files(log)
         storage.settle([path for version in (*self.alone, self.whole_from) for path in there.get(version, ())])
         storage.settle([log])
-
-
-@contextmanager
-def _failing_as_one(mirror: Mirror) -> Iterator[None]:
-    """Turn an error of delta-rs into a LakeError: what delta-rs cannot read concerns this mirror alone."""
-    try:
-        yield
-    except DeltaError as error:
-        raise LakeError(f"no checkpoint can be made ({type(error).__name__})", thing=f"mirror {mirror.name}") from error
 
 
 def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
