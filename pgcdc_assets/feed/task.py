@@ -183,18 +183,18 @@ class _Work:
         """``moved``: which rows are halves of key changes."""
         with contained() as failed:
             self._write_to_files(change, rows, route, moved)
-            self._let_go()
+            self._write_fullest()
         if failed.reason is not None:
-            self._give_up(route.table.name, failed.reason)
+            self._abandon(route.table.name, failed.reason)
 
-    def _give_up(self, name: TableName, failure: str) -> None:
+    def _abandon(self, name: TableName, failure: str) -> None:
         """Give up a table whose rows the task cannot write. The rows stay in the log."""
         for key in [key for key in self._writers if key[0] == name]:
             with suppress(OSError):
                 self._writers.pop(key).abandon()
         self._end(name, self._task.targets[name].span.start, failure)
 
-    def _let_go(self) -> None:
+    def _write_fullest(self) -> None:
         """If more than HELD_BYTES are held, write the rows of the fullest files, until half of that is left."""
         fullest = sorted(self._writers.values(), key=lambda writer: -writer.held_bytes)
         over = sum(writer.held_bytes for writer in fullest) - HELD_BYTES
@@ -238,7 +238,7 @@ class _Work:
             with contained() as failed:
                 files.setdefault(name, []).append(writer.close())
             if failed.reason is not None:
-                self._give_up(name, failed.reason)
+                self._abandon(name, failed.reason)
         return {name: written for name, written in files.items() if any(key[0] == name for key in self._writers)}
 
     def abandon(self) -> None:

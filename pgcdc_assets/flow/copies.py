@@ -34,7 +34,7 @@ class Copied:
     report: CopyReport
 
 
-class GivenUp(Exception):
+class CopyCancelled(Exception):
     """Raised in the copies' thread if the run ends before its copies are finished."""
 
 
@@ -42,18 +42,18 @@ class GivenUp(Exception):
 class CopyChannel:
     """Messages between the copies' thread and the run's thread."""
 
-    landed: queue.SimpleQueue[Copied] = field(default_factory=queue.SimpleQueue)
+    committed: queue.SimpleQueue[Copied] = field(default_factory=queue.SimpleQueue)
     notes: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     """Texts for people."""
-    given_up: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
-    def go_on(self) -> None:
-        if self.given_up.is_set():
-            raise GivenUp
+    def raise_if_cancelled(self) -> None:
+        if self.cancelled.is_set():
+            raise CopyCancelled
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
         """Report the transactions on the source for which the snapshot waits."""
-        self.go_on()
+        self.raise_if_cancelled()
         self.notes.put(f"waits for {', '.join(str(holder) for holder in holders) or 'a transaction on the source'}")
 
 
@@ -78,11 +78,11 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
             channel.notes.put(unread_comments(name))
         # Spark takes seconds to start. The run may have ended when it has.
         work.session()
-        channel.go_on()
+        channel.raise_if_cancelled()
         failed = work.target.copy(
             [table for name, table in shown.items() if name not in outdated],
             snapshot,
-            lambda report: channel.landed.put(Copied(shown[report.table], report)),
+            lambda report: channel.committed.put(Copied(shown[report.table], report)),
         )
         return {**lacking, **outdated, **failed}
 
@@ -166,12 +166,12 @@ class Copies:
         if self._follow and self._round is None:
             self._rounds.clear()
 
-    def landed(self) -> Iterator[Copied]:
+    def take_committed(self) -> Iterator[Copied]:
         """The copies that were committed since the last call. Also reports the notes of the copies' thread."""
         while not self.channel.notes.empty():
             self._say(self.channel.notes.get())
-        while not self.channel.landed.empty():
-            copied = self.channel.landed.get()
+        while not self.channel.committed.empty():
+            copied = self.channel.committed.get()
             if self._follow:
                 del self._rounds[copied.table.name]
             self.made.append(copied)
@@ -192,10 +192,10 @@ class Copies:
         """Begin the next round, with the tables that are tried again, and with tables that were not in this round."""
         self.begin(but=set(self._asked) - end.again)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel a round in progress, and wait until it has ended, because it must not commit after the lock is
         released."""
-        self.channel.given_up.set()
+        self.channel.cancelled.set()
         while self._round is not None and not self._round.done():
             # Repeated, because a copy that has no Spark job at this moment cannot be cancelled.
             self._work.target.cancel_copies()

@@ -61,7 +61,7 @@ class PointDue:
     """The LSN of the last point, if that point could not list every table. A second point at this LSN could not list
     every table either."""
 
-    def owe(self) -> None:
+    def mark_due(self) -> None:
         """Note that something was copied or applied, so that a point is due."""
         self.due, self.refused_at = True, None
 
@@ -75,7 +75,7 @@ class PointDue:
 
 
 @dataclass(frozen=True)
-class Standing:
+class TablePosition:
     """The position of a followed table's mirror, and whether the table was copied later than the others."""
 
     name: TableName
@@ -89,7 +89,7 @@ class View:
 
     complete: Lsn
     """Every transaction that commits below this LSN is in the log."""
-    standings: Sequence[Standing]
+    positions: Sequence[TablePosition]
     batches: Batches
     point: PointDue
     share_bytes: int
@@ -106,7 +106,7 @@ class View:
     """Nothing is applied for now."""
 
     def behind(self, limit: Lsn) -> bool:
-        return any(table.replay_lsn < limit for table in self.standings)
+        return any(table.replay_lsn < limit for table in self.positions)
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ def next_step(view: View) -> Step:
             return Wait()
         if not view.behind(view.complete) and not view.point.at(view.complete):
             return Wait()
-        late = [table for table in view.standings if table.late]
+        late = [table for table in view.positions if table.late]
         if late and not view.caught_up:
-            others = min((table.replay_lsn for table in view.standings if not table.late), default=view.complete)
+            others = min((table.replay_lsn for table in view.positions if not table.late), default=view.complete)
             return TakeLateTurn(_names(late), _boundary(view, late, others, LATE_SHARE))
-    tables = [table for table in view.standings if view.exact is not None or not table.late]
+    tables = [table for table in view.positions if view.exact is not None or not table.late]
     limit = view.complete if view.exact is None else min(view.complete, view.exact)
     upto = _boundary(view, tables, limit, 1)
     exact = upto == view.exact
@@ -161,10 +161,10 @@ def _gathering(view: View) -> bool:
     """Whether too few bytes wait in the log for a turn."""
     if not view.gathers or view.point.due:
         return False
-    return sum(batch.bytes for batch in _waiting(view, view.standings, view.complete)) < GATHERED_BYTES
+    return sum(batch.bytes for batch in _waiting(view, view.positions, view.complete)) < GATHERED_BYTES
 
 
-def _boundary(view: View, tables: Sequence[Standing], limit: Lsn, shares: int) -> Lsn:
+def _boundary(view: View, tables: Sequence[TablePosition], limit: Lsn, shares: int) -> Lsn:
     """Where a turn of these tables ends: at the end of the batch that fills the turn's share, or at ``limit``."""
     waiting = _waiting(view, tables, limit)
     taken = up_to(waiting, shares * view.share_bytes)
@@ -183,12 +183,12 @@ def up_to(batches: Sequence[BatchSummary], max_bytes: int) -> list[BatchSummary]
     return taken
 
 
-def _waiting(view: View, tables: Sequence[Standing], limit: Lsn) -> Sequence[BatchSummary]:
+def _waiting(view: View, tables: Sequence[TablePosition], limit: Lsn) -> Sequence[BatchSummary]:
     """The batches between the lowest position of these tables and ``limit``."""
     return view.batches(min((table.replay_lsn for table in tables), default=ZERO), limit)
 
 
-def _names(tables: Sequence[Standing]) -> list[TableName]:
+def _names(tables: Sequence[TablePosition]) -> list[TableName]:
     return [table.name for table in tables]
 
 

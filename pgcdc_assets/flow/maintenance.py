@@ -94,7 +94,7 @@ class Thinning:
         next turn that needs the mirror reports what is wrong."""
         work = self._work
         with contained() as failed:
-            work.target.let_go(name, promised, retention.GRACE, lambda: True)
+            work.target.delete_unneeded(name, promised, retention.GRACE, lambda: True)
         if failed.reason is not None:
             work.observer.progress("maintain", f"the old versions of {name} stay: {failed.reason}")
 
@@ -213,7 +213,7 @@ class Maintenance:
         for name, row in self._copied():
             if name not in listed:
                 continue
-            with self._told(name):
+            with self._failure_noted(name):
                 if self._work.target.upkeep(name, row.table, listed[name], partial(self._may_begin, name)):
                     self._say(f"optimized {name}")
                     self._report.optimized.append(name)
@@ -251,7 +251,7 @@ class Maintenance:
         if work.messages is not None:
             self._report.feed_files += work.messages.forget(work.log.start) + work.messages.compact()
         for entry in work.progress.followed():
-            with self._told(entry.table.name):
+            with self._failure_noted(entry.table.name):
                 feed = work.feeds.open(entry.table)
                 self._report.feed_files += feed.compact(entry.replay_lsn)
         passed(FaultPoint.FEEDS_CUT)
@@ -264,9 +264,9 @@ class Maintenance:
         for name, _ in self._copied():
             if self._catches_up(name):
                 continue
-            with self._told(name):
+            with self._failure_noted(name):
                 may_begin = partial(self._may_begin, name)
-                freed = self._work.target.let_go(name, promised.get(name, frozenset()), self._grace, may_begin)
+                freed = self._work.target.delete_unneeded(name, promised.get(name, frozenset()), self._grace, may_begin)
                 if freed is not None:
                     self._note_vacuum(name, freed)
 
@@ -309,7 +309,7 @@ class Maintenance:
         """The present versions of the mirrors that hold the same rows as the versions that the newest point names."""
         found: dict[TableName, int] = {}
         for name, _ in self._copied():
-            with self._told(name):
+            with self._failure_noted(name):
                 version = None if name not in newest.tables else self._work.target.unmoved(name, newest.tables[name])
                 if version is not None:
                     found[name] = version
@@ -328,7 +328,7 @@ class Maintenance:
         return False
 
     @contextmanager
-    def _told(self, name: TableName) -> Iterator[None]:
+    def _failure_noted(self, name: TableName) -> Iterator[None]:
         """Note the failure of one mirror, so that the maintenance of the other mirrors and of the log continues. A
         mirror that belongs to another stream is ignored."""
         try:

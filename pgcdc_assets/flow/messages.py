@@ -27,7 +27,7 @@ def begin_messages(work: Work) -> None:
     with contained() as failed:
         feed = _opened(work)
     if failed.reason is not None:
-        _tell(work, failed.reason)
+        _report_failure(work, failed.reason)
         return
     feed.begin(work.log.position(), work.log.start)
     work.messages = feed
@@ -42,7 +42,7 @@ def take_messages(work: Work, upto: Lsn) -> MessagesTaken:
         return MessagesTaken()
     with contained() as failed:
         return work.messages.advance(work.log, upto)
-    _tell(work, failed.told)
+    _report_failure(work, failed.told)
     work.messages = None
     return MessagesTaken()
 
@@ -92,7 +92,7 @@ def merge_messages(work: Work) -> None:
     with contained() as failed:
         work.messages.compact()
     if failed.reason is not None:
-        _tell(work, failed.reason)
+        _report_failure(work, failed.reason)
 
 
 def _opened(work: Work) -> MessageFeed:
@@ -104,7 +104,7 @@ def _opened(work: Work) -> MessageFeed:
     return feed
 
 
-def _tell(work: Work, failure: str) -> None:
-    if failure not in work.messages_told:
-        work.messages_told.add(failure)
+def _report_failure(work: Work, failure: str) -> None:
+    if failure not in work.messages_reported:
+        work.messages_reported.add(failure)
         work.observer.progress("messages", f"the feed of messages does not go on: {failure}")

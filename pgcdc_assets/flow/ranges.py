@@ -199,7 +199,7 @@ class RunRanges:
         self._counted = start
         """Batches up to this LSN are counted."""
         self._thinning = Thinning(work)
-        self._told: set[tuple[int, str]] = set()
+        self._reported: set[tuple[int, str]] = set()
         """Relations, and reasons why no mirror takes their rows, that were reported already."""
         self.turns = self.transactions = self.rows = 0
 
@@ -215,7 +215,7 @@ class RunRanges:
             self._open.add(batches, turn.tables, turn.seconds)
             self.transactions += sum(batch.transactions for batch in batches)
             self.rows += sum(sum(kinds.values()) for batch in batches for kinds in batch.counts.values())
-            self._tell_untaken(log.part(LsnRange(batches[0].start, batches[-1].end)))
+            self._report_untaken(log.part(LsnRange(batches[0].start, batches[-1].end)))
         self.count_late(turn)
 
     def count_late(self, turn: Turn) -> None:
@@ -231,11 +231,11 @@ class RunRanges:
         merge_files(self._work, report)
         self._thinning.after_range(report.tables)
 
-    def _tell_untaken(self, span: LogSpan) -> None:
+    def _report_untaken(self, span: LogSpan) -> None:
         """Report once for each relation why no mirror takes its rows."""
         for rows in untaken(self._work, span):
-            if (rows.relation_id, rows.why) not in self._told:
-                self._told.add((rows.relation_id, rows.why))
+            if (rows.relation_id, rows.why) not in self._reported:
+                self._reported.add((rows.relation_id, rows.why))
                 what = f"rows of {rows.name} go into no mirror: {rows.why}"
                 self._work.observer.progress("transform", what, lsn=str(span.lsns.start))
 

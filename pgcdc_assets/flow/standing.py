@@ -39,8 +39,8 @@ class Standings:
         row = rows.get(table.name)
         with contained() as failed:
             found = self._found(table, row)
-            astray = found.state is TableState.WAITING and found.former is None
-            return self._of_former(found, rows) if astray else found
+            without_mirror = found.state is TableState.WAITING and found.former is None
+            return self._of_former(found, rows) if without_mirror else found
         if row is None or row.state is not TableState.SET_ASIDE or row.table is None:
             self._states.set(table, TableState.SET_ASIDE, ZERO if row is None else row.lsn, failed.told)
         return TableRecord(table, TableState.SET_ASIDE, reason=failed.told)
@@ -94,10 +94,10 @@ class Standings:
         there = [row for row in own if row.name != name]
         found = [self._found(replace(waiting.table, name=row.name), row) for row in there]
         free = name not in rows or _oid(rows[name]) == oid or rows[name].state is TableState.MOVED
-        going_on = [entry for entry in found if entry.state.readable and free]
-        if not going_on:
+        usable = [entry for entry in found if entry.state.readable and free]
+        if not usable:
             return self._aside(waiting, max(own, key=lambda row: row.at)) if there else waiting
-        held = max(going_on, key=lambda entry: entry.replay_lsn)
+        held = max(usable, key=lambda entry: entry.replay_lsn)
         return replace(
             held, table=replace(held.table, name=name), state=TableState.WAITING, former=held.table.name,
             listed_from=None,

@@ -63,11 +63,11 @@ class Sync:
             self._lost = error
         finally:
             try:
-                self._copies.give_up()
+                self._copies.cancel()
                 self._structure.cancel()
             finally:
                 self._stream.stop()
-        self._take_landed()
+        self._take_committed()
         if self._lost is None:
             self._ranges.close()
         failure = self._copies.failure
@@ -111,7 +111,7 @@ class Sync:
         Returns whether anything was committed."""
         # Read before the committed copies are taken: once a round has ended, all its copies are committed.
         ended = self._copies.ended
-        moved = self._take_landed()
+        moved = self._take_committed()
         if ended:
             end = self._copies.close()
             if end.again:
@@ -128,20 +128,20 @@ class Sync:
             moved = True
             if self._structure.take_in(change, self._catalog.seen_at):
                 self._catalog.compare(change.after)
-                self._turns.point.owe()
+                self._turns.point.mark_due()
         if moved:
             # A table whose change has ended may now wait for a copy.
             self._turns.begin_copies()
         return moved
 
-    def _take_landed(self) -> bool:
+    def _take_committed(self) -> bool:
         moved = False
-        for copied in self._copies.landed():
+        for copied in self._copies.take_committed():
             self._catalog.compare(copied.table)
             self._work.progress.copied(copied.table, copied.report.consistent_point, copied.report.version)
             self._work.observer.copied(copied.report)
             self._work.feeds.restart_if_unreadable(copied.table)
-            self._turns.point.owe()
+            self._turns.point.mark_due()
             moved = True
         return moved
 

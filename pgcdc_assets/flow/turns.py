@@ -12,7 +12,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.flow.catalogwatch import CatalogWatch, carry_comments
 from pgcdc_assets.flow.copies import Copies
-from pgcdc_assets.flow.decide import PointDue, Standing, TakeLateTurn, TakeTurn, View, next_step
+from pgcdc_assets.flow.decide import PointDue, TablePosition, TakeLateTurn, TakeTurn, View, next_step
 from pgcdc_assets.flow.messages import messages_at, take_messages
 from pgcdc_assets.flow.ranges import RunRanges
 from pgcdc_assets.flow.requests import VerifyRequests
@@ -73,10 +73,10 @@ class Turns:
             return False
         if self._blocked is not None:
             self._blocked = None
-            self.point.owe()
+            self.point.mark_due()
         carried = not self._catalog.paused and carry_comments(self._work)
         if carried or self._catalog.seen_at != before:
-            self.point.owe()
+            self.point.mark_due()
         return True
 
     def begin_copies(self) -> None:
@@ -113,8 +113,8 @@ class Turns:
         late = {entry.table.name for entry in progress.listed.late()}
         return log, View(
             complete=complete,
-            standings=[
-                Standing(entry.table.name, entry.replay_lsn, entry.table.name in late)
+            positions=[
+                TablePosition(entry.table.name, entry.replay_lsn, entry.table.name in late)
                 for entry in progress.followed()
                 if not entry.reshaping
             ],

@@ -31,7 +31,7 @@ class Work:
     feeds: Feeds = field(init=False)
     messages: MessageFeed | None = None
     """The feed of logical messages; None if the setting ``messages`` is empty, or if the feed cannot be opened."""
-    messages_told: set[str] = field(default_factory=set)
+    messages_reported: set[str] = field(default_factory=set)
     """Failures of the feed of messages that this run has reported."""
     operation: Operation = field(default_factory=Operation)
     """The operation as which ``status`` reports this run."""

@@ -254,7 +254,7 @@ class Target(Protocol):
         """Delete a whole mirror. After a kill at any point, :meth:`keeps` still reports the mirror, or nothing is
         left."""
 
-    def let_go(
+    def delete_unneeded(
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
     ) -> Freed | None:
         """Delete the files that no kept version needs. Kept versions are the promised versions, versions younger than

@@ -14,8 +14,8 @@ from pgcdc_assets.flow.decide import (
     Bounds,
     PointDue,
     Situation,
-    Standing,
     Step,
+    TablePosition,
     TakeLateTurn,
     TakeTurn,
     View,
@@ -27,9 +27,9 @@ from pgcdc_assets.log.summary import BatchSummary
 
 A, B = TableName("public", "a"), TableName("public", "b")
 SHARE = 100
-LEVEL = [Standing(A, Lsn(50)), Standing(B, Lsn(50))]
-BEHIND = [Standing(A, Lsn(20)), Standing(B, Lsn(50))]
-LATE = [Standing(A, Lsn(10), late=True), Standing(B, Lsn(40))]
+LEVEL = [TablePosition(A, Lsn(50)), TablePosition(B, Lsn(50))]
+BEHIND = [TablePosition(A, Lsn(20)), TablePosition(B, Lsn(50))]
+LATE = [TablePosition(A, Lsn(10), late=True), TablePosition(B, Lsn(40))]
 
 
 def log(start: Lsn, end: Lsn) -> Sequence[BatchSummary]:
@@ -39,8 +39,8 @@ def log(start: Lsn, end: Lsn) -> Sequence[BatchSummary]:
     ]
 
 
-def view(standings: Sequence[Standing], **more: object) -> View:
-    base = View(Lsn(50), standings, log, PointDue(False), SHARE)
+def view(positions: Sequence[TablePosition], **more: object) -> View:
+    base = View(Lsn(50), positions, log, PointDue(False), SHARE)
     return replace(base, **more)  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ NEXT = {
     "it could not list every table here": (view(LEVEL, point=PointDue(True, Lsn(50))), Wait()),
     "nor at an earlier place": (view(LEVEL, point=PointDue(True, Lsn(40))), turn(50, A, B)),
     "a table is behind, by more than a share": (view(BEHIND), turn(40, A, B)),
-    "and the rest": (view([Standing(A, Lsn(40)), Standing(B, Lsn(50))]), turn(50, A, B)),
+    "and the rest": (view([TablePosition(A, Lsn(40)), TablePosition(B, Lsn(50))]), turn(50, A, B)),
     "less than a turn is worth while more comes": (view(BEHIND, gathers=True), Wait()),
     "unless a point is due": (view(BEHIND, gathers=True, point=PointDue(True)), turn(40, A, B)),
     "as much as a turn is worth": (
@@ -65,16 +65,16 @@ NEXT = {
     "also where verify waits": (view(BEHIND, paused=True, exact=Lsn(50)), Wait()),
     "its LSN lies ahead": (view(LEVEL, exact=Lsn(60)), Wait()),
     "its LSN is where all stand": (view(LEVEL, exact=Lsn(50)), turn(50, A, B, exact=True)),
-    "its LSN lies before the log's end": (view([Standing(A, Lsn(20))], exact=Lsn(30)), turn(30, A, exact=True)),
+    "its LSN lies before the log's end": (view([TablePosition(A, Lsn(20))], exact=Lsn(30)), turn(30, A, exact=True)),
     "its LSN is nearer than more comes": (view(BEHIND, gathers=True, exact=Lsn(60)), turn(40, A, B)),
     "a late copy first, two shares of it": (view(LATE, complete=Lsn(90)), TakeLateTurn([A], Lsn(40))),
     "then the others without it": (view(LATE, complete=Lsn(90), caught_up=True), turn(60, B)),
     "late ones join where verify waits": (view(LATE, exact=Lsn(50)), turn(30, A, B)),
-    "a share of many batches": (view([Standing(A, Lsn(0))], complete=Lsn(90), share_bytes=240), turn(40, A)),
+    "a share of many batches": (view([TablePosition(A, Lsn(0))], complete=Lsn(90), share_bytes=240), turn(40, A)),
     "every table is late": (
-        view([Standing(A, Lsn(10), late=True)], complete=Lsn(90)), TakeLateTurn([A], Lsn(50)),
+        view([TablePosition(A, Lsn(10), late=True)], complete=Lsn(90)), TakeLateTurn([A], Lsn(50)),
     ),
-    "and has had its turn": (view([Standing(A, Lsn(10), late=True)], complete=Lsn(90), caught_up=True), Wait()),
+    "and has had its turn": (view([TablePosition(A, Lsn(10), late=True)], complete=Lsn(90), caught_up=True), Wait()),
     "no table at all": (view([]), Wait()),
 }  # fmt: skip
 
@@ -120,11 +120,11 @@ def test_run_ends_by_its_bounds(until: Bounds, now: Situation, ends: bool) -> No
 def test_point_is_due_until_a_point_lists_every_table() -> None:
     point = PointDue(False)
     assert not point.at(Lsn(5))
-    point.owe()
+    point.mark_due()
     assert point.at(Lsn(5))
     point.published(Lsn(5), whole=False)
     assert (point.due, point.at(Lsn(5)), point.at(Lsn(6))) == (True, False, True)
-    point.owe()
+    point.mark_due()
     assert point.at(Lsn(5))
     point.published(Lsn(5), whole=True)
     assert not point.at(Lsn(6))

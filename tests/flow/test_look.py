@@ -69,8 +69,8 @@ class Run:
     def land(self, table: Table) -> None:
         """Land a copy whose snapshot showed this table."""
         at = self.work.log.position()
-        self.sync._copies.channel.landed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
-        self.sync._take_landed()
+        self.sync._copies.channel.committed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
+        self.sync._take_committed()
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ class DeltaTarget:
         self._durable.forget(name)
         return freed
 
-    def let_go(
+    def delete_unneeded(
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
     ) -> Freed | None:
         mirror = self._mirrors.open(name)
