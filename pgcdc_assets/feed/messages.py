@@ -39,7 +39,7 @@ from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.feed.table import FEED_PROPERTIES, FEWEST_MERGED, MERGED_BYTES
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import read_slices
-from pgcdc_assets.log.summary import BatchSummary
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.protocol.text.encoded import reread
 
 ORDER_LSN: Final = "order_lsn"
@@ -134,12 +134,12 @@ class MessageFeed:
             self._write([], [], LsnRange(min(self.covered.start, log_start), log_start))
         self.settle()
 
-    def advance(self, log: ChangeLog, upto: Lsn) -> MessagesTaken:
+    def advance(self, log: LogSpan, upto: Lsn) -> MessagesTaken:
         """Add the messages of the log up to ``upto``, a boundary to which the log is complete; durable when this
         returns."""
         if upto <= self.complete_to:
             return MessagesTaken()
-        files, taken = derived(self.path, log, LsnRange(self.complete_to, upto), self._encoding)
+        files, taken = derived(self.path, log.part(LsnRange(self.complete_to, upto)), self._encoding)
         if files:
             self._write([], files, LsnRange(self.covered.start, upto))
             self.settle()
@@ -153,7 +153,7 @@ class MessageFeed:
         if span.start >= span.end:
             return MessagesTaken()
         wider, gone = self._replaced(span)
-        files, taken = derived(self.path, log, wider, self._encoding)
+        files, taken = derived(self.path, LogSpan(log, wider), self._encoding)
         if files or gone:
             self._write(gone, files, covered)
             self.settle()
@@ -234,51 +234,48 @@ class MessageFeed:
 
 
 def derived(
-    folder: Location, log: ChangeLog, span: LsnRange, encoding: Encoding = UTF8
+    folder: Location, span: LogSpan, encoding: Encoding = UTF8
 ) -> tuple[list[FileReport], MessagesTaken]:  # fmt: skip
     """Write files of the messages that the log holds in a span; no commit names these files yet.
 
     The number of messages is compared with the receiver's count. LakeError if a message is missing.
     """
-    batches = [batch for batch in log.batches(span.start) if batch.start < span.end]
-    if not any(batch.others.get("M") for batch in batches):
+    if not any(batch.others.get("M") for batch in span.batches):
         return [], MessagesTaken()
     count = size = 0
 
     def counted() -> Iterator[pa.Table]:
         nonlocal count, size
-        for rows in _messages(log, batches, span, encoding):
+        for rows in _messages(span, encoding):
             count += rows.num_rows
             size += pc.sum(pc.binary_length(rows["content"])).as_py() or 0
             yield rows
 
     files = _written(folder, counted())
-    told = _told(batches, span)
-    if told is not None and told != count:
-        raise LakeError(f"the log holds {told} messages in {span}, of which {count} were taken", thing="messages")
+    held = _held(span)
+    if held is not None and held != count:
+        raise LakeError(f"the log holds {held} messages in {span.lsns}, of which {count} were taken", thing="messages")
     return files, MessagesTaken(count, size)
 
 
-def _told(batches: Sequence[BatchSummary], span: LsnRange) -> int | None:
+def _held(span: LogSpan) -> int | None:
     """The number of messages that the receiver counted in the span; None if the span cuts a batch with messages."""
     total = 0
-    for batch in batches:
+    for batch in span.batches:
         count = batch.others.get("M", 0)
-        if count and not span.start <= batch.start <= batch.end <= span.end:
+        if count and not span.lsns.start <= batch.start <= batch.end <= span.lsns.end:
             return None
         total += count
     return total
 
 
-def _messages(
-    log: ChangeLog, batches: Sequence[BatchSummary], span: LsnRange, encoding: Encoding
-) -> Iterator[pa.Table]:  # fmt: skip
+def _messages(span: LogSpan, encoding: Encoding) -> Iterator[pa.Table]:
     """The messages of the span, in pieces of bounded size."""
-    for segment in log.segments_of([batch for batch in batches if batch.others.get("M")]):
+    for segment in span.log.segments_of([batch for batch in span.batches if batch.others.get("M")]):
         for rows in read_slices(segment.file, _COLUMNS, SLICE_BYTES):
             messages = rows.filter(pc.equal(rows["kind"], "M"))
             if messages.num_rows:
-                yield _within(_decoded(messages, encoding), span)
+                yield _within(_decoded(messages, encoding), span.lsns)
 
 
 def _decoded(rows: pa.Table, encoding: Encoding) -> pa.Table:

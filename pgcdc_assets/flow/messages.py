@@ -13,6 +13,7 @@ from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.messages import MessageFeed, MessagesTaken
 from pgcdc_assets.flow.reports import MessagesReport
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.summary import BatchSummary
 
 
@@ -33,7 +34,7 @@ def begin_messages(work: Work) -> None:
     work.messages = feed
 
 
-def take_messages(work: Work, upto: Lsn) -> MessagesTaken:
+def take_messages(work: Work, log: LogSpan, upto: Lsn) -> MessagesTaken:
     """Bring the feed to ``upto``. A failure of the feed is reported, and the tables go on. The next turn tries
     again."""
     if work.messages is None:
@@ -41,7 +42,7 @@ def take_messages(work: Work, upto: Lsn) -> MessagesTaken:
     if work.messages is None:
         return MessagesTaken()
     with contained() as failed:
-        return work.messages.advance(work.log, upto)
+        return work.messages.advance(log, upto)
     _report_failure(work, failed.told)
     work.messages = None
     return MessagesTaken()

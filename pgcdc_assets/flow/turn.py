@@ -69,15 +69,13 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
     dropped or detached since, the catalog no longer shows it.
     """
     for entry in tables:
-        name, partitions = (
-            entry.table.name,
-            [batch.partitions for batch in span.batches if batch.end > entry.replay_lsn],
-        )
-        if any(entry.table.oid in of_root for leaves in partitions for of_root in leaves.values()):
+        name, oid = entry.table.name, entry.table.oid
+        partitions = [batch.partitions for batch in span.batches if batch.end > entry.replay_lsn]
+        if any(oid in of_root for leaves in partitions for of_root in leaves.values()):
             what = "it was a partition for a while, and its rows came as those of the table that it was attached to"
             work.observer.progress("watch", f"table {name}: {what}")
             work.progress.hold(name, UnreadRows(Strange.ATTACHED, what))
-        elif any(set(leaves.get(entry.table.oid, ())) - known_leaves(entry.table) for leaves in partitions):
+        elif any(set(leaves.get(oid, ())) - known_leaves(entry.table) for leaves in partitions):
             what = "a partition came, and rows with it, which may have gone as it was dropped or detached"
             work.progress.hold(name, UnreadRows(Strange.PARTITION, what))
 

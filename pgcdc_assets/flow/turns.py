@@ -146,7 +146,7 @@ class Turns:
         made."""
         progress = self._work.progress
         turn = take_turn(self._work, log, step.upto, self._entries(step.tables))
-        messages = take_messages(self._work, step.upto)
+        messages = take_messages(self._work, log, step.upto)
         self._ranges.count(log, turn)
         self._check_unread_rows()
         if step.exact:

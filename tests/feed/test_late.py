@@ -89,7 +89,7 @@ def test_late_facts_give_the_same_feeds_for_any_history(batches: list[list[Trans
 
 def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
     path_of(log.layout.messages).mkdir(parents=True, exist_ok=True)
-    files, taken = messages.derived(log.layout.messages, log, span)
+    files, taken = messages.derived(log.layout.messages, LogSpan(log, span))
     rows = dataset([log.layout.messages / file.path for file in files], messages.SCHEMA).to_table()
     # Readers of the feed sort the rows themselves.
     return sorted(rows.to_pylist(), key=str), taken
