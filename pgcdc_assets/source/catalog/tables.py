@@ -238,9 +238,9 @@ def _fingerprint(conn: psycopg.Connection[Any], relations: Sequence[int]) -> str
         for table, (row, _, where) in ((table, text.partition("|")) for table, text in _SUMMED.items())
         if table != "pg_publication_namespace" or version >= LISTS_SINCE
     )
-    row = conn.execute(f"SELECT concat_ws(' ', {', '.join(parts)})".encode(), {"relations": list(relations)}).fetchone()
-    assert row is not None
-    return str(row[0])
+    query = f"SELECT concat_ws(' ', {', '.join(parts)})"
+    ((fingerprint,),) = conn.execute(query.encode(), {"relations": list(relations)})
+    return str(fingerprint)
 
 
 # The setting `tables` -----------------------------------------------------------------------

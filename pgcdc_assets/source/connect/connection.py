@@ -209,12 +209,11 @@ def connect(
     full = source_conninfo(conninfo, application_name=application_name, options=extra)
     conn = _opened(conninfo, full, **{"autocommit": True, **kwargs})
     try:
-        row = conn.execute(_session_settings(conn, extra).encode()).fetchone()
+        ((pid, *_),) = conn.execute(_session_settings(conn, extra).encode())
     except BaseException:
         conn.close()
         raise
-    assert row is not None
-    conn.session = Session(full, row[0], application_name)
+    conn.session = Session(full, pid, application_name)
     return conn
 
 

@@ -78,9 +78,7 @@ class Finding:
 
 def server_findings(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool = False) -> list[Finding]:
     """Returns findings on the server's settings and its free slots and walsenders."""
-    row = conn.execute(_SERVER, [slot]).fetchone()
-    assert row is not None
-    recovering, wal_level, pending, standbys, keep, idle, slots, senders, has_slot = row
+    ((recovering, wal_level, pending, standbys, keep, idle, slots, senders, has_slot),) = conn.execute(_SERVER, [slot])
     return [
         *_version(conn.info.server_version),
         *(_two_phase(conn.info.server_version) if two_phase else ()),

@@ -68,9 +68,8 @@ def rights_findings(
 ) -> list[Finding]:
     """Returns findings on the rights of ``role`` on the server and on these tables (roots and leaves). The role need
     not exist yet."""
-    row = conn.execute(_RIGHTS, {"role": role, "managed": _REPLICATION_ROLES}).fetchone()
-    assert row is not None
-    may_replicate, create, may_connect, database = row
+    asked = {"role": role, "managed": _REPLICATION_ROLES}
+    ((may_replicate, create, may_connect, database),) = conn.execute(_RIGHTS, asked)
     thing, name = f"role {role}", quoted_role(conn, role)
     found: list[Finding] = []
     if not may_replicate:
@@ -159,9 +158,8 @@ def not_owned(conn: psycopg.Connection[Any], role: str, publications: Sequence[s
 
 
 def quoted_role(conn: psycopg.Connection[Any], role: str) -> str:
-    row = conn.execute("SELECT quote_ident(%s)", [role]).fetchone()
-    assert row is not None
-    return str(row[0])
+    ((quoted,),) = conn.execute("SELECT quote_ident(%s)", [role])
+    return str(quoted)
 
 
 def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> str:
@@ -171,9 +169,7 @@ def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> 
     """
     read_only = {"default_transaction_read_only": "on"}
     with connect(conninfo, application_name=f"{APPLICATION}/setup", options=read_only) as conn:
-        row = conn.execute("SELECT current_user::text, current_database()::text").fetchone()
-        assert row is not None
-        user, database = row
+        ((user, database),) = conn.execute("SELECT current_user::text, current_database()::text")
         lines = list(_lines(conn, settings, role or user))
     if not any(not line.startswith("--") for line in lines):
         lines.append("-- nothing is left for an owner to do")

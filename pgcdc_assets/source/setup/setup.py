@@ -273,9 +273,8 @@ def _drop_slot(conn: psycopg.Connection[Any], slot: str) -> None:
 
 
 def _user(conn: psycopg.Connection[Any]) -> str:
-    row = conn.execute("SELECT current_user::text").fetchone()
-    assert row is not None
-    return str(row[0])
+    ((user,),) = conn.execute("SELECT current_user::text")
+    return str(user)
 
 
 def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:

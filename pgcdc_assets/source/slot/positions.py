@@ -66,6 +66,5 @@ class SourceClock:
 
 
 def _row(conn: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
-    row: tuple[Any, ...] | None = conn.execute(query.encode()).fetchone()
-    assert row is not None
-    return row
+    (row,) = conn.execute(query.encode())
+    return tuple(row)

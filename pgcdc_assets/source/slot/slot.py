@@ -245,6 +245,5 @@ def _check_kind(status: SlotStatus, two_phase: bool) -> None:
 
 def identity(conn: psycopg.Connection[Any], slot: str) -> Identity:
     """Returns the identity of the slot's stream: system identifier, database and slot."""
-    row = conn.execute(_IDENTITY).fetchone()
-    assert row is not None
-    return Identity(row[0], row[1], slot, row[2])
+    ((system_identifier, database, oid),) = conn.execute(_IDENTITY)
+    return Identity(system_identifier, database, slot, oid)

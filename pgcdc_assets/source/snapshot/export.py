@@ -138,9 +138,8 @@ class _Xids:
 
 
 def _scalar(conn: SourceConnection, query: str) -> str:
-    row = conn.execute(query.encode()).fetchone()
-    assert row is not None
-    return str(row[0])
+    ((value,),) = conn.execute(query.encode())
+    return str(value)
 
 
 def shown_tables(
