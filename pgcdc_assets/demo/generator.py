@@ -12,6 +12,7 @@ import psycopg
 
 from pgcdc_assets.demo.shop import WEIGHTS, Conn, Shop
 
+_CONNECTIONS = 4
 _ROLLED_BACK = 0.05
 """The share of transactions that the generator rolls back on purpose."""
 _LARGE_AFTER, _LARGE_EVERY = 3.0, 60.0
@@ -29,21 +30,18 @@ _LOSSES = (
 
 
 class Generator:
-    """Runs ``rate`` transactions per second, in ``connections`` sessions, until it is stopped.
+    """Runs ``rate`` transactions per second, in a few sessions, until it is stopped.
 
     Each session has its own random numbers, seeded by ``seed`` and the session's number. The server decides how
     sessions interleave. So two runs with the same seed do similar things in a different order.
     """
 
-    def __init__(
-        self, conninfo: str, rate: float = 50.0, seed: int = 1, *, connections: int = 4, large_rows: int = 20_000
-    ) -> None:
-        if rate <= 0 or connections < 1:
-            raise ValueError("rate and connections must be positive")
+    def __init__(self, conninfo: str, rate: float = 50.0, seed: int = 1, *, large_rows: int = 20_000) -> None:
+        if rate <= 0:
+            raise ValueError("rate must be positive")
         self._conninfo = conninfo
         self._rate = rate
         self._seed = seed
-        self._connections = connections
         self._large_rows = large_rows
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -61,7 +59,7 @@ class Generator:
         """Write until ``seconds`` have passed or :meth:`stop` is called. Raises the first error of a session."""
         sessions = [
             threading.Thread(target=self._session, args=(number,), name=f"shop-{number}", daemon=True)
-            for number in range(self._connections)
+            for number in range(_CONNECTIONS)
         ]
         for session in sessions:
             session.start()
@@ -91,12 +89,12 @@ class Generator:
         started = due = time.monotonic()
         large, truncate = started + _LARGE_AFTER, started + _TRUNCATE_AFTER
         while not self._stop.wait(max(0.0, due - time.monotonic())):
-            due += rng.expovariate(self._rate / self._connections)
+            due += rng.expovariate(self._rate / _CONNECTIONS)
             now = time.monotonic()
             if number == 0 and now > large:
                 large = now + _LARGE_EVERY
                 self._transaction(conn, rng, partial(shop.import_events, rows=self._large_rows), keep=True)
-            elif number == self._connections - 1 and now > truncate:
+            elif number == _CONNECTIONS - 1 and now > truncate:
                 truncate = now + (_TRUNCATE_EVERY if now < started + _TRUNCATE_OFTEN else _TRUNCATE_LATER)
                 self._transaction(conn, rng, shop.empty_carts, keep=True)
             else:

@@ -44,6 +44,7 @@ _LITTLE_MEMORY: Final = (
 _POLL_SECONDS = 0.5
 """The longest single wait of a command, so that signals are handled and ``waiting`` is called between two waits."""
 _CANCEL_SECONDS = 2.0
+_END_SECONDS = 5.0
 GSS_ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
 _HISTORY_LINE: Final = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
@@ -173,12 +174,12 @@ class ReplicationConnection:
         now = int(time.time() * 1_000_000) - EPOCH
         self.frames.send(status_update(write, flush, apply, now, reply))
 
-    def end_stream(self, *, seconds: float = 5) -> None:
+    def end_stream(self) -> None:
         """Sends CopyDone, then reads and drops the remaining frames, so that the slot is free when this returns.
 
         If the server does not answer in time, it notices later that the connection is closed.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + _END_SECONDS
         while not self.frames.finish() and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())
 
