@@ -79,8 +79,9 @@ def read_tables(
         shown = [oid for oid in relations if oid in published or oid in roots]
         comments, keys = read_comments(conn, shown), dict(conn.execute(_KEYS, [shown]).fetchall())
     assembly = Assembly(
-        conn.info.server_version, published, relations, leaves, rows, places, attached, types, comments, keys
-    )
+        conn.info.server_version, published, relations, leaves, rows=rows, places=places, attached=attached,
+        types=types, comments=comments, keys=keys,
+    )  # fmt: skip
     wanted = TablePatterns.parse(patterns)
     known = {table.oid: table for table in before}
     made: list[Table] = []
