@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from pgcdc_assets.checks.health import Backend, PublicationFacts, SourceFacts
-from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.projectsource import refuse_other_identity
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import Published, read_published
@@ -19,12 +19,11 @@ from pgcdc_assets.source.slot.blockers import transactions
 from pgcdc_assets.source.slot.positions import flush_lsn
 from pgcdc_assets.source.slot.slot import SlotStatus, identity
 
-# The values are in the units that pg_settings names. The units differ between versions.
-_SETTINGS = "SELECT name::text, setting, coalesce(unit, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"
-_NAMES = ["wal_level", "max_slot_wal_keep_size", "synchronous_standby_names", "idle_replication_slot_timeout"]
-_BYTES = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-
+_SETTINGS = """
+SELECT current_setting('wal_level'), nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1),
+       current_setting('synchronous_standby_names'),
+       extract(epoch FROM coalesce(current_setting('idle_replication_slot_timeout', true), '0')::interval)::float8
+"""
 _HOLDER = "SELECT pid, application_name::text FROM pg_catalog.pg_stat_activity WHERE pid = %s"
 _PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate
@@ -45,64 +44,39 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 """
 
 
-@dataclass(frozen=True)
-class _Settings:
-    rows: dict[str, tuple[str, str]]
-
-    def text(self, name: str) -> str:
-        return self.rows[name][0] if name in self.rows else ""
-
-    def bytes(self, name: str) -> int | None:
-        """The setting in bytes. None means no limit (-1)."""
-        value, unit = self.rows[name]
-        return None if value == "-1" else int(value) * _BYTES[unit]
-
-    def span(self, name: str) -> timedelta:
-        value, unit = self.rows.get(name, ("0", ""))
-        return timedelta(seconds=int(value) * _SECONDS[unit])
-
-
-def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, names: Sequence[str]) -> SourceFacts:
-    """The facts about the source. ``names``: the publications that we read. Call this after the log's position was
-    read."""
-    settings = _Settings({name: (value, unit) for name, value, unit in conn.execute(_SETTINGS, [_NAMES])})
+def read_source(
+    conn: SourceConnection, settings: Settings, status: SlotStatus | None, catalog: Catalog | None
+) -> SourceFacts:
+    """The facts about the source. Call this after the log's position was read. Raises WrongSource if the source is not
+    the project's own."""
+    found = identity(conn, settings.slot)
+    refuse_other_identity(settings, found)
+    names = catalog.publications if catalog else (settings.publication,)
+    [(wal_level, keep_bytes, standby_names, idle_seconds)] = conn.execute(_SETTINGS)
     entries = read_published(conn, names, unread=True)
     published = _published_tables(conn, names, entries)
+    mirrored = {oid: TableName(schema, name) for oid, schema, name in conn.execute(_MIRRORED, [list(entries)])}
+    publication = read_publication(conn, settings.publication)
+    ours = publication is not None and made_by_us(publication, settings.slot)
+    limited = catalog is not None and not all(table.updates_seen for table in catalog.tables)
+    wanted = wanted_tables(conn, settings.tables) if limited and ours else []
     return SourceFacts(
-        identity=identity(conn, slot),
+        identity=found,
         flush_lsn=flush_lsn(conn),
-        wal_level=settings.text("wal_level"),
-        max_slot_wal_keep_bytes=settings.bytes("max_slot_wal_keep_size"),
-        synchronous_standby_names=settings.text("synchronous_standby_names"),
-        idle_slot_timeout=settings.span("idle_replication_slot_timeout"),
+        wal_level=wal_level,
+        max_slot_wal_keep_bytes=keep_bytes,
+        synchronous_standby_names=standby_names,
+        idle_slot_timeout=timedelta(seconds=idle_seconds),
         holder=_holder(conn, status),
         oldest=next(iter(transactions(conn)), None),
         publications={name: published.get(name) for name in names},
-        without_identity=_without_identity(conn, entries),
-    )
-
-
-def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings, *, limited: bool) -> SourceFacts:
-    """``facts``, with the tables that are mirrored and the tables that the settings select. ``limited``: some table is
-    published for inserts only."""
-    publication = read_publication(conn, settings.publication)
-    ours = publication is not None and made_by_us(publication, settings.slot)
-    wanted = wanted_tables(conn, settings.tables) if limited and ours else []
-    rows = conn.execute(_MIRRORED, [list(read_published(conn, list(facts.publications), unread=True))]).fetchall()
-    return replace(
-        facts,
-        mirrored=frozenset(TableName(schema, name) for _, schema, name in rows),
-        called={oid: TableName(schema, name) for oid, schema, name in rows},
+        mirrored=frozenset(mirrored.values()),
+        called=mirrored,
         meant=frozenset(meant_tables(conn, settings.tables)),
         ours=ours,
         followable=frozenset(item.table for item in wanted if item.follows_updates),
+        without_identity=_without_identity(conn, entries),
     )
-
-
-def renamed(conn: SourceConnection, tables: Sequence[Table]) -> list[TableName]:
-    """The saved names of the tables that now have another name on the source."""
-    named = {oid: TableName(schema, name) for oid, schema, name in conn.execute(_NAMED, [[t.oid for t in tables]])}
-    return [table.name for table in tables if named.get(table.oid, table.name) != table.name]
 
 
 def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:

@@ -16,7 +16,7 @@ import psycopg
 from pgcdc_assets.checks import slothealth, tablehealth
 from pgcdc_assets.checks.health import Facts, MessageFacts, Problem, Severity, TableFacts, problem_of
 from pgcdc_assets.checks.lake_facts import read_tables, with_lake, with_log
-from pgcdc_assets.checks.source_facts import read_source, with_settings
+from pgcdc_assets.checks.source_facts import read_source
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout
@@ -41,7 +41,7 @@ from pgcdc_assets.log.receive.progressfile import Announcement, announced
 from pgcdc_assets.log.spill import PreparedFolder
 from pgcdc_assets.log.transactions import PreparedTransaction
 from pgcdc_assets.project import load_catalog
-from pgcdc_assets.projectsource import is_embedded, refuse_other_identity, source_of
+from pgcdc_assets.projectsource import is_embedded, source_of
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
@@ -182,15 +182,11 @@ def _reachable(settings: Settings) -> str:
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
     """Adds the facts about the source. The positions are read in this order: slot, log, WAL. Because each position only
     moves up, a position that seems to be ahead of the next one really is ahead."""
-    names = facts.catalog.publications if facts.catalog else (settings.publication,)
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
         slot = slot_status(conn, settings.slot)
         facts, _ = with_log(replace(facts, slot=slot), settings.layout)
-        limited = facts.catalog is not None and not all(table.updates_seen for table in facts.catalog.tables)
-        source = read_source(conn, settings.slot, slot, names)
-        refuse_other_identity(settings, source.identity)
-        return replace(facts, source=with_settings(conn, source, settings, limited=limited))
+        return replace(facts, source=read_source(conn, settings, slot, facts.catalog))
 
 
 def lowest_replayed(layout: Layout, catalog: Catalog) -> Lsn | None:

@@ -44,17 +44,7 @@ _LOOK_SECONDS = 2.0
 
 def mark_process(context: dg.OpExecutionContext) -> None:
     """Write this process into the run's tags."""
-    context.instance.add_run_tags(context.run_id, {PROCESS_TAG: process_mark()})
-
-
-def process_mark() -> str:
-    return str(ProcessName.own())
-
-
-def process_lives(mark: str) -> bool | None:
-    """Whether the process that a tag names is alive. None for a process of another host or container, which cannot be
-    checked from here."""
-    return ProcessName.parse(mark).lives()
+    context.instance.add_run_tags(context.run_id, {PROCESS_TAG: str(ProcessName.own())})
 
 
 def report_dead_runs(instance: dg.DagsterInstance, layout: Layout, now: float | None = None) -> list[str]:
@@ -76,8 +66,8 @@ def _died(record: dg.RunRecord, now: float, silence: float) -> bool:
     mark = record.dagster_run.tags.get(PROCESS_TAG)
     if mark is None:
         return record.dagster_run.job_name in JOBS and now - started > _START_GRACE_SECONDS
-    lives = process_lives(mark)
-    if lives is None:
+    lives = ProcessName.parse(mark).lives()
+    if lives is None:  # The process is on another host or in another container.
         return min(silence, now - started) > _ELSEWHERE_SECONDS
     return not lives
 

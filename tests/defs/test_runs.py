@@ -76,7 +76,7 @@ def status(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
 
 
 def test_a_run_whose_process_ended_is_reported_as_failed(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    dead, alive = run_of(instance, mark=dead_mark()), run_of(instance, mark=runs.process_mark())
+    dead, alive = run_of(instance, mark=dead_mark()), run_of(instance, mark=str(ProcessName.own()))
     assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
     assert status(instance, dead) is dg.DagsterRunStatus.FAILURE
     assert status(instance, alive) is dg.DagsterRunStatus.STARTED

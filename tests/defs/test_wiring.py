@@ -30,7 +30,7 @@ from pgcdc_assets.defs.checks import current_health, evaluations
 from pgcdc_assets.defs.downstream import mirror_updated
 from pgcdc_assets.defs.observer import Nobody
 from pgcdc_assets.defs.partitions import RangeRegister
-from pgcdc_assets.defs.runs import PROCESS_TAG, process_mark
+from pgcdc_assets.defs.runs import PROCESS_TAG
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
 from pgcdc_assets.errors import LockHeld, StoreFailed
 from pgcdc_assets.flow.decide import Bounds
@@ -40,6 +40,7 @@ from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import LOCATION, load_catalog, save_catalog
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.store.processname import ProcessName
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import QUIET, RecordingEngines, Script, report_of, span
 from tests.deltatables import publish_at
@@ -285,7 +286,7 @@ def test_a_run_names_its_process_and_passes_its_limits(instance: dg.DagsterInsta
     assert (bounds.until, bounds.follow, bounds.max_seconds, bounds.idle_seconds) == (Lsn(0xFF), False, 5.0, 1.0)
     run = instance.get_run_by_id(result.run_id)
     assert run is not None
-    assert run.tags[PROCESS_TAG] == process_mark()
+    assert run.tags[PROCESS_TAG] == str(ProcessName.own())
 
 
 def test_ranges_of_an_earlier_log_are_removed(instance: dg.DagsterInstance) -> None:
