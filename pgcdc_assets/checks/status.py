@@ -116,12 +116,9 @@ class Status:
         }
 
 
-def status(settings: Settings, conninfo: str | None = None) -> Status:
+def status(settings: Settings) -> Status:
     """Read the state of source, log and lake. Starts no server. Raises WrongSource or WrongLake if source or lake is
-    not the project's own, and StoreFailed if the lake is out of reach.
-
-    ``conninfo``: the source's conninfo. None means the source of the settings, or the embedded server.
-    """
+    not the project's own, and StoreFailed if the lake is out of reach."""
     # Check once that the store answers, because each read of a store that does not answer takes long.
     storage.head(settings.layout.outcomes)
     refuse_other_lake(settings)
@@ -134,7 +131,7 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     except OSError as error:
         unread.append(problem_of(error, str(settings.catalog_file)))
     try:
-        facts = _with_source(facts, settings, conninfo or _reachable(settings))
+        facts = _with_source(facts, settings, _reachable(settings))
     except (SettingsError, WrongSource):
         raise
     except SetupNeeded:

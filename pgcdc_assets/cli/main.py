@@ -45,11 +45,10 @@ def pgcdc() -> None:
 
 COMMANDS = (
     demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, heal, repair, forget, maintain,
-    pack,
+    pack, until, pause, resume, positions,
 )  # fmt: skip
-SENTINEL = (until, pause, resume, positions)
 
-for command in (*COMMANDS, *SENTINEL):
+for command in COMMANDS:
     pgcdc.add_command(command)
 
 

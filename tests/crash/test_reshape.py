@@ -77,7 +77,7 @@ class _Stage:
         self._chronicle = Chronicle.begin(watching, ["public"])
         slot = project.settings["PGCDC_SLOT"]
         settings = Settings(source=conninfo, slot=slot, lake=project.lake, tables=("public.*",))
-        self.judge = Judge(settings, conninfo, self._chronicle, everything=True)
+        self.judge = Judge(settings, self._chronicle, everything=True)
         project.run("setup")
         project.run("sync")
 

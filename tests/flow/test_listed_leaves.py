@@ -86,7 +86,7 @@ def test_new_partition_without_an_identity_sets_its_table_aside(rig: Rig) -> Non
     assert report.set_aside == [(K, _REASON)]
     assert set(newest(rig).tables) == {T, TableName("public", "u")}
     rig.commit("UPDATE k SET v = 'c' WHERE day = 2")
-    told = [problem for problem in status(rig.settings, rig.settings.source).problems if "public.k" in problem.thing]
+    told = [problem for problem in status(rig.settings).problems if "public.k" in problem.thing]
     assert [problem.what for problem in told if _REASON in problem.what]
     rig.commit(_FULL)
     assert rig.sync().set_aside == []

@@ -129,7 +129,7 @@ def test_turns_without_messages_make_no_commit_and_keep_the_position(rig: Rig) -
         rig.conn.execute("INSERT INTO orders VALUES (%s, 'no message')", [100 + number])
         rig.sync()
     assert len(list(feed.glob("*.json"))) == commits
-    found = status(rig.settings, rig.settings.source)
+    found = status(rig.settings)
     assert found.to_json()["messages"] == {"replay_lsn": str(Lake(rig.lake).at().lsn), "reason": None}
     order(rig, 2)
     rig.sync()
@@ -174,12 +174,12 @@ def test_unwritable_message_feed_holds_back_no_table(rig: Rig, monkeypatch: pyte
         assert at.arrow("orders").num_rows == 1
         with pytest.raises(LakeError, match="holds no messages"):
             at.messages()
-        told = status(rig.settings, rig.settings.source)
+        told = status(rig.settings)
         assert any(problem.thing == "feed of messages" for problem in told.problems)
     order(rig, 2)
     rig.sync()
     assert contents(Lake(rig.lake).at().messages()) == ["1", "2"]
-    assert status(rig.settings, rig.settings.source).ok
+    assert status(rig.settings).ok
 
 
 @pytest.mark.long

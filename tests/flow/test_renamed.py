@@ -51,18 +51,18 @@ def test_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
 def test_status_reports_a_waiting_rename_while_a_run_only_receives(rig: Rig) -> None:
     rig.commit("ALTER TABLE t RENAME TO w")
     rig.sync(receive_only=True)
-    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {T}"]
+    (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {T}"]
     assert "waits to go on as public.w" in told.what
     rig.sync()
-    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {T}"]
+    (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {T}"]
     assert "is not kept any more: goes on as public.w" in told.what
     rig.commit("ALTER TABLE w RENAME TO t")
     rig.sync(receive_only=True)
-    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {W}"]
+    (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {W}"]
     assert "waits to go on as public.t" in told.what
     # A requested copy replaces the waiting mirror.
     rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
-    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {W}"]
+    (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {W}"]
     assert "waits" not in told.what
 
 

@@ -55,7 +55,7 @@ def test_healed_table_catches_up_from_the_log(rig: Rig) -> None:
     )
     assert [name for name, _ in aside.sync().set_aside] == [T]
     assert rig.settings.source is not None
-    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"table {T}"]
+    (told,) = [one for one in status(rig.settings).problems if one.thing == f"table {T}"]
     until = (datetime.now(UTC) + rig.settings.retention).strftime("%Y-%m-%d")
     assert f"`pgcdc heal {T.shell}` once the reason has gone: its changes stay in the log until {until}" in told.do
     rig.commit("ALTER TABLE t RENAME v TO x", "INSERT INTO t (id) VALUES (1000)")

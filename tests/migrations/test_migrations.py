@@ -193,7 +193,7 @@ def _played(
             # What changed behind the last look of one run is in the next one's points.
             Run(stage.engine()).join()
         assert stage.settings.source is not None
-        judge = Judge(stage.settings, stage.settings.source, stage.chronicle, everything=False)
+        judge = Judge(stage.settings, stage.chronicle, everything=False)
         silences = [silence.what for silence in judge.judge()]
         newest = ConsistentPoints(stage.settings.layout).newest()
         assert newest is not None

@@ -276,7 +276,7 @@ def cohort(
             for session in sessions:
                 session.conn.execute("SET lock_timeout = '30ms'")
             players.append(Player(story, schemas, settings.publication, kind, reader, sessions, chronicle))
-        judge = Judge(settings, conninfo, chronicle, everything=kind.scope != "schema")
+        judge = Judge(settings, chronicle, everything=kind.scope != "schema")
         chance = random.Random(f"runs {stories[0].seed}")
         cuts = None if power is None else closing.enter_context(outages(spark, settings, admin, power))
         found = Cohort(kind, settings, conninfo, spark, players, judge, chance, cuts)

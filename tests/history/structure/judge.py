@@ -45,7 +45,6 @@ class Silence:
 @dataclass
 class Judge:
     settings: Settings
-    conninfo: str
     chronicle: Chronicle
     everything: bool
     """The publication is to carry all tables; else one outside of it needs no word before it had a mirror."""
@@ -68,7 +67,7 @@ class Judge:
 
     def judge(self) -> list[Silence]:
         """All that was published since the last time, and how things stand; nobody writes meanwhile."""
-        told = status(self.settings, self.conninfo)
+        told = status(self.settings)
         now = _inserts_only(told)
         silences = [*self._points(self._inserts_only | now), *self._now(told)]
         self._inserts_only = now
