@@ -20,8 +20,7 @@ from pgcdc_assets.core.location import LOCAL, Location
 from pgcdc_assets.errors import SettingsError, SetupNeeded
 from pgcdc_assets.projectfile import SETTINGS_FILE
 from pgcdc_assets.settings import STATE_FOLDER, Settings
-from pgcdc_assets.store.durable import sync_folder, write_whole
-from pgcdc_assets.store.private import private_folder
+from pgcdc_assets.store.localfiles import private_folder, sync_folder, write_whole
 
 _NOTE = "note.json"
 LOCATION = "pgcdc_assets"

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.errors import SettingsError
-from pgcdc_assets.store.durable import write_whole
+from pgcdc_assets.store.localfiles import write_whole
 
 SETTINGS_FILE = Path("pgcdc.yaml")
 EMBEDDED = "embedded"

@@ -27,7 +27,7 @@ from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect, redacted
 from pgcdc_assets.source.slot.slot import identity
-from pgcdc_assets.store.private import private_folder
+from pgcdc_assets.store.localfiles import private_folder
 
 _CONNECT_SECONDS = 5
 

@@ -51,7 +51,6 @@ TARGET_MAKER = "flow.engine"
 """and one place of it makes the target."""
 SAME = {
     "commit", "recovery", "messages",  # of log and lake, feed and mirror, wire and pipe
-    "streamed",  # messages one by one, and by column
     "failures", "maintenance", "positions", "ranges", "states", "sync",
 }  # fmt: skip
 """File names that stand in two rooms, for one concept."""
@@ -127,7 +126,7 @@ def test_only_the_store_touches_files_of_the_lake() -> None:
     of_the_lake = [name for name in MODULES if room(name) in ON_THE_LAKE or name == "lake"]
     with_files = {name for name in of_the_lake if {other.split(".")[0] for other in imports(name)} & FILE_SYSTEM}
     assert with_files <= NOT_OF_THE_LAKE.keys()
-    stores = {"store.local", "store.memory", "store.durable", "store.private"}
+    stores = {"store.local", "store.localfiles"}
     assert not [name for name in of_the_lake if own(name) & stores]
     assert not [name for name in of_the_lake if "open" in _called(name)]
 

@@ -24,7 +24,7 @@ from pgcdc_assets.feed.events import not_text
 from pgcdc_assets.feed.schema import LEAF, RAW
 from pgcdc_assets.lake import READ_EXACTLY
 from pgcdc_assets.mirror.delta.rowgroups import live_rows
-from pgcdc_assets.protocol.text.encoded import NotText, decoded
+from pgcdc_assets.protocol.text.strings import NotText, decoded
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks

@@ -15,7 +15,7 @@ from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.errors import PgcdcError, UnknownTable
 from pgcdc_assets.project import DAGSTER_FOLDER, LOCATION, dagster_home, load_catalog, required_catalog
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.store.private import private_log
+from pgcdc_assets.store.localfiles import private_log
 
 if TYPE_CHECKING:
     import dagster as dg

@@ -27,7 +27,7 @@ from pgcdc_assets.cli.up import up
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.settings import STATE_FOLDER, unknown_variables
-from pgcdc_assets.store.private import private_folder
+from pgcdc_assets.store.localfiles import private_folder
 
 FAILURE_FILE = STATE_FOLDER / "failure.txt"
 _INTERRUPTED = "interrupted; nothing is half done, and the next run goes on from what is durable"

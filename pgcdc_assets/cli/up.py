@@ -36,7 +36,7 @@ from pgcdc_assets.errors import MachineError, PgcdcError
 from pgcdc_assets.flow import lock
 from pgcdc_assets.project import LOCATION, SENSOR_ON, load_catalog, workspace_file
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.store.private import private_log
+from pgcdc_assets.store.localfiles import private_log
 
 PORT = 3000
 """Dagster's own default. If it is in use, the next free port is taken."""

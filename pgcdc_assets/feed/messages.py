@@ -40,7 +40,7 @@ from pgcdc_assets.feed.table import FEED_PROPERTIES, FEWEST_MERGED, MERGED_BYTES
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import read_slices
 from pgcdc_assets.log.span import LogSpan
-from pgcdc_assets.protocol.text.encoded import reread
+from pgcdc_assets.protocol.text.strings import reread
 
 ORDER_LSN: Final = "order_lsn"
 SCHEMA: Final = pa.schema(

@@ -49,7 +49,7 @@ from pgcdc_assets.feed.schema import (
 )
 from pgcdc_assets.log.segment import SegmentFile, read_slices
 from pgcdc_assets.protocol.layouts import RowKind
-from pgcdc_assets.protocol.text.encoded import reread
+from pgcdc_assets.protocol.text.strings import reread
 from pgcdc_assets.protocol.text.typed import row_hash, typed
 
 SLICE_BYTES = 8 << 20

@@ -67,7 +67,7 @@ def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Itera
     refusal = lambda: f"{holder(layout) or 'another process'} is writing to this lake"  # noqa: E731
     with sole(layout, layout.lock, refusal, guarding=layout.root) as held:
         own = ProcessName.own()
-        held.say(json.dumps({"pid": own.pid, "command": command, "gives_way": gives_way, "process": str(own)}))
+        held.write(json.dumps({"pid": own.pid, "command": command, "gives_way": gives_way, "process": str(own)}))
         if held.inherited_as is not None:
             # Imported here, because Dagster's definitions only read who holds the lake, and should not load the code
             # that writes tables.
@@ -93,7 +93,7 @@ def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop:
                 raise
             refusal = lambda: f"{waiting(layout) or 'another command'} waits for this lake already"  # noqa: E731
             with sole(layout, layout.waiting, refusal) as place:
-                place.say(str(LockHolder(os.getpid(), command)))
+                place.write(str(LockHolder(os.getpid(), command)))
                 say(f"waits for {found or 'the lake'}, which gives way after its turn and after copies under way")
                 while not stop.wait(storage.pace(layout.root)):
                     with suppress(LockHeld):

@@ -122,7 +122,7 @@ class PlacedRequest:
         return time.monotonic() - self._placed > NAMING_SECONDS
 
     def _say(self, lsn: Lsn | None) -> None:
-        self._held.say(f"{ProcessName.own()} {self._placed} {lsn or _NO_LSN}\n")
+        self._held.write(f"{ProcessName.own()} {self._placed} {lsn or _NO_LSN}\n")
 
 
 @contextmanager

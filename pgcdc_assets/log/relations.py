@@ -97,7 +97,7 @@ class Relations(_Versions):
         self._undescribed.pop(relation.relation_id, None)
         return record
 
-    def told(self, seen: OverlaidRelation) -> None:
+    def see_undescribed(self, seen: OverlaidRelation) -> None:
         """A Relation message of a transaction that is now prepared. The server does not send it again in later
         transactions.
 
@@ -205,7 +205,7 @@ class Overlay(_Versions):
                 assert isinstance(relation, Relation)
                 self.see(relation, payload, -1)
 
-    def tell(self) -> None:
+    def pass_on(self) -> None:
         """The transaction is prepared: pass its Relation and Type messages on to ``base``."""
         if self.base is not None:
             for oid, payload in self._types.items():
@@ -213,7 +213,7 @@ class Overlay(_Versions):
             newest = self.newest()
             for place, seen in enumerate(self._seen.values()):
                 if seen.sequence >= 0 and newest[seen.relation.relation_id] == place:
-                    self.base.told(seen)
+                    self.base.see_undescribed(seen)
 
     @property
     def types(self) -> list[bytes]:

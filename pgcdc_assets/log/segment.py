@@ -126,12 +126,12 @@ class SegmentDraft:
             return replace(self.report, tags=tags)
         stats = json.loads(self.report.stats)
         low, high = stats["minValues"], stats["maxValues"]
-        told = facts.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(facts, aborted=())
+        own = facts.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(facts, aborted=())
         # Readers find the file by its ``commit_lsn``. The column is NULL in all of the file's rows, so remove the null
         # count, which would mislead readers.
         low["commit_lsn"] = high["commit_lsn"] = int(facts.commit_lsn)
         stats["nullCount"].pop("commit_lsn", None)
-        return replace(self.report, stats=json.dumps(stats), tags=tags | told.to_tags())
+        return replace(self.report, stats=json.dumps(stats), tags=tags | own.to_tags())
 
 
 def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> SegmentDraft:
@@ -157,12 +157,12 @@ def check_content(path: Location) -> None:
 
     The name of a draft has no checksum. The check is then only that the draft can be read.
     """
-    told = _CRC.search(path.name)
+    named = _CRC.search(path.name)
     try:
         found = _crc(_pieces(path))
     except OSError as error:
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
-    if told is not None and found != int(told[1], 16):
+    if named is not None and found != int(named[1], 16):
         raise LogCorrupt("does not hold the bytes that were written: its checksum differs", thing=str(path))
 
 

@@ -1,6 +1,6 @@
 """Finds, with numpy, which frame of a run belongs to which transaction in progress.
 
-:mod:`pgcdc_assets.protocol.streamed` describes the rules. The messages of a block are converted to the form of protocol
+:mod:`pgcdc_assets.protocol.decode` describes the rules. The messages of a block are converted to the form of protocol
 version 1. This is the only form that the later steps know, and the form that the log holds.
 """
 

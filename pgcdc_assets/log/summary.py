@@ -165,13 +165,13 @@ class _Held:
             self._see_commits(rows)
 
     def check(self, number: int, batch: BatchSummary) -> None:
-        told: dict[tuple[int | None, str], int] = {(None, kind): count for kind, count in batch.others.items()}
-        told |= {(relation, kind): count for relation, kinds in batch.counts.items() for kind, count in kinds.items()}
+        stated: dict[tuple[int | None, str], int] = {(None, kind): count for kind, count in batch.others.items()}
+        stated |= {(relation, kind): count for relation, kinds in batch.counts.items() for kind, count in kinds.items()}
         held = self.counts.get(number, Counter())
-        if held != told:
+        if held != stated:
             raise LogCorrupt(
                 f"batch {batch.start}..{batch.end} holds {held.total()} rows where its summary counts "
-                f"{sum(told.values())}", thing=str(self._log),
+                f"{sum(stated.values())}", thing=str(self._log),
             )  # fmt: skip
         if odd := self._schema_ids.get(number, set()) - set(batch.schemas):
             raise LogCorrupt(

@@ -112,7 +112,7 @@ class StreamedTransaction:
     logical message still counts."""
 
     @property
-    def origin_told(self) -> bool:
+    def origin_known(self) -> bool:
         """Whether the origin is certain: either the transaction names its origin, or it certainly has no origin.
         PostgreSQL takes the origin from the first item that it decodes for a block, at the block's LSN. If that item is
         the trace of a catalog change, or a logical message, no origin is sent. A transaction without any followed

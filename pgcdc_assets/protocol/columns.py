@@ -19,8 +19,7 @@ from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.layouts import BINARY, CHANGE, NULL, TEXT, UNCHANGED, Image, RowKind
-from pgcdc_assets.protocol.text.encoded import NotText, decoded
-from pgcdc_assets.protocol.text.slices import gathered
+from pgcdc_assets.protocol.text.strings import NotText, decoded, gathered
 
 PIECE_BYTES: Final = 1 << 30
 """Bytes of payload decoded at once, because Arrow's string offsets have 31 bits. A PostgreSQL message is smaller than 1

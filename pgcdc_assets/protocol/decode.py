@@ -1,7 +1,11 @@
-"""Decodes one message of protocol version 1 at a time: the reference decoder, and the one for control messages.
+"""Decodes one message at a time: the reference decoder, and the one for control messages.
 
-:mod:`pgcdc_assets.protocol.layouts` defines the layouts. :mod:`pgcdc_assets.protocol.streamed` decodes what later
-versions add.
+:mod:`pgcdc_assets.protocol.layouts` defines the layouts. Protocol version 1 sends whole transactions. Later versions
+also send a transaction that is still in progress, in blocks, from Stream Start to Stream Stop. Blocks of several
+transactions alternate. Whole transactions (Begin to Commit, Begin Prepare to Prepare), and messages outside of blocks,
+come between the blocks. Within a block each message carries an additional xid: the xid of the subtransaction that made
+the change. A transactional logical message carries the xid of the top transaction instead, even if a subtransaction
+emitted it.
 """
 
 from __future__ import annotations
@@ -18,17 +22,26 @@ from pgcdc_assets.protocol import layouts
 from pgcdc_assets.protocol.layouts import EPOCH, MessageKind, WireLayout
 from pgcdc_assets.protocol.messages import (
     UNCHANGED,
+    AnyMessage,
     Begin,
+    BeginPrepare,
     Commit,
+    CommitPrepared,
     Delete,
     Insert,
     LogicalMessage,
     Message,
     OldKind,
     Origin,
+    Prepare,
     Relation,
     RelationColumn,
+    RollbackPrepared,
     StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
     Truncate,
     TupleData,
     Type,
@@ -50,7 +63,16 @@ def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
     Raises ProtocolError, with kind and LSN, for a message that is truncated, malformed, of unknown kind, or followed by
     bytes that do not belong to it.
     """
-    return MessageReader(payload, lsn).whole(READERS, "its kind is unknown to protocol version 1")
+    return MessageReader(payload, lsn).whole(_VERSION_1, "its kind is unknown to protocol version 1")
+
+
+def decode_any(payload: bytes, lsn: Lsn = ZERO, *, parallel: bool) -> AnyMessage:
+    """Like :func:`decode`, for a message of any version that is outside of all blocks.
+
+    ``parallel``: whether streaming is parallel. Each Stream Abort then has two more fields.
+    """
+    readers = _ALL_PARALLEL if parallel else _ALL
+    return MessageReader(payload, lsn).whole(readers, "its kind is unknown to the protocol")
 
 
 class MessageReader:
@@ -214,7 +236,7 @@ def _stream_abort(reader: MessageReader) -> StreamAbort:
     return StreamAbort(*reader.fields(layouts.STREAM_ABORT))
 
 
-READERS: Final[Mapping[int, Callable[[MessageReader], Message]]] = {
+_VERSION_1: Final[Mapping[int, Callable[[MessageReader], Message]]] = {
     MessageKind.BEGIN: _begin,
     MessageKind.COMMIT: _commit,
     MessageKind.ORIGIN: _origin,
@@ -227,3 +249,66 @@ READERS: Final[Mapping[int, Callable[[MessageReader], Message]]] = {
     MessageKind.MESSAGE: _message,
     MessageKind.STREAM_ABORT: _stream_abort,
 }
+
+
+def _stream_start(reader: MessageReader) -> StreamStart:
+    xid, first = reader.fields(layouts.STREAM_START)
+    return StreamStart(xid, bool(reader.known(first, 1)))
+
+
+def _stream_stop(reader: MessageReader) -> StreamStop:
+    return StreamStop()
+
+
+def _stream_commit(reader: MessageReader) -> StreamCommit:
+    xid, flags, commit_lsn, end_lsn, commit_ts = reader.fields(layouts.STREAM_COMMIT)
+    return StreamCommit(xid, reader.known(flags, 0), Lsn(commit_lsn), Lsn(end_lsn), commit_ts + EPOCH)
+
+
+def _parallel_stream_abort(reader: MessageReader) -> StreamAbort:
+    xid, subxid, abort_lsn, abort_ts = reader.fields(layouts.PARALLEL_STREAM_ABORT)
+    return StreamAbort(xid, subxid, Lsn(abort_lsn), abort_ts + EPOCH)
+
+
+def _begin_prepare(reader: MessageReader) -> BeginPrepare:
+    prepare_lsn, end_lsn, prepare_ts, xid = reader.fields(layouts.BEGIN_PREPARE)
+    return BeginPrepare(Lsn(prepare_lsn), Lsn(end_lsn), prepare_ts + EPOCH, xid, reader.string())
+
+
+def _prepare(reader: MessageReader) -> Prepare:
+    flags, prepare_lsn, end_lsn, prepare_ts, xid = reader.fields(layouts.PREPARE)
+    reader.known(flags, 0)
+    return Prepare(flags, Lsn(prepare_lsn), Lsn(end_lsn), prepare_ts + EPOCH, xid, reader.string())
+
+
+def _stream_prepare(reader: MessageReader) -> StreamPrepare:
+    flags, prepare_lsn, end_lsn, prepare_ts, xid = reader.fields(layouts.PREPARE)
+    reader.known(flags, 0)
+    return StreamPrepare(flags, Lsn(prepare_lsn), Lsn(end_lsn), prepare_ts + EPOCH, xid, reader.string())
+
+
+def _commit_prepared(reader: MessageReader) -> CommitPrepared:
+    flags, commit_lsn, end_lsn, commit_ts, xid = reader.fields(layouts.COMMIT_PREPARED)
+    reader.known(flags, 0)
+    return CommitPrepared(flags, Lsn(commit_lsn), Lsn(end_lsn), commit_ts + EPOCH, xid, reader.string())
+
+
+def _rollback_prepared(reader: MessageReader) -> RollbackPrepared:
+    flags, prepare_end, rollback_end, prepare_ts, rollback_ts, xid = reader.fields(layouts.ROLLBACK_PREPARED)
+    reader.known(flags, 0)
+    times = prepare_ts + EPOCH, rollback_ts + EPOCH
+    return RollbackPrepared(flags, Lsn(prepare_end), Lsn(rollback_end), *times, xid, reader.string())
+
+
+_ALL: Final[Mapping[int, Callable[[MessageReader], AnyMessage]]] = {
+    **_VERSION_1,
+    MessageKind.STREAM_START: _stream_start,
+    MessageKind.STREAM_STOP: _stream_stop,
+    MessageKind.STREAM_COMMIT: _stream_commit,
+    MessageKind.BEGIN_PREPARE: _begin_prepare,
+    MessageKind.PREPARE: _prepare,
+    MessageKind.STREAM_PREPARE: _stream_prepare,
+    MessageKind.COMMIT_PREPARED: _commit_prepared,
+    MessageKind.ROLLBACK_PREPARED: _rollback_prepared,
+}
+_ALL_PARALLEL: Final = {**_ALL, MessageKind.STREAM_ABORT: _parallel_stream_abort}

@@ -1,6 +1,6 @@
 """Reads and writes the files of the lake. No other package uses a file system or an object store for the lake.
 
-storage -> base <- local, memory, objects -> rangefile
+storage -> base <- local, objects
    |
 scratch
 
@@ -8,13 +8,9 @@ storage     the functions that other packages call: each call goes to the store 
 base        the contract of a store
 local       a store in a folder of this machine
 objects     a store in an object store: S3, Azure, Google Cloud
-rangefile   a remote file for Parquet's readers
-memory      a store for tests, in the memory of this process
 scratch     folders on this machine's disk, for files that are not finished
-lease       a place that only one process holds at a time, as long as it lives
-filelease   a lease on a file system: a locked file
+lease       a place that only one process holds at a time, as long as it lives; a locked file
 chainlease  a lease in an object store: a chain of numbered files
 processname a name of a process that is unique on all hosts
-durable     makes files survive a power cut on a file system
-private     folders that only their owner may enter
+localfiles  files that survive a power cut, and folders that only their owner may enter
 """

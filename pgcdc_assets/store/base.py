@@ -42,13 +42,13 @@ class Lease(ABC):
     """The holder's side of a lease on a place."""
 
     pause: float = 0.0
-    """The recommended pause between two calls of :meth:`say`, in seconds."""
+    """The recommended pause between two calls of :meth:`write`, in seconds."""
     inherited_as: int | None = None
     """Set if the last holder did not give the place back, and so may not know that it has lost the place: a number that
     is higher than the number of any earlier holder."""
 
     @abstractmethod
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Replace the text. During the call a reader may see a part of the text."""
 
 

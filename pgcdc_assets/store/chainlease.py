@@ -76,7 +76,7 @@ class Link:
         return json.dumps(vars(self)).encode()
 
     @property
-    def of_the_dead(self) -> bool:
+    def of_ended_process(self) -> bool:
         """Whether the link was written by a process of this host that has ended. This is no proof, because two hosts
         may have the same name."""
         return self.host == socket.gethostname() and self.process != _process(int(self.process.partition(".")[0]))
@@ -163,7 +163,7 @@ class Chain:
             if link.number != number or not isinstance(link.text, str):
                 raise ValueError("not of this number")
             # This reads the other fields, so a malformed field raises here.
-            _ = link.of_the_dead
+            _ = link.of_ended_process
             return link
 
     def _named(self, number: int) -> Location:
@@ -196,7 +196,7 @@ class ChainLease(Lease, Guard):
         if link is None or link.number > self._link.number:
             raise self._loss()
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Replace the text. LeaseLost if another process has taken the place."""
         try:
             self._add(text)
@@ -282,7 +282,7 @@ def _taken(chain: Chain, *, at_once: bool) -> ChainLease | None:
     """The place, once it is free; None if another process holds the place, or may hold it."""
     link, known = chain.look()
     if not (link is None or link.given_back):
-        if chain.age(link) < 2 * RENEWED and not link.of_the_dead:
+        if chain.age(link) < 2 * RENEWED and not link.of_ended_process:
             return None
         number = link.number
         if at_once and known < TTL:

@@ -1,13 +1,41 @@
 """A lease: a place that only one process holds at a time, with a text for other processes. The place is held only while
-its holder lives."""
+its holder lives.
+
+On a file system it is a locked file. The kernel releases the lock when the process ends, also when it is killed. In an
+object store it is a chain of numbered files (:mod:`pgcdc_assets.store.chainlease`).
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import IO
 
 from pgcdc_assets.core.location import LOCAL, Location
-from pgcdc_assets.store import chainlease, filelease
+from pgcdc_assets.store import chainlease
 from pgcdc_assets.store.base import Lease
+from pgcdc_assets.store.local import path_of
+
+_OWNER_ONLY = 0o600
+"""Any user who may open a file, even only for reading, may lock it, and so could keep its owner out."""
+_TRIES = 20
+_PAUSE = 0.01
+"""A process that checks whether a lease is held takes the lock for an instant. These tries last longer than any such
+check."""
+
+
+class FileLease(Lease):
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(text)
+        self._file.flush()
 
 
 def held(
@@ -23,19 +51,19 @@ def held(
     to the folder raises LeaseLost. A lock of a local file cannot be lost.
     """
     if place.scheme == LOCAL:
-        return filelease.held(place)
+        return _file_held(place)
     return chainlease.held(place, guarding=guarding, at_once=at_once)
 
 
 def text_of_holder(place: Location) -> str | None:
     """The text of the living holder; None if no process holds the place."""
-    return filelease.text_of_holder(place) if place.scheme == LOCAL else chainlease.text_of_holder(place)
+    return _file_text(place) if place.scheme == LOCAL else chainlease.text_of_holder(place)
 
 
 def is_locked(place: Location) -> bool:
     """Whether a process holds the place for longer than a check takes. A process without a text counts too, such as
     another program that locks the file. False if we have no right to check."""
-    return filelease.is_locked(place) if place.scheme == LOCAL else chainlease.text_of_holder(place) is not None
+    return _file_locked(place) if place.scheme == LOCAL else chainlease.text_of_holder(place) is not None
 
 
 def silent_for(place: Location) -> float:
@@ -44,4 +72,78 @@ def silent_for(place: Location) -> float:
 
     The store's clock is compared with ours, so the result may be wrong by a minute.
     """
-    return filelease.silent_for(place) if place.scheme == LOCAL else chainlease.silent_for(place)
+    return _file_silent_for(place) if place.scheme == LOCAL else chainlease.silent_for(place)
+
+
+@contextmanager
+def _file_held(place: Location) -> Iterator[FileLease | None]:
+    with _opened(place) as file:
+        if not _taken(file):
+            yield None
+            return
+        file.truncate(0)
+        try:
+            yield FileLease(file)
+        finally:
+            file.truncate(0)
+
+
+def _file_text(place: Location) -> str | None:
+    """The text is empty if the holder has not written it yet, or if the file belongs to another user and we may not
+    read it."""
+    try:
+        file = path_of(place).open(errors="replace")
+    except PermissionError:
+        return ""
+    except OSError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read()
+        return None
+
+
+def _file_locked(place: Location) -> bool:
+    """Another program's shared lock counts too, because it prevents us from taking the place."""
+    try:
+        with path_of(place).open("r+") as file:
+            return not _taken(file)
+    except OSError:
+        return False
+
+
+def _file_silent_for(place: Location) -> float:
+    try:
+        # A process that takes the place or gives it back truncates the file.
+        return time.time() - path_of(place).stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
+def _opened(place: Location) -> IO[str]:
+    """The file, created if missing. It is not truncated here, because its text names the holder to processes that fail
+    to lock the file.
+
+    O_CLOEXEC (Python's default) closes the file in programs that this process starts, so they do not keep the lock.
+    """
+    path = path_of(place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY), "r+")
+    with suppress(PermissionError):
+        # The file of a copied lake may have another mode.
+        os.fchmod(file.fileno(), _OWNER_ONLY)
+    return file
+
+
+def _taken(file: IO[str]) -> bool:
+    """Try to take the lock, which is then held while the file is open; False if another process holds it."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_PAUSE)
+        else:
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""A lake in a folder of this machine, by POSIX calls. Syncs all that must survive a power cut (:mod:`.durable`)."""
+"""A lake in a folder of this machine, by POSIX calls. Syncs all that must survive a power cut (:mod:`.localfiles`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.store.base import HIDDEN, Entry, Store
-from pgcdc_assets.store.durable import sync_all, sync_file, sync_folder
-from pgcdc_assets.store.private import private_folder
+from pgcdc_assets.store.localfiles import private_folder, sync_all, sync_file, sync_folder
 
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 """Errors of file systems without hard links: exFAT, some network file systems, some file systems in user space."""

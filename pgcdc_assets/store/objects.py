@@ -39,7 +39,6 @@ from obstore.store import from_url
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import StoreFailed
 from pgcdc_assets.store.base import HIDDEN, Entry, Store
-from pgcdc_assets.store.rangefile import RangeFile
 from pgcdc_assets.store.scratch import draft_for, folder_for
 
 if TYPE_CHECKING:
@@ -62,6 +61,9 @@ _TIMEOUT: Final = "120s"
 _QUERY: Final = re.compile(r"\?\S*")
 """The query of a URL in an error's text. On Azure it can hold a signature."""
 _ANSWERED: Final = re.compile(r"<Message>(.*?)</Message>")
+_TAIL: Final = 256 << 10
+"""How many bytes at the end are read first, in the request that also returns the file's size. They contain Parquet's
+footer, or the whole of a small file."""
 _AZURE: Final = "abfss"
 """The scheme of Azure, which cannot read the last bytes of a file without knowing the file's size."""
 _NO_BUCKET: Final = re.compile("NoSuchBucket|ContainerNotFound|FilesystemNotFound|specified bucket does not exist")
@@ -77,35 +79,33 @@ class ObjectStore(Store):
     pace = 1.0
 
     def read(self, at: Location, start: int = 0, size: int | None = None) -> bytes:
-        bucket, key = _held(at)
+        bucket, key = _bucket_of(at)
         if size == 0:
             return b""
-        with _told(at):
+        with _translated(at):
             if size is not None:
                 return bytes(obstore.get_range(bucket, key, start=start, length=size))
             options: Any = {"range": {"offset": start}} if start else None
             return bytes(obstore.get(bucket, key, options=options).bytes())
 
     def open(self, at: Location) -> pa.NativeFile:
-        return pa.PythonFile(RangeFile(lambda start, size: self.read(at, start, size), self._tail(at)), mode="r")
+        return pa.PythonFile(RangeFile(self, at), mode="r")
 
-    def _tail(self, at: Location) -> Callable[[int], tuple[bytes, int]]:
-        def tail(size: int) -> tuple[bytes, int]:
-            bucket, key = _held(at)
-            with _told(at):
-                if at.scheme == _AZURE:
-                    whole = obstore.head(bucket, key)["size"]
-                    start = max(0, whole - size)
-                    return bytes(obstore.get_range(bucket, key, start=start, end=whole)) if whole else b"", whole
-                found = obstore.get(bucket, key, options={"range": {"suffix": size}})
-                return bytes(found.bytes()), found.meta["size"]
-
-        return tail
+    def tail(self, at: Location, size: int) -> tuple[bytes, int]:
+        """The last bytes of the file, at most ``size``, and the size of the file."""
+        bucket, key = _bucket_of(at)
+        with _translated(at):
+            if at.scheme == _AZURE:
+                whole = obstore.head(bucket, key)["size"]
+                start = max(0, whole - size)
+                return bytes(obstore.get_range(bucket, key, start=start, end=whole)) if whole else b"", whole
+            found = obstore.get(bucket, key, options={"range": {"suffix": size}})
+            return bytes(found.bytes()), found.meta["size"]
 
     def head(self, at: Location) -> Entry | None:
-        bucket, key = _held(at)
+        bucket, key = _bucket_of(at)
         try:
-            with _told(at):
+            with _translated(at):
                 return _entry(at.name, obstore.head(bucket, key))
         except FileNotFoundError:
             return None
@@ -121,14 +121,14 @@ class ObjectStore(Store):
                 yield entry
 
     def _listed(self, folder: Location, after: str = "") -> Iterator[Entry]:
-        bucket, key = _held(folder)
+        bucket, key = _bucket_of(folder)
         prefix = f"{key}/" if key else ""
-        with _told(folder):
+        with _translated(folder):
             for some in obstore.list(bucket, key or None, offset=f"{prefix}{after}" if after else None):
                 yield from (_entry(found["path"].removeprefix(prefix), found) for found in some)
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        return list(_side_by_side(os.getpid()).map(lambda call: call(), calls))
+        return list(_pool(os.getpid()).map(lambda call: call(), calls))
 
     def draft(self, to: Location) -> str:
         return draft_for(to)
@@ -137,14 +137,14 @@ class ObjectStore(Store):
         return folder_for(folder)
 
     def put(self, draft: str, to: Location) -> None:
-        bucket, key = _held(to)
+        bucket, key = _bucket_of(to)
         whole = os.stat(draft).st_size <= ONE_PUT
         _overwrite(to, lambda: obstore.put(bucket, key, Path(draft), use_multipart=not whole, chunk_size=_PART))
         os.unlink(draft)
 
     def create(self, to: Location, content: bytes) -> None:
         unsure = False
-        bucket, key = _held(to, once=True)
+        bucket, key = _bucket_of(to, once=True)
         for last in _attempts():
             try:
                 obstore.put(bucket, key, content, mode="create", use_multipart=False)
@@ -172,7 +172,7 @@ class ObjectStore(Store):
             return None
 
     def replace(self, to: Location, content: bytes) -> None:
-        bucket, key = _held(to)
+        bucket, key = _bucket_of(to)
         _overwrite(to, lambda: obstore.put(bucket, key, content, use_multipart=False))
 
     def copy(self, source: Location, to: Location) -> None:
@@ -180,8 +180,8 @@ class ObjectStore(Store):
         unique, so for data files this is as safe as the contract requires."""
         if self.head(to) is not None:
             raise FileExistsError(f"{to} exists")
-        bucket, key = _held(source)
-        other, target = _held(to)
+        bucket, key = _bucket_of(source)
+        other, target = _bucket_of(to)
         if other is not bucket:
             self.create(to, self.read(source))
             return
@@ -192,8 +192,8 @@ class ObjectStore(Store):
         for place in places:
             by_bucket.setdefault(_parts(place)[0], []).append(place)
         for some in by_bucket.values():
-            bucket, _ = _held(some[0])
-            with suppress(FileNotFoundError), _told(some[0]):
+            bucket, _ = _bucket_of(some[0])
+            with suppress(FileNotFoundError), _translated(some[0]):
                 obstore.delete(bucket, [_parts(place)[1] for place in some])
 
     def settle(self, places: Iterable[Location]) -> None:
@@ -215,7 +215,7 @@ def _parts(place: Location) -> tuple[str, str]:
     return f"{scheme}://{authority}", key
 
 
-def _held(place: Location, *, once: bool = False) -> tuple[Bucket, str]:
+def _bucket_of(place: Location, *, once: bool = False) -> tuple[Bucket, str]:
     url, key = _parts(place)
     try:
         return _bucket(url, once, os.getpid()), key
@@ -236,7 +236,7 @@ def _bucket(url: str, once: bool, process: int) -> Bucket:
 
 
 @cache
-def _side_by_side(process: int) -> ThreadPoolExecutor:
+def _pool(process: int) -> ThreadPoolExecutor:
     del process
     return ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="store")
 
@@ -256,7 +256,7 @@ def _overwrite(place: Location, send: Callable[[], object]) -> None:
     """Send a request without a condition. The store may still refuse it while another request for the same place is in
     progress, and the library does not try again then. An error names ``place``."""
     for last in _attempts():
-        with _told(place):
+        with _translated(place):
             try:
                 send()
                 return
@@ -271,7 +271,7 @@ def _entry(name: str, found: ObjectMeta) -> Entry:
 
 
 @contextmanager
-def _told(place: Location) -> Iterator[None]:
+def _translated(place: Location) -> Iterator[None]:
     """Turn the library's errors into the errors of the contract, with the place."""
     try:
         yield
@@ -298,3 +298,45 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
     failed = StoreFailed(f"the object store says: {what}", thing=str(place))
     failed.passing = isinstance(error, GenericError)
     return failed
+
+
+class RangeFile:
+    """A file object for :class:`pyarrow.PythonFile`: it has a position, and reads byte ranges."""
+
+    def __init__(self, store: ObjectStore, at: Location) -> None:
+        self._store = store
+        self._place = at
+        self._tail, self._size = store.tail(at, _TAIL)
+        self._at = 0
+        self.closed = False
+
+    def read(self, size: int | None = None) -> bytes:
+        left = self._size - self._at
+        taken = left if size is None or size < 0 else min(size, left)
+        if taken <= 0:
+            return b""
+        start, self._at = self._at, self._at + taken
+        within = start - (self._size - len(self._tail))
+        return self._tail[within : within + taken] if within >= 0 else self._store.read(self._place, start, taken)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.store.durable import sync_file
-from pgcdc_assets.store.private import OWNER_ONLY
+from pgcdc_assets.store.localfiles import OWNER_ONLY, sync_file
 
 _PIECE: Final = 1 << 20
 _STALE_SECONDS: Final = 3600

@@ -15,14 +15,11 @@ import pyarrow as pa
 from pgcdc_assets.core.location import LOCAL, Location
 from pgcdc_assets.store.base import Entry, Guard, Store
 from pgcdc_assets.store.local import LocalStore
-from pgcdc_assets.store.memory import MemoryStore
 from pgcdc_assets.store.scratch import DraftFile, Scratch, write_scratch
 
 _OBJECTS: Final = ("s3", "abfss", "gs")
 """Schemes of :mod:`pgcdc_assets.store.objects`, which is imported only if the lake is in an object store."""
-_STORES: Final[dict[str, Store]] = {LOCAL: LocalStore(), "memory": MemoryStore()}
-
-
+_STORES: Final[dict[str, Store]] = {LOCAL: LocalStore()}
 _GUARDS: Final[dict[Location, Guard]] = {}
 
 

@@ -120,7 +120,7 @@ def test_the_process_that_writes_to_the_lake_is_named(project: Project) -> None:
         assert project.status().at_work == f"`pgcdc follow` (pid {os.getpid()})"
     with lease.held(project.settings.layout.lock) as other:
         assert other is not None
-        other.say("not ours")
+        other.write("not ours")
         assert project.status().at_work is None
 
 

@@ -168,7 +168,7 @@ def test_teardown_drops_the_slot_even_if_the_lake_cannot_be_written(noted: Shell
     with lake_lock(Settings.load().layout, "sync"):
         pass
     with noted.patch.context() as patch:
-        patch.setattr("pgcdc_assets.store.filelease._opened", _read_only)
+        patch.setattr("pgcdc_assets.store.lease._opened", _read_only)
         patch.setattr("pgcdc_assets.store.local.LocalStore.move_folder", _read_only)
         refused = noted.pgcdc("teardown", "--lake", "--yes", expect=1)
         assert "Read-only file system; make it writable, or let its owner run it" in refused
@@ -182,7 +182,7 @@ def test_teardown_drops_the_slot_even_if_the_lake_cannot_be_written(noted: Shell
 
 def test_teardown_changes_nothing_if_an_unwritable_lake_is_locked(noted: Shell) -> None:
     with lake_lock(Settings.load().layout, "sync"), noted.patch.context() as patch:
-        patch.setattr("pgcdc_assets.store.filelease._opened", _read_only)
+        patch.setattr("pgcdc_assets.store.lease._opened", _read_only)
         noted.pgcdc("teardown", "--yes", expect=1)
     assert traces(noted.database)
 

@@ -13,7 +13,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.requests import place_verify_request
 from pgcdc_assets.project import INSTANCE_YAML, dagster_home, workspace_file
-from pgcdc_assets.store.private import private_log
+from pgcdc_assets.store.localfiles import private_log
 from tests.cli.conftest import Shell
 
 

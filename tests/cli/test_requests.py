@@ -92,7 +92,7 @@ def test_status_shows_what_was_received_before_its_commit(shell: Shell) -> None:
     since = datetime.now(UTC) - timedelta(minutes=2, seconds=1)
     with lease.held(Layout.of("lake").in_progress) as held:
         assert held is not None
-        held.say(Announcement(2, 34_567_890, 771, Lsn.parse("0/1A2B3C4"), since).to_line())
+        held.write(Announcement(2, 34_567_890, 771, Lsn.parse("0/1A2B3C4"), since).to_line())
         said = "2 transactions, 34,567,890 bytes received; the oldest, xid 771, for 2 minutes, from 0/1A2B3C4 on"
         assert f"in progress          {said}\n" in shell.pgcdc("status")
         found = json.loads(shell.pgcdc("status", "--json"))["in_progress"]

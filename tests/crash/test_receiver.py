@@ -23,7 +23,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import LogAhead, LogConflict, LogCorrupt, PgcdcError, ReceiverDied, SlotAhead
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, heard
+from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, read_line
 from pgcdc_assets.source.slot.slot import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from pgcdc_assets.store.local import path_of
@@ -91,7 +91,7 @@ class Receiver:
 
     def events(self) -> list[Event | PgcdcError]:
         lines = self.said.read_bytes().split(b"\n")[:-1]
-        return [heard(line) for line in lines]
+        return [read_line(line) for line in lines]
 
     def leave(self) -> None:
         """Close the pipe, as when the parent dies."""

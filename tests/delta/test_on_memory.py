@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -20,6 +19,7 @@ from pgcdc_assets.delta.log import DeltaLog, DeltaVersion, open_delta
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.store import storage
+from tests.memorystore import lake_in_memory
 
 ROWS = pa.schema([("id", pa.int64())])
 PROPERTIES = {"delta.checkpointInterval": "4", "delta.logRetentionDuration": "interval 0 seconds"}
@@ -28,7 +28,7 @@ PROPERTIES = {"delta.checkpointInterval": "4", "delta.logRetentionDuration": "in
 @pytest.fixture
 def table() -> Iterator[Location]:
     """An empty table."""
-    root = Location.of(f"memory://{uuid.uuid4().hex}/lake")
+    root = lake_in_memory()
     create_table(root / "t", Schema.from_arrow(ROWS), PROPERTIES, {"app": 1}, root)
     yield root / "t"
     storage.delete_folder(root)
@@ -119,7 +119,7 @@ def test_a_file_removed_recently_is_not_swept(table: Location, monkeypatch: pyte
 
 def test_every_version_within_the_retention_of_the_log_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    root = Location.of(f"memory://{uuid.uuid4().hex}/lake")
+    root = lake_in_memory()
     properties = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "interval 2 hours"}
     create_table(root / "t", Schema.from_arrow(ROWS), properties, {}, root)
     for number in range(1, 13):

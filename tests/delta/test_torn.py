@@ -21,7 +21,7 @@ from pgcdc_assets.delta.logfiles import ASIDE, commit_actions
 from pgcdc_assets.delta.recovery import foreign_files, recover
 from pgcdc_assets.errors import LakeError, TornLog
 from pgcdc_assets.points.ledger import AT, Ledger
-from pgcdc_assets.store.durable import sync_folder
+from pgcdc_assets.store.localfiles import sync_folder
 from tests.deltatables import opened
 from tests.log.durable import Disk
 

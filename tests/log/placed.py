@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.decode import decode_any
 from pgcdc_assets.protocol.layouts import BETWEEN, BRACKETS, CARRY_XID, CONTENT, MessageKind
 from pgcdc_assets.protocol.messages import AnyMessage, BeginPrepare, LogicalMessage, StreamStart
-from pgcdc_assets.protocol.streamed import decode_any
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pgcdc_assets.log.transactions import TransactionsInProgress
 from pgcdc_assets.protocol.messages import StreamStart
 from pgcdc_assets.store import lease
 from pgcdc_assets.store.base import Lease
-from pgcdc_assets.store.filelease import FileLease
+from pgcdc_assets.store.lease import FileLease
 from pgcdc_assets.store.local import path_of
 from tests.log.conftest import Source, eventually, until_event
 from tests.log.received_twice import little_memory, many
@@ -107,9 +107,9 @@ def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest
     with lease.held(layout.in_progress) as held:
         assert held is not None
         for text in ("", line[:-1], line[:20], "{}\n", line.replace("xid", "top")):
-            held.say(text)
+            held.write(text)
             assert announced(layout) is None, text
-        held.say(line)
+        held.write(line)
         assert announced(layout) == SAID
     assert announced(layout) is None
 

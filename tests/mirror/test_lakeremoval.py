@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import LocalStore
+from tests.memorystore import lake_in_memory
 from tests.mirror.structures import INT, table
 
 TABLE = table(Column(1, "id", INT))
@@ -29,7 +29,7 @@ BEGUN = "part-0123456789abcdef0123456789abcdef.parquet"
 
 @pytest.fixture(params=["local", "memory"])
 def layout(request: pytest.FixtureRequest, tmp_path: Path) -> Layout:
-    return Layout.of(tmp_path / "lake" if request.param == "local" else f"memory://{uuid.uuid4().hex}/lake")
+    return Layout.of(tmp_path / "lake" if request.param == "local" else lake_in_memory())
 
 
 def _table(folder: Location, *, ours: bool = True) -> None:

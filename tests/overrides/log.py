@@ -26,7 +26,7 @@ def confirm_before_durable(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.store.durable:sync_file",
+    "pgcdc_assets.store.localfiles:sync_file",
     rule="segments and commits are on disk before anybody is told",
     test="tests/log/test_reader.py::test_files_are_synced_before_the_commit_and_the_commit_before_it_is_reported",
 )

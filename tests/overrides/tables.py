@@ -135,7 +135,7 @@ def full_disk_sets_tables_aside(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.store.private:private_folder",
+    "pgcdc_assets.store.localfiles:private_folder",
     rule="lake and project state are open to their owner alone",
     test="tests/cli/test_private.py::test_everything_that_commands_create_is_private",
 )

@@ -24,9 +24,8 @@ from pgcdc_assets.errors import PgcdcError, ProtocolError, SettingsError
 from pgcdc_assets.feed.messages import _decoded
 from pgcdc_assets.log.receive.progressfile import Announcement
 from pgcdc_assets.log.segment import LOG_SCHEMA
-from pgcdc_assets.protocol.decode import decode
+from pgcdc_assets.protocol.decode import decode, decode_any
 from pgcdc_assets.protocol.frames import keepalive, keepalive_frame
-from pgcdc_assets.protocol.streamed import decode_any
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import TablePatterns
 from pgcdc_assets.store.processname import ProcessName

@@ -17,6 +17,7 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.store import storage
+from tests.memorystore import lake_in_memory
 
 OWN = "PGCDC_TEST_STORE"
 """A variable with the URL of a folder of your own, for example in a cloud. The contract is tested there too.
@@ -31,7 +32,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]
     elif request.param == "s3":
         root = request.getfixturevalue("bucket")
     else:
-        root = Location.of(tmp_path / "lake" if request.param == "local" else f"memory://{uuid.uuid4().hex}/lake")
+        root = Location.of(tmp_path / "lake") if request.param == "local" else lake_in_memory()
     yield root
     storage.delete_folder(root)
 

@@ -25,7 +25,7 @@ from pgcdc_assets.store import chainlease, lease
 chainlease.TTL, chainlease.RENEWED, chainlease._MARGIN = float(sys.argv[2]), float(sys.argv[3]), 0.1
 with lease.held(Location(sys.argv[1])) as held:
     assert held is not None
-    held.say("the holder")
+    held.write("the holder")
     print("held", flush=True)
     sys.stdin.readline()
 print("given back", flush=True)
@@ -73,9 +73,9 @@ def test_one_process_holds_the_lease_and_is_named(place: Location) -> None:
     with lease.held(place) as held:
         assert held is not None
         assert lease.text_of_holder(place) == ""
-        held.say("here")
+        held.write("here")
         assert lease.text_of_holder(place) == "here"
-        held.say("still here")
+        held.write("still here")
         assert lease.text_of_holder(place) == "still here"
     assert lease.text_of_holder(place) is None
 
@@ -117,7 +117,7 @@ def test_nothing_guarded_is_written_while_the_lease_is_not_sure(
             with pytest.raises(LeaseLost, match="was not renewed in time"):
                 write()
         # No other process has taken the lease, so the holder may continue.
-        held.say("again")
+        held.write("again")
         storage.create(bucket / "again", b"x")
     assert [entry.name for entry in storage.list_after(bucket)] == ["again", "while it is sure"]
 
@@ -135,7 +135,7 @@ def test_a_writer_whose_clock_stopped_loses_the_lease_by_its_number(bucket: Loca
         with pytest.raises(LeaseLost):
             storage.create(bucket / "next", b"ours")
         with pytest.raises(LeaseLost):
-            held.say("here")
+            held.write("here")
 
 
 def test_a_process_that_does_not_wait_learns_at_once_that_the_lease_is_held(bucket: Location) -> None:
@@ -159,7 +159,7 @@ def test_a_holder_that_slept_through_deleted_numbers_loses_the_lease(bucket: Loc
             chain.append(chainlease.Link(last.number + number, text="the other"))
         assert not storage.exists(bucket / "lock" / f"{last.number + 1:020}")
         with pytest.raises(LeaseLost, match="is lost, to the other"):
-            held.say("here")
+            held.write("here")
         with pytest.raises(LeaseLost):
             storage.create(bucket / "late", b"x")
 

@@ -17,6 +17,7 @@ from pgcdc_assets.log.receive.messagefilter import MessageFilter
 from pgcdc_assets.log.relations import Overlay, Relations
 from pgcdc_assets.log.rows import changed_relations
 from pgcdc_assets.log.transactions import StreamedTransaction, TransactionsInProgress, origin_in
+from pgcdc_assets.protocol.decode import decode_any
 from pgcdc_assets.protocol.layouts import STREAM_ABORT, STREAM_START, MessageKind
 from pgcdc_assets.protocol.messages import (
     BeginPrepare,
@@ -28,7 +29,6 @@ from pgcdc_assets.protocol.messages import (
     StreamStart,
     Type,
 )
-from pgcdc_assets.protocol.streamed import decode_any
 
 
 @dataclass(frozen=True)

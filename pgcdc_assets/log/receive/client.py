@@ -15,7 +15,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, heard
+from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, read_line
 from pgcdc_assets.store import storage
 
 _ALLOCATION = {
@@ -160,7 +160,7 @@ class ReceiverProcess:
     def _read(self, stdout: IO[bytes]) -> None:
         arrived = failed = False
         for line in stdout:
-            item = heard(line)
+            item = read_line(line)
             failed = failed or isinstance(item, PgcdcError)
             arrived = arrived or (isinstance(item, Event) and item.name == EventName.ARRIVED)
             self._events.put(item)

@@ -47,12 +47,12 @@ the same name."""
 
 
 class Receiving:
-    """One run of the receiver. ``tell`` passes an event to the parent."""
+    """One run of the receiver. ``report`` passes an event to the parent."""
 
-    def __init__(self, settings: ReceiverSettings, orders: Orders, tell: Callable[[Event], None]) -> None:
+    def __init__(self, settings: ReceiverSettings, orders: Orders, report: Callable[[Event], None]) -> None:
         self._settings = settings
         self._orders = orders
-        self._tell_parent = tell
+        self._report_to_parent = report
         self._standing: list[Order] = []
         """Orders that also apply to the next connection."""
         self._fallback = Fallback(settings.streaming, settings.fallback_seconds)
@@ -109,14 +109,14 @@ class Receiving:
                     publications=settings.publications, floor=floor, wanted=wanted,
                     resend_check=resend_check and resend_check.above(floor),
                     limits=Limits(settings.batch_bytes, settings.batch_seconds, settings.segment_bytes),
-                    report=self._tell, orders=self._obey,
+                    report=self._report, orders=self._obey,
                     leave=self._fallback.over if whole else lambda boundary: False, announce=announcer.announce,
                     prepared=prepared,
                 )  # fmt: skip
                 for order in self._standing.copy():
                     _give(receiver, order)
                 if not self._started:
-                    self._tell(Event(EventName.STARTED, position))
+                    self._report(Event(EventName.STARTED, position))
                     self._started = True
                 receiver.run()
                 return receiver.left
@@ -141,10 +141,10 @@ class Receiving:
         if not self._keep_waiting():
             receiver.stop()
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         if event.name == EventName.COMPLETE:
             self._standing.remove(Order(OrderName.MARK, event.lsn))
-        self._tell_parent(event)
+        self._report_to_parent(event)
 
 
 def _give(receiver: Receiver, order: Order) -> None:

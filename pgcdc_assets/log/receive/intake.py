@@ -33,6 +33,7 @@ from pgcdc_assets.log.transactions import (
     StreamedTransaction,
     TransactionsInProgress,
 )
+from pgcdc_assets.protocol.decode import decode_any
 from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import (
     AnyMessage,
@@ -43,7 +44,6 @@ from pgcdc_assets.protocol.messages import (
     StreamCommit,
     StreamPrepare,
 )
-from pgcdc_assets.protocol.streamed import decode_any
 from pgcdc_assets.source.connect.failures import COPY_ANEW
 
 _ENDS = (
@@ -207,7 +207,7 @@ class Intake:
 
     def _be_sure(self, came: StreamedTransaction, end_lsn: Lsn) -> None:
         """Raises StreamUnsure if the blocks do not show which messages count, or whether there is an origin."""
-        if came.ambiguous or (not came.origin_told and self._origins()):
+        if came.ambiguous or (not came.origin_known and self._origins()):
             raise StreamUnsure(end_lsn)
 
     # Two-phase: content comes at PREPARE, and belongs where COMMIT PREPARED says ----------------------
@@ -217,7 +217,7 @@ class Intake:
         what came now is dropped."""
         known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
-        overlay.tell()
+        overlay.pass_on()
         self.positions.passed(message.prepare_lsn)
         if self.positions.is_beyond(message.prepare_lsn, message.end_lsn):
             return Dropped(message.xid)

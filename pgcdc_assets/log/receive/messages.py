@@ -121,7 +121,7 @@ def error_line(error: PgcdcError) -> bytes:
     return _line({"error": error.to_plain()})
 
 
-def heard(line: bytes) -> Event | PgcdcError:
+def read_line(line: bytes) -> Event | PgcdcError:
     """The event or the error in a line from the receiver."""
     given = json.loads(line)
     if "error" in given:

@@ -27,7 +27,7 @@ _COLLECT_AFTER = 200_000
 """New objects between two collections of cycles. A run of frames makes 8,192 objects, and frees them again."""
 
 
-def _say(line: bytes) -> None:
+def _write_line(line: bytes) -> None:
     while line:
         try:
             line = line[os.write(sys.stdout.fileno(), line) :]
@@ -36,8 +36,8 @@ def _say(line: bytes) -> None:
             return
 
 
-def _tell(event: Event) -> None:
-    _say(event_line(event))
+def _write_event(event: Event) -> None:
+    _write_line(event_line(event))
 
 
 def _end_with_parent(descriptor: int) -> None:
@@ -63,24 +63,24 @@ def main() -> int:
     gc.set_threshold(_COLLECT_AFTER)
     settings = ReceiverSettings.from_line(line)
     try:
-        receiving = Receiving(settings, orders, _tell)
+        receiving = Receiving(settings, orders, _write_event)
         signal.signal(signal.SIGTERM, lambda number, frame: receiving.terminate())
         # The parent handles a terminal's interrupt: it stops us at a boundary.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         receiving.run()
     except PgcdcError as error:
-        _say(error_line(error))
+        _write_line(error_line(error))
         return 1
     except OSError as error:
         # Usually a full disk. The system's error text never quotes a row.
         thing = error.filename or str(Layout.of(settings.lake).change_log)
         what = os.strerror(error.errno) if error.errno else f"ended by {type(error).__name__}"
-        _say(error_line(MachineError(what, thing=str(thing), do=ROOM)))
+        _write_line(error_line(MachineError(what, thing=str(thing), do=ROOM)))
         return 1
     except Exception as error:  # noqa: BLE001 - the last place that can say what happened
         # Print where it happened, but not the message, which might quote a row.
         traceback.print_tb(error.__traceback__)
-        _say(error_line(ReceiverDied(f"ended by {type(error).__name__}", thing="receiver")))
+        _write_line(error_line(ReceiverDied(f"ended by {type(error).__name__}", thing="receiver")))
         return 1
     return 0
 

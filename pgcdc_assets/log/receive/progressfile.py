@@ -87,7 +87,7 @@ class Announcer:
         if not len(open_):
             self.close()
         elif time.monotonic() >= self._due:
-            self._say(Announcement.of(open_))
+            self._write(Announcement.of(open_))
             pause = 0.0 if self._held is None else self._held.pause
             self._due = time.monotonic() + max(ANNOUNCE_SECONDS, pause)
 
@@ -97,13 +97,13 @@ class Announcer:
         with suppress(OSError, StoreFailed):
             self._files.close()
 
-    def _say(self, what: Announcement | None) -> None:
+    def _write(self, what: Announcement | None) -> None:
         with suppress(OSError, StoreFailed, LeaseLost):
             if self._held is None:
                 # Nothing is received while this waits.
                 self._held = self._files.enter_context(lease.held(self._place, at_once=True))
             if self._held is not None and what is not None:
-                self._held.say(what.to_line())
+                self._held.write(what.to_line())
                 return
         # Another receiver may hold the lock: after its run was killed, a receiver may live for another second.
         self.close()

@@ -59,12 +59,12 @@ class CatalogFacts:
     def _answers(self, together: Mapping[int, Iterable[int]]) -> dict[int, RelationFacts]:
         """Asks until no lock is in the way. Between two attempts we do not wait in the lock's queue, because other
         sessions that want the table would have to wait behind us."""
-        told = time.monotonic()
+        logged_at = time.monotonic()
         while True:
             with suppress(CopyBlocked):
                 return relation_facts(self._conn, together, self._publications)
-            if time.monotonic() - told >= TELL_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - logged_at >= TELL_SECONDS:
+                logged_at = time.monotonic()
                 log_blockers(lockers(self._conn, list(together)))
             self._rest()
 

@@ -73,10 +73,10 @@ class ResendCheck:
                 self._fail(self.start)
         # Ignore empty transactions (PostgreSQL 14), because the publications may have changed. Ignore logical messages
         # and transactions with an origin, because the settings may not have asked for them before.
-        told = IS_TABLE_CHANGE[run.kinds] & within_transactions(run, before) & ~of_origin(run, before)
+        changes = IS_TABLE_CHANGE[run.kinds] & within_transactions(run, before) & ~of_origin(run, before)
         commit_lsn = finals[np.cumsum(run.kinds == MessageKind.BEGIN)]
         known = commit_lsn < self.start if self.newest is None else commit_lsn <= self.start
-        others = np.flatnonzero(told & ~known & (commit_lsn < self.end))
+        others = np.flatnonzero(changes & ~known & (commit_lsn < self.end))
         if len(others):
             self._fail(int(commit_lsn[others[0]]))
 

@@ -25,7 +25,7 @@ from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.events import not_text
 from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, ROW
 from pgcdc_assets.mirror.delta.mirrorschema import own_fields
-from pgcdc_assets.protocol.text.encoded import NotText, decoded
+from pgcdc_assets.protocol.text.strings import NotText, decoded
 from pgcdc_assets.protocol.text.typed import row_hash, row_identities, typed
 from pgcdc_assets.source.connect.route import SourceRoute
 from pgcdc_assets.source.snapshot.pieces import Piece

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.arrays import Bools, Ints, Octets
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.text.slices import gathered, laid_out
+from pgcdc_assets.protocol.text.strings import gathered, laid_out
 
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE = (ord(mark) for mark in '"\\{}')
 _NULL: Final = np.frombuffer(b"NULL", np.uint8)

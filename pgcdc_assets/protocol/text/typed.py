@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.arrays import Ints, Words, mixed, whole
 from pgcdc_assets.core.catalog import PgType
-from pgcdc_assets.protocol.text.slices import laid_out
+from pgcdc_assets.protocol.text.strings import laid_out
 from pgcdc_assets.protocol.text.types import cast
 
 RAW_TYPE: Final = pa.map_(pa.string(), pa.string())

@@ -3,7 +3,7 @@
 libpq returns one message per call. Each message costs a copy, an allocation and a return into the interpreter. At
 300,000 messages a second this uses a whole core. If the connection is plain (no TLS, no GSSAPI encryption), we read its
 socket ourselves, beginning with the command that starts the stream. One ``recv`` then returns thousands of messages,
-and :mod:`pgcdc_assets.protocol.copydata` finds them.
+and :mod:`pgcdc_assets.protocol.frames` finds them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from psycopg import OperationalError, pq
 
 from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.errors import PgcdcError, ProtocolError, SourceUnavailable
-from pgcdc_assets.protocol.copydata import HEADER, data_messages
-from pgcdc_assets.protocol.frames import FrameBlock
+from pgcdc_assets.protocol.frames import HEADER, FrameBlock, data_messages
 from pgcdc_assets.source.connect.failures import ServerError, first_line, result_error
 
 _FRAMES = 8192

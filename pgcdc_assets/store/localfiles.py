@@ -1,7 +1,11 @@
-"""Makes files survive a power cut. A file's content survives once the file is fsynced, its name once its folder is.
+"""Files and folders of this machine: those that survive a power cut, and those that only their owner may open.
 
-Without these calls the file may be missing after a power cut, or its content may be empty, truncated, zeros, or the old
-content. Neither pyarrow, nor delta-rs, nor Spark syncs anything.
+A file's content survives a power cut once the file is fsynced, its name once its folder is. Without these calls the
+file may be missing after a power cut, or its content may be empty, truncated, zeros, or the old content. Neither
+pyarrow, nor delta-rs, nor Spark syncs anything.
+
+Folders are private because they contain copies of all rows, for which the source's permissions no longer apply. Files
+and folders inside have the usual modes. To share a folder, change the mode of the folder itself (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -12,14 +16,19 @@ import shutil
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 AT_A_TIME: Final = 8
 """How many syncs of one call run at the same time. The file system's journal commits them together, too."""
 _UNABLE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 """Errors of network and user-space file systems that cannot sync folders. On these, names are durable without a sync,
 or never."""
+
+
+OWNER_ONLY: Final = 0o700
+_LOG_BYTES: Final = 10 << 20
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -72,3 +81,22 @@ def sync_all(paths: Iterable[Path]) -> None:
 
 def _sync(path: Path) -> None:
     (sync_folder if path.is_dir() else sync_file)(path)
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that only its owner may enter. An existing folder keeps its mode. Missing parent folders are made
+    with the usual mode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(OWNER_ONLY)
+    return path
+
+
+def private_log(path: Path) -> IO[bytes]:
+    """Open a log file in a private folder for appending. A log of more than 10 MiB is first renamed to ``<name>.1``,
+    which replaces an earlier ``<name>.1``."""
+    private_folder(path.parent)
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > _LOG_BYTES:
+            path.replace(path.with_name(f"{path.name}.1"))
+    return path.open("ab")

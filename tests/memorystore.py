@@ -4,6 +4,7 @@ contract."""
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,15 @@ from threading import Lock
 import pyarrow as pa
 
 from pgcdc_assets.core.location import Location
+from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import HIDDEN, Entry, Store
 from pgcdc_assets.store.scratch import draft_for, folder_for
+
+
+def lake_in_memory() -> Location:
+    """The root of a new lake in memory."""
+    storage._STORES.setdefault("memory", MemoryStore())
+    return Location.of(f"memory://{uuid.uuid4().hex}/lake")
 
 
 @dataclass(frozen=True)

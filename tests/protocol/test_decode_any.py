@@ -8,6 +8,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.decode import decode_any
 from pgcdc_assets.protocol.messages import (
     AnyMessage,
     BeginPrepare,
@@ -20,7 +21,6 @@ from pgcdc_assets.protocol.messages import (
     StreamStart,
     StreamStop,
 )
-from pgcdc_assets.protocol.streamed import decode_any
 from tests.protocol import wire
 
 AT = Lsn.parse("16/B374D848")

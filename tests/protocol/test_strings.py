@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.encoding import Encoding
-from pgcdc_assets.protocol.text.encoded import NotText, decoded, reread
+from pgcdc_assets.protocol.text.strings import NotText, decoded, reread
 
 ENCODINGS = [Encoding.of(name) for name in ("UTF8", "SQL_ASCII", "WIN1252", "KOI8U", "EUC_JP", "EUC_KR", "LATIN10")]
 PIECES = st.sampled_from([b"", b"a", b"\xe9", b"\x81", b"\xc6\xfc", b"\xad\xa1", b"\x8f", b"\xff", b"\xc3\xa9", b"\n"])
