@@ -9,7 +9,7 @@ after another.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -198,10 +198,7 @@ class BatchWriter:
 
     def stage(self, frames: PendingFrames, into: StagedSegments, committed: Sequence[CommittedContent] = ()) -> None:
         """Write frames as segments of a later batch."""
-        into.add(self._spill.stage(frames.rows(self._relations)))
-        for content in committed:
-            staged, rows = self._spill.committed(content)
-            into.add(staged)
+        for rows in self._in_memory(frames, committed, into):
             into.add(self._spill.stage(rows))
         passed(FaultPoint.SEGMENT_STAGED)
 
@@ -240,13 +237,8 @@ class BatchWriter:
         staged = StagedSegments()
         for part in parts:
             staged.add(part)
-        in_memory = [closed.rows(self._relations)]
-        for content in committed:
-            part, rows = self._spill.committed(content)
-            staged.add(part)
-            in_memory.append(rows)
         tables: list[pa.Table] = []
-        for rows in in_memory:
+        for rows in self._in_memory(closed, committed, staged):
             part, rest = self._spill.stage_large(rows)
             staged.add(part)
             tables.append(table_of(rest))
@@ -260,6 +252,16 @@ class BatchWriter:
         passed(FaultPoint.SEGMENT_WRITTEN)
         self._move(end, staged)
         return Committed(start, end, tally.transactions, tally.rows, tally.bytes)
+
+    def _in_memory(
+        self, frames: PendingFrames, committed: Sequence[CommittedContent], staged: StagedSegments
+    ) -> Iterator[Rows]:
+        """The rows of the frames in memory. Adds the segments of the committed transactions to ``staged``."""
+        yield frames.rows(self._relations)
+        for content in committed:
+            part, rows = self._spill.committed(content)
+            staged.add(part)
+            yield rows
 
     def advance(self, end: Lsn) -> Committed:
         """Move only the position, past WAL that holds nothing for us."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -42,18 +42,19 @@ HEADER = XLOG_DATA.size
 """Bytes of an XLogData frame before its message. A shorter frame is a keepalive."""
 
 
-def _kinds(*kinds: int) -> NDArray[np.bool_]:
+def table_of_kinds(kinds: Iterable[int]) -> NDArray[np.bool_]:
+    """A table by letter: whether the letter is one of ``kinds``."""
     table = np.zeros(256, dtype=bool)
     table[list(kinds)] = True
     return table
 
 
-IS_ROW = _kinds(*ROWS)
-IS_TABLE_CHANGE = _kinds(*TABLE_CHANGES)
-IS_MESSAGE = _kinds(MessageKind.MESSAGE)
-IS_CHANGE = _kinds(*CHANGES)
+IS_ROW = table_of_kinds(ROWS)
+IS_TABLE_CHANGE = table_of_kinds(TABLE_CHANGES)
+IS_MESSAGE = table_of_kinds([MessageKind.MESSAGE])
+IS_CHANGE = table_of_kinds(CHANGES)
 """The messages that ``tx_ordinal`` counts."""
-IS_CONTROL = _kinds(*(kind for kind in CONTENT if kind not in ROWS))
+IS_CONTROL = table_of_kinds(kind for kind in CONTENT if kind not in ROWS)
 """Messages that are few, and are decoded one by one."""
 _FRAME_BYTES = 64
 """Memory counted per frame in addition to its bytes. If rows are short, the columns of a segment take more memory than

@@ -1,4 +1,4 @@
-"""Reads the change log: its position, batches, segments, shapes and row counts, and whether it is sound.
+"""Reads the change log: its position, batches, segments and shapes, and whether it is sound.
 
 Reading needs neither the source nor a JVM, and works while a receiver is running.
 """

@@ -6,7 +6,7 @@ version 1. This is the only form that the later steps know, and the form that th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.log.framerun import HEADER, FrameRun, anywhere
+from pgcdc_assets.log.framerun import HEADER, FrameRun, anywhere, table_of_kinds
 from pgcdc_assets.log.rows import ABSENT
 from pgcdc_assets.protocol import layouts
 from pgcdc_assets.protocol.layouts import BETWEEN, BRACKETS, CARRY_XID, CONTENT, XLOG_DATA, MessageKind, WireLayout
@@ -208,12 +208,6 @@ def _without_xids(run: FrameRun, carrying: Ints) -> FrameRun:
     return replace(run, raw=raw, offsets=offsets, lengths=lengths)
 
 
-def _table(kinds: Iterable[int]) -> Bools:
-    table = np.zeros(256, dtype=bool)
-    table[list(kinds)] = True
-    return table
-
-
 def _lengths(*layouts_of: tuple[MessageKind, WireLayout]) -> Ints:
     """The number of bytes of each kind of message; 0 if it varies."""
     table: Ints = np.zeros(256, dtype=np.int64)
@@ -222,16 +216,18 @@ def _lengths(*layouts_of: tuple[MessageKind, WireLayout]) -> Ints:
     return table
 
 
-_BEGINS: Final = _table(BRACKETS)
-_IS_BRACKET: Final = _table([*BRACKETS, *BRACKETS.values()])
-_CARRIES: Final = _table(CARRY_XID)
+_BEGINS: Final = table_of_kinds(BRACKETS)
+_IS_BRACKET: Final = table_of_kinds([*BRACKETS, *BRACKETS.values()])
+_CARRIES: Final = table_of_kinds(CARRY_XID)
 _END_OF: Final = np.zeros(256, dtype=np.uint8)
 _END_OF[list(BRACKETS)] = list(BRACKETS.values())
 _OPEN: Final = (_NOTHING, *BRACKETS)
 _ROW_OF: Final = np.zeros(256, dtype=np.int64)
 """By the letter of what is open: the row of _ALLOWED."""
 _ROW_OF[list(_OPEN)] = range(len(_OPEN))
-_ALLOWED: Final = np.array([_table(BETWEEN), *(_table([*CONTENT, begin, end]) for begin, end in BRACKETS.items())])
+_ALLOWED: Final = np.array(
+    [table_of_kinds(BETWEEN), *(table_of_kinds([*CONTENT, begin, end]) for begin, end in BRACKETS.items())]
+)
 _LENGTHS: Final = _lengths(
     (MessageKind.BEGIN, layouts.BEGIN),
     (MessageKind.COMMIT, layouts.COMMIT),

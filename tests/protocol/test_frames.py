@@ -13,7 +13,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.frames import FrameBlock, Keepalive, data_messages, keepalive, keepalive_frame, status_update
 from pgcdc_assets.protocol.layouts import EPOCH
-from tests.protocol.copydata import message
+from tests.protocol.wire import connection_message as message
 
 DATA = b"w" + bytes.fromhex("00000016B374D848 FFFFFFFF00000000 0000000000000005") + b"Bmessage"
 ALIVE = b"k" + bytes.fromhex("00000016B374D848 FFFFFFFFFFFFFFFE 01")

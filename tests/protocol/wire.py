@@ -139,3 +139,8 @@ def message(of: AnyMessage) -> bytes:
 def within(payload: bytes, xid: int) -> bytes:
     """A message as it stands in a block of a stream."""
     return payload[:1] + pack("!I", xid) + payload[1:]
+
+
+def connection_message(kind: bytes, body: bytes) -> bytes:
+    """A message of the frontend/backend protocol, such as the one that carries a frame."""
+    return kind + pack("!I", len(body) + 4) + body

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError, SlotMissing, SourceUnavailable
 from pgcdc_assets.source.connect.readers import SocketReader
-from tests.protocol.copydata import message
+from tests.protocol.wire import connection_message as message
 
 ENDED = pack("!cI", b"c", 4)
 

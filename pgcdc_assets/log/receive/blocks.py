@@ -88,7 +88,7 @@ class Blocks:
         first = None
         if len(came):
             first = ZERO if run.kinds[came[0]] == MessageKind.MESSAGE else run.lsn(int(came[0]))
-        run, gone = self._wanted.of_block(run, foreign=origin is not None)
+        gone = self._wanted.unwanted(run, foreign=origin is not None)
         if gone.any():
             run, subxid = run.without(gone), subxid[~gone]
         if overlay.base is not None:

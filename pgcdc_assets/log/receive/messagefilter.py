@@ -46,13 +46,13 @@ class MessageFilter:
             gone |= IS_CHANGE[run.kinds] & of_origin(run, before)
         return run.without(gone) if gone.any() else run
 
-    def of_block(self, run: FrameRun, *, foreign: bool) -> tuple[FrameRun, Bools]:
-        """For frames of a transaction in progress: returns all frames, and which of them are not asked for.
-        ``foreign``: whether the transaction names an origin."""
+    def unwanted(self, run: FrameRun, *, foreign: bool) -> Bools:
+        """Which frames of a transaction in progress are not asked for. ``foreign``: whether the transaction names an
+        origin."""
         gone = self._unwanted_messages(run)
         if foreign and not self.origins:
             gone |= IS_CHANGE[run.kinds]
-        return run, gone
+        return gone
 
     def _unwanted_messages(self, run: FrameRun) -> Bools:
         gone = np.zeros(len(run), dtype=bool)
