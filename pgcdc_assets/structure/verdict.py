@@ -8,7 +8,8 @@ The first row of this table that applies decides. "Copied if small" means: if th
 
 | situation | the mirror |
 |---|---|
-| the table was renamed, and its mirror still has the old name | decided later, or copied as below |
+| the table was renamed, and its mirror has the old name: rows or partitions changed outside of the stream | copied |
+| the table was renamed, and its mirror has the old name | decided later |
 | no mirror can hold the table | set aside |
 | no mirror could hold the table before | copied |
 | rows were added or removed outside of the stream, or updates can be followed only now | copied |

@@ -22,7 +22,9 @@ from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.content import StagedSegments
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import LOG_SCHEMA
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.spill import SPILL
+from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.store.local import path_of
 from tests.log.written import START, WHO, frames_of, writer_of
 
@@ -90,6 +92,33 @@ def test_batches_and_segments_are_found_by_span(log: ChangeLog) -> None:
     assert len(log.segments(LsnRange(START, Lsn(450)), [3])) == 0
     assert {shape.relation_id for shape in log.shapes(LsnRange(Lsn(250), Lsn(350))).values()} == {2}
     assert {shape.relation_id for shape in log.shapes(LsnRange(Lsn(210), Lsn(450))).values()} == {1, 2}
+
+
+def test_span_of_the_log_is_read_once_and_may_cut_its_batches(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, _ = writer_of(log)
+    for at, relation_id in ((200, 1), (300, 2), (400, 1)):
+        writer.commit(frames_of(at, relation_id), [], Lsn(at + 50))
+    read: list[Lsn] = []
+    batches = log.batches
+
+    def noted(after: Lsn) -> list[BatchSummary]:
+        read.append(after)
+        return batches(after)
+
+    monkeypatch.setattr(log, "batches", noted)
+    span = LogSpan(log, LsnRange(Lsn(210), Lsn(440)))
+    assert [batch.end for batch in span.batches] == [250, 350, 450]
+    assert [batch.end for batch in span.ending_within(Lsn(210), Lsn(440))] == [250, 350]
+    assert span.ending_within(Lsn(440), Lsn(210)) == []
+    part = span.part(LsnRange(Lsn(250), Lsn(350)))
+    assert ([batch.end for batch in part.batches], {s.relation_id for s in part.shapes.values()}) == ([350], {2})
+    assert part.rows == {2: {"I": 2}}
+    assert part is span.part(LsnRange(Lsn(250), Lsn(350)))
+    assert part.kinds({1, 2}) == {"I": 2}
+    assert LogSpan(log, LsnRange(Lsn(250), Lsn(250))).batches == []
+    assert read == [Lsn(210)]
+    assert [batch.end for batch in part.part(LsnRange(START, Lsn(350))).batches] == [250, 350]
+    assert read == [Lsn(210), START], "it reaches beyond what was read"
 
 
 def _first_file(log: ChangeLog) -> Path:
