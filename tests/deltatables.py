@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
@@ -11,7 +14,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import Mode, commit_files
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.log import Added, DeltaVersion, open_delta
+from pgcdc_assets.delta.logfiles import COMMIT
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.store.local import LocalStore
 
 
 def opened(folder: Path | Location) -> DeltaVersion:
@@ -26,6 +31,23 @@ def commit(folder: Path | Location, files: Sequence[FileReport], mode: Mode, pos
 
 def live_files(folder: Path | Location) -> tuple[Added, ...]:
     return opened(folder).files
+
+
+@contextmanager
+def reads_of_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The versions whose commits the block reads, in order. A version that does not exist counts too."""
+    read: list[int] = []
+    real = LocalStore.read
+
+    def reading(store: LocalStore, at: Location, start: int = 0, size: int | None = None) -> bytes:
+        if (match := COMMIT.fullmatch(at.name)) is not None:
+            read.append(int(match[1]))
+        return real(store, at, start, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "read", reading)
+        yield read
+        read.sort()
 
 
 def publish_at(points: ConsistentPoints, lsn: int, versions: Mapping[TableName, int]) -> None:

@@ -27,7 +27,7 @@ from pgcdc_assets.delta.logfiles import (
     checksum_of,
     put_aside,
 )
-from pgcdc_assets.delta.tombstones import forget_the_short_lived, log_retention
+from pgcdc_assets.delta.tombstones import drop_short_lived, log_retention
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Entry
 from pgcdc_assets.store.scratch import DraftFile
@@ -82,7 +82,7 @@ def write_checkpoint(folder: Location, version: int) -> Made:
         storage.together(log, [partial(storage.fetch, path, made.with_name(path.name)) for path in needed])
         table = DeltaTable(str(scratch), version=version)
         table.create_checkpoint()
-        forget_the_short_lived(folder, made)
+        drop_short_lived(folder, made)
         told = Made(int(read_footer(made).num_rows), table.metadata().configuration)
         put_aside(log, [path for path in parts.get(version, ()) if path.name != made.name])
         storage.put(DraftFile(made.text), log / made.name)

@@ -37,14 +37,14 @@ _NONE: Final = timedelta(0)
 _INTERVAL: Final = re.compile(r"\s*(?:interval\s+)?(\d+)\s*(second|minute|hour|day|week)s?\s*", re.IGNORECASE)
 
 
-def keeping(retention: timedelta) -> dict[str, str]:
+def retention_properties(retention: timedelta) -> dict[str, str]:
     """The properties of a mirror whose points are promised for ``retention``."""
     return {name: _interval(span) for name, span in _kept(retention).items()}
 
 
-def lacking(configuration: Mapping[str, str], retention: timedelta) -> dict[str, str]:
-    """The properties of :func:`keeping` that a mirror lacks or has too short. A longer value by another writer
-    stays."""
+def missing_properties(configuration: Mapping[str, str], retention: timedelta) -> dict[str, str]:
+    """The properties of :func:`retention_properties` that a mirror lacks or has too short. A longer value by another
+    writer stays."""
     has = {name: _span(configuration.get(name)) or _NONE for name in (LOG, DELETED_FILES)}
     return {name: _interval(span) for name, span in _kept(retention).items() if has[name] < span}
 
@@ -59,7 +59,7 @@ def log_retention(configuration: Mapping[str, str]) -> timedelta:
     return _LOG_BY_DEFAULT if told is None else told
 
 
-def forget_the_short_lived(folder: Location, checkpoint: Location) -> int:
+def drop_short_lived(folder: Location, checkpoint: Location) -> int:
     """Rewrite a checkpoint that is not yet part of the log, without the removals that it need not name; returns how
     many were left out."""
     with opened_parquet(checkpoint) as file:

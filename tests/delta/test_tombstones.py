@@ -16,7 +16,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_rewritten
-from pgcdc_assets.delta.tombstones import DELETED_FILES, LOG, keeping, lacking
+from pgcdc_assets.delta.tombstones import DELETED_FILES, LOG, missing_properties, retention_properties
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import Lake
 from pgcdc_assets.mirror.delta.compaction import compact_file
@@ -85,18 +85,24 @@ def _compacted(rows: Rows) -> None:
 
 
 def test_retention_properties_are_only_ever_lengthened() -> None:
-    wanted = keeping(timedelta(days=7))
+    wanted = retention_properties(timedelta(days=7))
     assert wanted == {LOG: "interval 720 hours", DELETED_FILES: "interval 192 hours"}
-    assert keeping(timedelta(days=99))[DELETED_FILES] == "interval 384 hours"
-    assert lacking({}, timedelta(days=7)) == wanted
-    assert lacking({LOG: "interval 30 days", DELETED_FILES: "interval 1 hours"}, 7 * DAY).keys() == {DELETED_FILES}
-    assert lacking({LOG: "interval 5 weeks", DELETED_FILES: "8 days"}, 7 * DAY) == {}
-    assert lacking({LOG: "a while", DELETED_FILES: "interval 2 weeks"}, 7 * DAY) == {LOG: wanted[LOG]}
+    assert retention_properties(timedelta(days=99))[DELETED_FILES] == "interval 384 hours"
+    assert missing_properties({}, timedelta(days=7)) == wanted
+    assert missing_properties({LOG: "interval 30 days", DELETED_FILES: "interval 1 hours"}, 7 * DAY).keys() == {
+        DELETED_FILES
+    }
+    assert missing_properties({LOG: "interval 5 weeks", DELETED_FILES: "8 days"}, 7 * DAY) == {}
+    assert missing_properties({LOG: "a while", DELETED_FILES: "interval 2 weeks"}, 7 * DAY) == {LOG: wanted[LOG]}
 
 
 def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> None:
     mirror = Mirrors(Layout.of(tmp_path), OWNER).open(NAME)
-    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
+    make(
+        mirror,
+        MirrorSchema(SCHEMA),
+        {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **retention_properties(7 * DAY)},
+    )
     rows = Rows(path_of(mirror.path))
     long, short = lived_long_and_short(rows)
     assert (rows.delta.number % 5, named_as_gone(rows.path)) == (0, {long})
@@ -111,7 +117,11 @@ def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> N
 
 def test_a_vacuum_by_delta_rs_keeps_promised_versions(tmp_path: Path) -> None:
     mirror = Mirrors(Layout.of(tmp_path), OWNER).open(NAME)
-    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
+    make(
+        mirror,
+        MirrorSchema(SCHEMA),
+        {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **retention_properties(7 * DAY)},
+    )
     rows = Rows(path_of(mirror.path))
     lived_long_and_short(rows)
     DeltaTable(rows.path).vacuum(dry_run=False)
@@ -144,7 +154,7 @@ def test_a_mirror_that_lacks_a_file_is_not_read(tmp_path: Path) -> None:
     """A full VACUUM by delta-rs deletes all files that no commit names. It takes deletion vectors for such files."""
     layout = Layout.of(tmp_path)
     mirror, points = Mirrors(layout, OWNER).open(NAME), ConsistentPoints(layout)
-    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), **keeping(7 * DAY)})
+    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), **retention_properties(7 * DAY)})
     rows = Rows(path_of(mirror.path))
     rows.change([1, 2, 3], set())
     commit(rows.path, [], "append", {mirror.snapshot_app_id: 100})

@@ -19,6 +19,7 @@ from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import feed_schema
 from pgcdc_assets.feed.table import FEWEST_MERGED, Feeds
 from pgcdc_assets.store.local import path_of
+from tests.deltatables import reads_of_commits
 
 WHO = Identity("7", "shop", "pgcdc")
 NARROW = Table(16384, TableName("public", "t"), (Column(1, "id", PgType(23, "int4")),), key=(1,))
@@ -102,3 +103,14 @@ def test_rows_derived_for_another_structure_are_not_used(tmp_path: Path) -> None
     assert Feeds(layout, WHO).open(next_).covered == LsnRange(Lsn(0), Lsn(10))
     assert len(Feeds(layout, WHO).open(next_).files(LsnRange(Lsn(0), Lsn(10)))) == 1
     assert Feeds(layout, WHO).open(replace(NARROW, lineage=Lineage(1, 1, 60))).covered == LsnRange(Lsn(0), Lsn(0))
+
+
+def test_opening_a_feed_again_reads_only_later_commits(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    feeds = Feeds(layout, WHO)
+    before = feeds.open(WIDE).covered
+    _derive(layout, WIDE, FILES, v="later")
+    with reads_of_commits(monkeypatch) as read:
+        assert feeds.open(WIDE).covered.end > before.end
+    with reads_of_commits(monkeypatch) as all_of_them:
+        Feeds(layout, WHO).open(WIDE)
+    assert len(read) == 2 < len(all_of_them)

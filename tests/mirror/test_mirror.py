@@ -20,7 +20,7 @@ from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
 from pgcdc_assets.store.local import path_of
-from tests.deltatables import commit
+from tests.deltatables import commit, reads_of_commits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,6 +127,29 @@ def test_a_mirror_has_its_properties_and_positions(tmp_path: Path) -> None:
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 120})
     anew = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
     assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)
+
+
+def test_a_mirror_is_one_version(tmp_path: Path) -> None:
+    mirror = made(tmp_path, table_of("id", key=(1,)))
+    version = commit(mirror.path, [], "append", {mirror.snapshot_app_id: 100})
+    assert (mirror.version, mirror.snapshot_lsn) == (0, None)
+    assert (mirror.again().version, mirror.again().snapshot_lsn) == (version, 100)
+    assert mirror.again().at(0) == mirror
+
+
+def test_opening_a_mirror_again_reads_only_later_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn opens every mirror several times."""
+    mirror = made(tmp_path, table_of("id", key=(1,)))
+    for at in range(1, 9):
+        commit(mirror.path, [], "append", {mirror.snapshot_app_id: at})
+    before = mirror.mirrors.open(mirror.name)
+    commit(mirror.path, [], "append", {mirror.snapshot_app_id: 9})
+    with reads_of_commits(monkeypatch) as read:
+        assert mirror.mirrors.open(mirror.name).version == before.version + 1 == 9
+    assert read == [9, 10]
+    with reads_of_commits(monkeypatch) as read:
+        Mirrors(mirror.mirrors.layout, IDENTITY_1).open(mirror.name)
+    assert read[:10] == list(range(10))
 
 
 def test_a_mirror_of_another_project_is_refused(tmp_path: Path) -> None:

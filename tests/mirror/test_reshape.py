@@ -20,7 +20,7 @@ from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
-from pgcdc_assets.mirror.delta.versionexpiry import stands_as
+from pgcdc_assets.mirror.delta.versionexpiry import unchanged_since
 from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.successor import successor
@@ -134,9 +134,9 @@ def test_the_mirror_stores_its_structure(spark: SparkSession, tmp_path: Path) ->
 def test_a_version_in_another_structure_is_not_the_published_version(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     published = mirror.version
-    assert stands_as(mirror.again(), published)
+    assert unchanged_since(mirror.again(), published)
     reshaped(mirror, spark, table(ID, A))
-    assert not stands_as(mirror.again(), published)
+    assert not unchanged_since(mirror.again(), published)
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import replace_table
 from pgcdc_assets.delta.mapping import HIGHEST, physical
-from pgcdc_assets.delta.tombstones import keeping
+from pgcdc_assets.delta.tombstones import retention_properties
 from pgcdc_assets.errors import CopyOutdated, LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
@@ -186,7 +186,7 @@ class _Copier:
             return CopyTarget(table, mirror.path, physical(schema.arrow, columns.schema), point, columns)
         if not mirror.exists:
             properties = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(table.name), SOURCE_OID: str(table.oid),
-                          **keeping(self._retention)}  # fmt: skip
+                          **retention_properties(self._retention)}  # fmt: skip
             create_mirror(mirror.path, schema, properties, self._mirrors.layout.root)
             passed(FaultPoint.MIRROR_MADE)
             mirror = mirror.again()
@@ -207,15 +207,15 @@ class _Copier:
         mirror = self._mirrors.open(target.table.name)
         delta = mirror.existing
         position = {mirror.snapshot_app_id: target.commit_lsn}
-        told = Commented.of(delta, target.table, target.columns)
+        commented = Commented.of(delta, target.table, target.columns)
         owner = {SOURCE_OID: str(target.table.oid)}
-        if target.columns is None and told.stands(delta) and mirror.oid == target.table.oid:
+        if target.columns is None and commented.held_by(delta) and mirror.oid == target.table.oid:
             return commit_files(delta, files, "overwrite", position)
         if (held := mirror.snapshot_lsn) is not None and held >= target.commit_lsn:
             raise LakeError(f"holds the copy of {held} already", thing=f"mirror {mirror.name}",
                             lsn=Lsn(target.commit_lsn))  # fmt: skip
-        return replace_table(delta, told.columns, files, position, {**told.properties, **owner},
-                             description=told.description)  # fmt: skip
+        return replace_table(delta, commented.columns, files, position, {**commented.properties, **owner},
+                             description=commented.description)  # fmt: skip
 
 
 def _pieces(

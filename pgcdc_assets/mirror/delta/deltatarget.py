@@ -32,7 +32,7 @@ from pgcdc_assets.mirror.delta.mirrorschema import Commented, refusal
 from pgcdc_assets.mirror.delta.rename import rename_mirror
 from pgcdc_assets.mirror.delta.repair import repair_table
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
-from pgcdc_assets.mirror.delta.versionexpiry import keep_promised, keep_readable, stands_as, unneeded_parts
+from pgcdc_assets.mirror.delta.versionexpiry import keep_promised, keep_readable, unchanged_since, unneeded_parts
 from pgcdc_assets.mirror.target import Applied, CopyReport, Failures, Freed, Generation
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.spark.session import SparkOnDemand, cancel_jobs
@@ -106,7 +106,7 @@ class DeltaTarget:
             if delta is None or mirror.snapshot_lsn is None:
                 raise LakeError("has no copy that comments could be of", thing=f"mirror {table.name}")
             commented = Commented.of(delta, table)
-            if commented.stands(delta):
+            if commented.held_by(delta):
                 return delta.number
             return commit_columns(delta, commented.columns, commented.properties, description=commented.description)
 
@@ -148,11 +148,11 @@ class DeltaTarget:
 
     def unmoved(self, name: TableName, version: int) -> int | None:
         mirror = self._mirrors.open(name)
-        return mirror.version if mirror.exists and stands_as(mirror, version) else None
+        return mirror.version if mirror.exists and unchanged_since(mirror, version) else None
 
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
         mirror = self._mirrors.open(name)
-        if not mirror.exists or not stands_as(mirror, published):
+        if not mirror.exists or not unchanged_since(mirror, published):
             return False
         # This must come before any new version: points of the last days name the current version.
         keep_readable(mirror)

@@ -11,7 +11,7 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.delta.sweep import remove_table
 from pgcdc_assets.errors import LakeError, MachineError, PgcdcError
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, clear_what_was_begun
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, clear_unfinished
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store import storage
 
@@ -60,7 +60,7 @@ def _mirrors(layout: Layout) -> Iterator[Location]:
             yield folder
         elif table is None and folder in known:
             with suppress(LakeError, OSError):
-                clear_what_was_begun(folder)
+                clear_unfinished(folder)
             _delete_empty(folder)
 
 

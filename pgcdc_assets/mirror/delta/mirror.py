@@ -21,7 +21,7 @@ from pgcdc_assets.delta.datafile import OWN_NAME
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, OpenLogs, open_delta
 from pgcdc_assets.delta.mapping import is_mapped, physical
-from pgcdc_assets.delta.tombstones import keeping
+from pgcdc_assets.delta.tombstones import retention_properties
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.schema import feed_name
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
@@ -42,7 +42,7 @@ PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
     # `pgcdc maintain` keeps what readers of an older consistent point need, by versions and not by time. These
     # properties are for a VACUUM by another writer.
-    **keeping(timedelta(days=7)),
+    **retention_properties(timedelta(days=7)),
     "delta.checkpointInterval": "50",
     "delta.autoOptimize.autoCompact": "false",
     "delta.autoOptimize.optimizeWrite": "false",
@@ -59,11 +59,11 @@ def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
 def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str, str], root: Location) -> None:
     """Create an empty mirror. The mirror and its folders, up to the lake's ``root``, are durable when this returns."""
     if open_delta(path) is None:
-        clear_what_was_begun(path)
+        clear_unfinished(path)
     create_table(path, schema.columns(), {**PROPERTIES, **properties}, {}, root)
 
 
-def clear_what_was_begun(path: Location) -> None:
+def clear_unfinished(path: Location) -> None:
     """Delete the log of a run that died before the first commit, and data files of a copy whose log a power cut
     destroyed. LakeError if there are files with other names, which belong to another owner."""
     storage.delete_folder(path / DELTA_LOG)

@@ -141,7 +141,7 @@ class Commented:
             return cls(told, {OURS: "false"} if ours else {}, "" if ours else None)
         return cls(told, {} if ours else {OURS: "true"}, comment)
 
-    def stands(self, delta: DeltaVersion) -> bool:
+    def held_by(self, delta: DeltaVersion) -> bool:
         """Whether the mirror already has this metadata."""
         same = self.columns.fields == stated(delta.metadata).fields and not self.properties
         return same and self.description in (None, delta.metadata.get("description"))

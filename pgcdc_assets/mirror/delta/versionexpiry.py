@@ -26,7 +26,7 @@ from pgcdc_assets.delta.log import hinted, is_whole
 from pgcdc_assets.delta.logfiles import VERSIONED, checkpoint_files, checksum_of
 from pgcdc_assets.delta.references import LogListing
 from pgcdc_assets.delta.sweep import unneeded
-from pgcdc_assets.delta.tombstones import lacking
+from pgcdc_assets.delta.tombstones import missing_properties
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
@@ -114,13 +114,13 @@ QUIET: Final = timedelta(days=10)
 def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
     """Set the mirror's properties so that no VACUUM by any writer deletes what is promised for ``retention``. Returns
     whether the properties had to be changed."""
-    properties = lacking(mirror.existing.configuration, retention)
+    properties = missing_properties(mirror.existing.configuration, retention)
     if properties:
         again_after_lost_races(lambda: commit_properties(mirror.again().existing, properties))
     return bool(properties)
 
 
-def stands_as(mirror: Mirror, version: int) -> bool:
+def unchanged_since(mirror: Mirror, version: int) -> bool:
     """Whether the mirror has taken nothing from the source since that version: it has the same copy, ``replay_lsn`` and
     structure.
 
