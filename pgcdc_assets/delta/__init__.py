@@ -1,6 +1,6 @@
 """Reads and writes Delta tables by their logs and files: what delta-rs cannot do, or does by listing folders. No Spark.
 
-datafile, vectors -> log -> checkpoint -> commit; log -> references -> sweep
+datafile, vectors -> log -> checkpoint -> commit; log -> sweep
 
 logfiles    the actions of a commit's lines and of a checkpoint, read strictly
 log         a table's versions, found by the numbers of their commits
@@ -10,8 +10,7 @@ mapping     columns as the metadata states them, with ids if files use other nam
 definition  creates tables, changes their columns and properties
 datafile    Parquet files with exact bounds; which small files are worth merging
 vectors     deletion vectors
-references  the files of a log, listed once; which files some versions need
-sweep       deletes files that nobody needs any more, or a whole table
+sweep       finds the files that versions need; deletes the others, or a whole table
 tombstones  which removed files a checkpoint names
 recovery    repairs a log after a power cut
 """

@@ -10,8 +10,8 @@ apply       the feeds of a turn into mirrors             tableplan     one table
 applytask   units of work, and what one Spark task does
 rowlookup   finds the rows of changed keys               keyindex      which rows have one of some keys
 rowgroups   reads a mirror's files
-reshape     changes the structure                        projection    what one Spark task does for that
-rename      the same rows under another name             repair        derives a range again
+reshape     changes the structure or the name            projection    what one Spark task does for that
+repair      derives a range again
 durability  makes versions durable                       foreigncommits  row changes by other writers
 compaction  rewrites small and worn files
 versionexpiry  protects promised versions, deletes what only other versions need

@@ -29,9 +29,8 @@ from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.durability import DurableVersions
 from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import Commented, refusal
-from pgcdc_assets.mirror.delta.rename import rename_mirror
 from pgcdc_assets.mirror.delta.repair import repair_table
-from pgcdc_assets.mirror.delta.reshape import reshape_mirror
+from pgcdc_assets.mirror.delta.reshape import rename_mirror, reshape_mirror
 from pgcdc_assets.mirror.delta.versionexpiry import keep_promised, keep_readable, unchanged_since, unneeded_parts
 from pgcdc_assets.mirror.target import Applied, CopyReport, Failures, Freed, Generation
 from pgcdc_assets.points.points import ConsistentPoints, Point

@@ -1,10 +1,15 @@
-"""Changes the structure of a mirror from its own rows: the source is not read.
+"""Changes the structure or the name of a mirror from its own rows: the source is not read.
 
-One commit changes the columns, adds the rows under these columns, and records the table as the mirror now has it
-(:data:`STRUCTURE`). So a run that opens the mirror after a crash knows which structure its rows have. The position
-stays. If no row gets another value, the commit changes only the columns. With ``by_metadata``, this is also done if
-columns are only renamed, dropped or widened in type: the files stay, and fewer readers can read the mirror. Rows of
-removed partitions are deleted by deletion vectors.
+Structure: one commit changes the columns, adds the rows under these columns, and records the table as the mirror now
+has it (:data:`STRUCTURE`). So a run that opens the mirror after a crash knows which structure its rows have. The
+position stays. If no row gets another value, the commit changes only the columns. With ``by_metadata``, this is also
+done if columns are only renamed, dropped or widened in type: the files stay, and fewer readers can read the mirror.
+Rows of removed partitions are deleted by deletion vectors.
+
+Name: the mirror continues in another folder, and no row is read or written. The files of the newest version are linked
+into the new folder, or copied by the object store. Then one commit there adds the files and the columns, and records
+the position of the old mirror as the position of a copy. The old folder stays as it is, for readers of older points.
+Each folder owns its files, so that the upkeep of one folder never deletes files of the other.
 """
 
 from __future__ import annotations
@@ -20,17 +25,18 @@ from pyroaring import BitMap64
 
 from pgcdc_assets.core.catalog import Leaf, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.lsn import ZERO
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import FileChange, commit_change, unfit
 from pgcdc_assets.delta.datafile import FileReport
-from pgcdc_assets.delta.definition import commit_columns, replace_table
+from pgcdc_assets.delta.definition import commit_columns, continue_table, replace_table
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.mapping import HIGHEST, Columns, physical, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.applytask import Collapsing, collapse_units
-from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors, structured
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, Mirrors, create_mirror, structured
 from pgcdc_assets.mirror.delta.mirrorschema import OWN_COLUMNS, MirrorSchema, needs_column_mapping, own_fields
 from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
@@ -38,6 +44,7 @@ from pgcdc_assets.protocol.text.types import may_not_fit
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.spark.tasks import run_tasks
+from pgcdc_assets.store import storage
 from pgcdc_assets.structure.casts import holds
 
 TASK_BYTES: Final = 64 << 20
@@ -229,3 +236,42 @@ def without_leaves(
     gone: dict[str, BitMap64] = {path: rows for effect in effects for path, rows in effect.gone.items()}
     metrics = {"numTargetRowsDeleted": sum(effect.deleted for effect in effects)}
     return commit_change(delta, FileChange([], gone), {}, metrics, properties)
+
+
+def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, position: Lsn) -> int:
+    """Continue the mirror ``former``, as it was read, at ``place``, as a copy of ``table`` at ``position``; returns the
+    version there.
+
+    ``position``: the position of the former mirror; its own commits may record a lower position. ``root``: the lake's
+    folder.
+    """
+    held = former.delta
+    if held is None:
+        raise LakeError("is no table that could go on under another name", thing=f"mirror {former.name}")
+    if not place.exists:
+        owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
+        create_mirror(place.path, MirrorSchema(held.columns), owned, root)
+        passed(FaultPoint.MIRROR_MADE)
+    names = {name for file in held.files for name in (file.path, file.vector) if name is not None}
+    storage.together(place.path, [partial(_link, held.folder / name, place.path / name) for name in sorted(names)])
+    passed(FaultPoint.RENAMED_FILES_LINKED)
+    version = again_after_lost_races(partial(_continued, place, held, table, position))
+    passed(FaultPoint.RENAME_COMMITTED)
+    return version
+
+
+def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
+    """The commit records which table has these rows, because the place may have been another table's mirror."""
+    mirror = place.again()
+    owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
+    return continue_table(mirror.existing, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})
+
+
+def _link(source: Location, to: Location) -> None:
+    """Copy a file; its name is unique across folders. A run that died may have copied the file, or a part of it."""
+    if (there := storage.head(to)) is not None:
+        found = storage.head(source)
+        if found is not None and found.size == there.size:
+            return
+        storage.delete([to])
+    storage.copy(source, to)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.log import Added
-from pgcdc_assets.delta.references import LogListing, references
+from pgcdc_assets.delta.sweep import LogListing, needed_files
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta import compaction
 
@@ -80,12 +80,8 @@ def test_exactly_the_files_of_the_wanted_versions_are_needed(
                 if not data.draw(st.booleans()):
                     continue
                 (folder / "_delta_log" / f"{gone:020}.json").unlink()
-        found = references(LogListing.of(Location.of(folder)), wanted, newest)
-        assert found.needed == set().union(*(_names(states[version]) for version in wanted))
-        assert {(file.path, file.vector) for file in found.live} == {
-            (path.replace("%20", " "), None if vector is None else VECTORS[vector]) for path, vector in states[newest]
-        }
-        assert all(file.deleted == (2 if file.vector else 0) for file in found.live)
+        found = needed_files(LogListing.of(Location.of(folder)), wanted, newest)
+        assert found == set().union(*(_names(states[version]) for version in wanted))
 
 
 def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
@@ -93,7 +89,7 @@ def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
     _write(tmp_path / "_delta_log", [[("a.parquet", None)], [], []], set())
     (tmp_path / "_delta_log" / f"{1:020}.json").unlink()
     with pytest.raises(LakeError, match="lacks a commit"):
-        references(LogListing.of(Location.of(tmp_path)), {0}, 2)
+        needed_files(LogListing.of(Location.of(tmp_path)), {0}, 2)
 
 
 @pytest.mark.parametrize("odd", [
@@ -105,7 +101,7 @@ def test_files_outside_the_folder_are_refused(tmp_path: Path, odd: dict[str, Any
     line = json.dumps({"add": {"size": 1, **odd}}, separators=(",", ":"))
     (tmp_path / "_delta_log" / f"{0:020}.json").write_text(line)
     with pytest.raises(LakeError):
-        references(LogListing.of(Location.of(tmp_path)), {0}, 0)
+        needed_files(LogListing.of(Location.of(tmp_path)), {0}, 0)
 
 
 def test_optimize_is_worthwhile_for_many_small_or_emptied_files() -> None:
