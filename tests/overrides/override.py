@@ -32,16 +32,11 @@ class Override:
 _ALL: dict[str, Override] = {}
 
 
-def override(*targets: str, rule: str, test: str) -> Callable[[Make], Make]:
-    """The decorated function gets the original of each target, and returns what replaces it."""
-
-    def registered(make: Make) -> Make:
-        if make.__name__ in _ALL:
-            raise ValueError(f"there are two overrides {make.__name__}")
-        _ALL[make.__name__] = Override(make.__name__, targets, rule, test, make)
-        return make
-
-    return registered
+def override(name: str, targets: str | tuple[str, ...], make: Make, *, rule: str, test: str) -> None:
+    """``make`` gets the original of each target, and returns what replaces it."""
+    if name in _ALL:
+        raise ValueError(f"there are two overrides {name}")
+    _ALL[name] = Override(name, (targets,) if isinstance(targets, str) else targets, rule, test, make)
 
 
 def overrides() -> dict[str, Override]:

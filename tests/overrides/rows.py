@@ -12,12 +12,7 @@ from tests.overrides.override import Original, override, with_instead
 # Values -------------------------------------------------------------------------------------------------
 
 
-@override(
-    "pgcdc_assets.protocol.text.types:_cast_or_outside",
-    rule="an infinite timestamp is NULL with its text beside, never a date",
-    test="tests/protocol/test_types.py::test_timestamps",
-)
-def infinity_is_clipped(original: Original) -> Any:
+def _infinity_is_clipped(original: Original) -> Any:
     def replaced(text: pa.StringArray, of: Any) -> Any:
         clipped = pc.replace_substring_regex(text, "^-?infinity$", "9999-12-31 00:00:00")
         return original(clipped, of)
@@ -25,128 +20,83 @@ def infinity_is_clipped(original: Original) -> Any:
     return replaced
 
 
-@override(
-    "pgcdc_assets.protocol.text.types:_CASTS",
-    rule="a numeric that does not fit is NULL with its text beside, never a number",
-    test="tests/protocol/test_types.py::test_numerics",
-)
-def nan_is_clipped(original: Original) -> Any:
+override("infinity_is_clipped", "pgcdc_assets.protocol.text.types:_cast_or_outside",
+    _infinity_is_clipped,
+    rule="an infinite timestamp is NULL with its text beside, never a date",
+    test="tests/protocol/test_types.py::test_timestamps")  # fmt: skip
+
+
+def _nan_is_clipped(original: Original) -> Any:
     numeric = 1700
     return {**original, numeric: lambda text, of: original[numeric](pc.replace_substring(text, "NaN", "0"), of)}
 
 
+override("nan_is_clipped", "pgcdc_assets.protocol.text.types:_CASTS",
+    _nan_is_clipped,
+    rule="a numeric that does not fit is NULL with its text beside, never a number",
+    test="tests/protocol/test_types.py::test_numerics")  # fmt: skip
+
+
 # Changes of rows ----------------------------------------------------------------------------------------
-
-
-@override(
-    "pgcdc_assets.feed.events:_moved",
+override("key_change_is_a_plain_update", "pgcdc_assets.feed.events:_moved",
+    lambda original: lambda post, pre, at, route: original(post, pre, at, route) & False,
     rule="a change of key is a delete and an insert",
-    test="tests/feed/test_events.py::test_a_change_of_key_is_two_events",
-)
-def key_change_is_a_plain_update(original: Original) -> Any:
-    return lambda post, pre, at, route: original(post, pre, at, route) & False
-
-
-@override(
-    "pgcdc_assets.feed.events:_inserts",
+    test="tests/feed/test_events.py::test_a_change_of_key_is_two_events")  # fmt: skip
+override("lacking_value_of_an_insert_is_null", "pgcdc_assets.feed.events:_inserts",
+    lambda original: with_instead(original, "change.unchanged", "{}"),
     rule="an insert without one of its values cannot be followed",
-    test="tests/feed/test_events.py::test_an_insert_without_a_value_cannot_be_followed",
-)
-def lacking_value_of_an_insert_is_null(original: Original) -> Any:
-    return with_instead(original, "change.unchanged", "{}")
-
-
-@override(
-    "pgcdc_assets.feed.events:_filled",
+    test="tests/feed/test_events.py::test_an_insert_without_a_value_cannot_be_followed")  # fmt: skip
+override("old_tuple_fills_nothing", "pgcdc_assets.feed.events:_filled",
+    lambda _: lambda post, pre, at: post,
     rule="under REPLICA IDENTITY FULL the old tuple fills what was not sent",
     test="tests/feed/test_events.py::test_with_identity_full_the_old_tuple_fills_values_that_were_not_sent",
-)
-def old_tuple_fills_nothing(_original: Original) -> Any:
-    return lambda post, pre, at: post
-
-
-@override(
-    "pgcdc_assets.feed.transform:_check_taken",
+)  # fmt: skip
+override("uncounted_rows_are_passed_over", "pgcdc_assets.feed.transform:_check_taken",
+    lambda _: lambda log, router, plans, done: None,
     rule="a table is set aside if the log counts rows that no feed took",
-    test="tests/feed/test_transform.py::test_a_row_that_no_rule_covers_sets_its_table_aside",
-)
-def uncounted_rows_are_passed_over(_original: Original) -> Any:
-    return lambda log, router, plans, done: None
-
-
-@override(
-    "pgcdc_assets.feed.routing:Router._taker",
+    test="tests/feed/test_transform.py::test_a_row_that_no_rule_covers_sets_its_table_aside")  # fmt: skip
+override("rows_go_by_name", "pgcdc_assets.feed.routing:Router._taker",
+    lambda _: lambda self, shape: self.names.get(shape.root or shape.table),
     rule="rows find their table by the OID of their relation",
-    test="tests/feed/test_routing.py::test_rows_of_a_table_belong_to_it_under_any_name",
-)
-def rows_go_by_name(_original: Original) -> Any:
-    return lambda self, shape: self.names.get(shape.root or shape.table)
+    test="tests/feed/test_routing.py::test_rows_of_a_table_belong_to_it_under_any_name")  # fmt: skip
 
 
 # Their net effect ---------------------------------------------------------------------------------------
-
-
-@override(
-    "pgcdc_assets.mirror.net.neteffect:_present_masks",
+override("unchanged_toast_is_null", "pgcdc_assets.mirror.net.neteffect:_present_masks",
+    lambda _: lambda events, attnums: {},
     rule="an unchanged TOAST value is never NULL",
-    test="tests/mirror/test_neteffect.py::test_unchanged_value_comes_from_an_earlier_image_of_the_row",
-)
-def unchanged_toast_is_null(_original: Original) -> Any:
-    return lambda events, attnums: {}
-
-
-@override(
-    "pgcdc_assets.mirror.net.keyhistory:_with_masks",
+    test="tests/mirror/test_neteffect.py::test_unchanged_value_comes_from_an_earlier_image_of_the_row")  # fmt: skip
+override("toast_is_filled_across_a_delete", "pgcdc_assets.mirror.net.keyhistory:_with_masks",
+    lambda original: with_instead(original, "np.where(old_half >= 0, before[old_half], before)", "before"),
     rule="an unchanged value never comes from a row that was deleted",
-    test="tests/mirror/test_neteffect.py::test_unchanged_value_never_crosses_a_delete",
-)
-def toast_is_filled_across_a_delete(original: Original) -> Any:
-    return with_instead(original, "np.where(old_half >= 0, before[old_half], before)", "before")
+    test="tests/mirror/test_neteffect.py::test_unchanged_value_never_crosses_a_delete")  # fmt: skip
 
 
-@override(
-    "pgcdc_assets.mirror.net.neteffect:after_truncates",
-    rule="a TRUNCATE removes what came before it",
-    test="tests/mirror/test_neteffect.py::test_truncate_drops_what_came_before",
-)
-def truncate_is_dropped(original: Original) -> Any:
+def _truncate_is_dropped(original: Original) -> Any:
     def replaced(events: pa.Table) -> Any:
         return original(events.filter(pc.not_equal(events["_pgcdc_op"], "truncate")))
 
     return replaced
 
 
-@override(
-    "pgcdc_assets.mirror.net.neteffect:after_truncates",
+override("truncate_is_dropped", "pgcdc_assets.mirror.net.neteffect:after_truncates",
+    _truncate_is_dropped,
+    rule="a TRUNCATE removes what came before it",
+    test="tests/mirror/test_neteffect.py::test_truncate_drops_what_came_before")  # fmt: skip
+override("truncate_of_a_partition_empties_all", "pgcdc_assets.mirror.net.neteffect:after_truncates",
+    lambda original: with_instead(original, "pc.or_(other, later)", "later"),
     rule="a TRUNCATE of a partition removes the rows of that partition alone",
-    test="tests/mirror/test_neteffect.py::test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf",
-)
-def truncate_of_a_partition_empties_all(original: Original) -> Any:
-    return with_instead(original, "pc.or_(other, later)", "later")
-
-
-@override(
-    "pgcdc_assets.mirror.net.keyhistory:_refuse_contradictions",
+    test="tests/mirror/test_neteffect.py::test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf")  # fmt: skip
+override("contradictions_are_passed_over", "pgcdc_assets.mirror.net.keyhistory:_refuse_contradictions",
+    lambda _: lambda before, live, arrives, commit_lsn: None,
     rule="changes that contradict the mirror's state are refused",
-    test="tests/mirror/test_neteffect.py::test_changes_that_contradict_each_other_are_refused",
-)
-def contradictions_are_passed_over(_original: Original) -> Any:
-    return lambda before, live, arrives, commit_lsn: None
-
-
-@override(
-    "pgcdc_assets.mirror.net.keyhistory:key_outcomes",
+    test="tests/mirror/test_neteffect.py::test_changes_that_contradict_each_other_are_refused")  # fmt: skip
+override("order_in_a_transaction_is_ignored", "pgcdc_assets.mirror.net.keyhistory:key_outcomes",
+    lambda original: with_instead(original, "np.lexsort((ordinal, commit_lsn))",
+                                  "np.argsort(commit_lsn, kind='stable')"),
     rule="changes of one transaction apply in their own order",
-    test="tests/mirror/test_neteffect.py::test_order_of_rows_in_files_does_not_matter",
-)
-def order_in_a_transaction_is_ignored(original: Original) -> Any:
-    return with_instead(original, "np.lexsort((ordinal, commit_lsn))", "np.argsort(commit_lsn, kind='stable')")
-
-
-@override(
-    "pgcdc_assets.mirror.net.multiset:net_rows",
+    test="tests/mirror/test_neteffect.py::test_order_of_rows_in_files_does_not_matter")  # fmt: skip
+override("duplicates_are_one_row", "pgcdc_assets.mirror.net.multiset:net_rows",
+    lambda original: with_instead(original, "np.where(leaving, -1, 1)", "np.where(leaving, -1, 1) / 2"),
     rule="a table without a key is a multiset: duplicates stay duplicates",
-    test="tests/property/test_collapse.py::test_a_multiset_keeps_every_copy",
-)
-def duplicates_are_one_row(original: Original) -> Any:
-    return with_instead(original, "np.where(leaving, -1, 1)", "np.where(leaving, -1, 1) / 2")
+    test="tests/property/test_collapse.py::test_a_multiset_keeps_every_copy")  # fmt: skip

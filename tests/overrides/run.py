@@ -75,8 +75,8 @@ def _problem(override: Override, done: subprocess.CompletedProcess[str]) -> str 
         last = [*done.stdout.split("\n")[-5:], *done.stderr.split("\n")[-5:]]
         return f"its test does not run (exit code {done.returncode}): {' | '.join(line for line in last if line)}"
     broken = re.search(
-        rf"^.*(\b(ImportError|ModuleNotFoundError|NameError|SyntaxError|LookupError|AttributeError)\b"
-        rf"|TypeError: {override.name}\.).*$",
+        r"^.*(\b(ImportError|ModuleNotFoundError|NameError|SyntaxError|LookupError|AttributeError)\b"
+        r"|TypeError: (?:<lambda>|_\w+)\.<locals>).*$",
         failed[1],
     )
     inside = re.search(r"^tests/overrides/\w+\.py:\d+: in .*\nE  ", done.stdout, re.MULTILINE)

@@ -14,12 +14,7 @@ from tests.overrides.override import Original, override, with_instead, without
 # Commits and files --------------------------------------------------------------------------------------
 
 
-@override(
-    "pgcdc_assets.store.local:LocalStore.create",
-    rule="no commit takes another one's number",
-    test="tests/delta/test_commit.py::test_a_version_number_is_committed_only_once",
-)
-def commit_number_is_taken_twice(_original: Original) -> Any:
+def _commit_number_is_taken_twice(_original: Original) -> Any:
     def replaced(self: Any, to: Any, content: bytes) -> None:
         staged = f"{to.text}.{uuid.uuid4().hex}"
         with open(staged, "wb") as file:
@@ -29,127 +24,74 @@ def commit_number_is_taken_twice(_original: Original) -> Any:
     return replaced
 
 
-@override(
-    "pgcdc_assets.delta.commit:_larger",
+override("commit_number_is_taken_twice", "pgcdc_assets.store.local:LocalStore.create",
+    _commit_number_is_taken_twice,
+    rule="no commit takes another one's number",
+    test="tests/delta/test_commit.py::test_a_version_number_is_committed_only_once")  # fmt: skip
+override("deletion_vector_forgets", "pgcdc_assets.delta.commit:_larger",
+    lambda original: with_instead(original, "before | gone", "gone"),
     rule="rows that a deletion vector took away stay away",
-    test="tests/delta/test_commit.py::test_every_version_holds_the_rows_of_the_model",
-)
-def deletion_vector_forgets(original: Original) -> Any:
-    return with_instead(original, "before | gone", "gone")
+    test="tests/delta/test_commit.py::test_every_version_holds_the_rows_of_the_model")  # fmt: skip
 
 
-@override(
-    "pgcdc_assets.delta.datafile:_told",
-    "pgcdc_assets.delta.datafile:_bounded",
-    rule="statistics hide no row from a reader: NaN lies outside of bounds",
-    test="tests/delta/test_datafile.py::test_bounds_are_exact_or_absent",
-)
-def statistics_hide_nan(original: Original) -> Any:
+def _statistics_hide_nan(original: Original) -> Any:
     if original.__name__ == "_bounded":
         return lambda type_: original(type_) or pa.types.is_floating(type_)
     return with_instead(original, "pa.types.is_floating(type_)", "False")
 
 
-@override(
-    "pgcdc_assets.store.local:LocalStore.put",
+override("statistics_hide_nan", ("pgcdc_assets.delta.datafile:_told", "pgcdc_assets.delta.datafile:_bounded"),
+    _statistics_hide_nan,
+    rule="statistics hide no row from a reader: NaN lies outside of bounds",
+    test="tests/delta/test_datafile.py::test_bounds_are_exact_or_absent")  # fmt: skip
+override("commits_go_before_their_checkpoint", "pgcdc_assets.store.local:LocalStore.put",
+    lambda original: without(original, "sync_file("),
     rule="commits are cleaned up only after the checkpoint above them is on disk",
-    test="tests/delta/test_torn.py::test_commits_are_deleted_only_after_their_checkpoint_is_durable",
-)
-def commits_go_before_their_checkpoint(original: Original) -> Any:
-    return without(original, "sync_file(")
-
-
-@override(
-    "pgcdc_assets.delta.logfiles:commit_if_there",
+    test="tests/delta/test_torn.py::test_commits_are_deleted_only_after_their_checkpoint_is_durable")  # fmt: skip
+override("cut_commit_is_taken_for_whole", "pgcdc_assets.delta.logfiles:commit_if_there",
+    lambda original: with_instead(original, "ACTIONS in info", "False"),
     rule="a commit that was cut between two actions is refused",
-    test="tests/delta/test_torn.py::test_a_torn_commit_is_refused_until_it_is_recovered",
-)
-def cut_commit_is_taken_for_whole(original: Original) -> Any:
-    return with_instead(original, "ACTIONS in info", "False")
-
-
-@override(
-    "pgcdc_assets.mirror.delta.versionexpiry:unneeded_parts",
+    test="tests/delta/test_torn.py::test_a_torn_commit_is_refused_until_it_is_recovered")  # fmt: skip
+override("promised_versions_are_forgotten", "pgcdc_assets.mirror.delta.versionexpiry:unneeded_parts",
+    lambda original: lambda mirror, promised, grace: original(mirror, (), grace),
     rule="the log of a mirror keeps what promised versions need",
     test="tests/mirror/test_versionexpiry.py::test_promised_versions_are_kept_and_versions_between_them_are_deleted",
-)
-def promised_versions_are_forgotten(original: Original) -> Any:
-    return lambda mirror, promised, grace: original(mirror, (), grace)
+)  # fmt: skip
 
 
 # Mirrors ------------------------------------------------------------------------------------------------
-
-
-@override(
-    "pgcdc_assets.mirror.delta.mirror:Mirror.generation_app_id",
+override("copy_keeps_its_generation", "pgcdc_assets.mirror.delta.mirror:Mirror.generation_app_id",
+    lambda _: property(lambda self: None if self.snapshot_lsn is None else self.identity.app_id("applied")),
     rule="each copy begins a new generation of Delta's app transactions",
-    test="tests/mirror/test_mirror.py::test_a_mirror_has_its_properties_and_positions",
-)
-def copy_keeps_its_generation(_original: Original) -> Any:
-    return property(lambda self: None if self.snapshot_lsn is None else self.identity.app_id("applied"))
-
-
-@override(
-    "pgcdc_assets.mirror.delta.tableplan:TablePlan.of",
+    test="tests/mirror/test_mirror.py::test_a_mirror_has_its_properties_and_positions")  # fmt: skip
+override("app_transaction_is_forgotten", "pgcdc_assets.mirror.delta.tableplan:TablePlan.of",
+    lambda original: classmethod(with_instead(original.__func__, "max(part.span.start, stands)", "part.span.start")),
     rule="an apply that is repeated finds its work done",
-    test="tests/mirror/test_apply.py::test_an_apply_can_be_repeated_and_resumed",
-)
-def app_transaction_is_forgotten(original: Original) -> Any:
-    return classmethod(with_instead(original.__func__, "max(part.span.start, stands)", "part.span.start"))
-
-
-@override(
-    "pgcdc_assets.mirror.delta.rowlookup:_Match.check",
+    test="tests/mirror/test_apply.py::test_an_apply_can_be_repeated_and_resumed")  # fmt: skip
+override("merge_does_not_miss_a_row", "pgcdc_assets.mirror.delta.rowlookup:_Match.check",
+    lambda original: without(original, "raise MergeMismatch(LACKS)"),
     rule="a merge fails if the mirror lacks a row that changed",
-    test="tests/mirror/test_rowlookup.py::test_a_changed_row_missing_from_the_target_is_an_error",
-)
-def merge_does_not_miss_a_row(original: Original) -> Any:
-    return without(original, "raise MergeMismatch(LACKS)")
-
-
-@override(
-    "pgcdc_assets.mirror.delta.rowlookup:_Match.check",
+    test="tests/mirror/test_rowlookup.py::test_a_changed_row_missing_from_the_target_is_an_error")  # fmt: skip
+override("merge_overwrites_what_it_finds", "pgcdc_assets.mirror.delta.rowlookup:_Match.check",
+    lambda original: without(original, "raise MergeMismatch(HOLDS)"),
     rule="a merge fails if the mirror holds a row that arrives",
-    test="tests/mirror/test_rowlookup.py::test_an_inserted_row_that_the_target_has_is_an_error",
-)
-def merge_overwrites_what_it_finds(original: Original) -> Any:
-    return without(original, "raise MergeMismatch(HOLDS)")
-
-
-@override(
-    "pgcdc_assets.mirror.delta.durability:DurableVersions.settle",
+    test="tests/mirror/test_rowlookup.py::test_an_inserted_row_that_the_target_has_is_an_error")  # fmt: skip
+override("point_comes_before_its_mirrors", "pgcdc_assets.mirror.delta.durability:DurableVersions.settle",
+    lambda original: without(original, "storage.settle(folders)"),
     rule="a point's versions are durable before the point is",
-    test="tests/mirror/test_durability.py::test_after_a_power_cut_every_point_reads_as_published",
-)
-def point_comes_before_its_mirrors(original: Original) -> Any:
-    return without(original, "storage.settle(folders)")
-
-
-@override(
-    "pgcdc_assets.failures:_OF_THE_MACHINE",
+    test="tests/mirror/test_durability.py::test_after_a_power_cut_every_point_reads_as_published")  # fmt: skip
+override("full_disk_sets_tables_aside", "pgcdc_assets.failures:_OF_THE_MACHINE",
+    lambda original: original - {errno.ENOSPC},
     rule="a full disk ends the run, and sets no table aside",
-    test="tests/mirror/test_contained.py::test_a_failure_of_the_whole_run_is_no_failure_of_one_table",
-)
-def full_disk_sets_tables_aside(original: Original) -> Any:
-    return original - {errno.ENOSPC}
-
-
-@override(
-    "pgcdc_assets.store.localfiles:private_folder",
+    test="tests/mirror/test_contained.py::test_a_failure_of_the_whole_run_is_no_failure_of_one_table")  # fmt: skip
+override("folders_are_open_to_all", "pgcdc_assets.store.localfiles:private_folder",
+    lambda original: with_instead(original, "OWNER_ONLY", "0o755"),
     rule="lake and project state are open to their owner alone",
-    test="tests/cli/test_private.py::test_everything_that_commands_create_is_private",
-)
-def folders_are_open_to_all(original: Original) -> Any:
-    return with_instead(original, "OWNER_ONLY", "0o755")
+    test="tests/cli/test_private.py::test_everything_that_commands_create_is_private")  # fmt: skip
 
 
 # Readers ------------------------------------------------------------------------------------------------
-
-
-@override(
-    "pgcdc_assets.lake:LakeAt._as_published",
+override("reused_version_is_read", "pgcdc_assets.lake:LakeAt._as_published",
+    lambda original: with_instead(original, "found != published", "False"),
     rule="Lake.at refuses a version that does not stand as its point says",
-    test="tests/points/test_points.py::test_a_version_at_another_lsn_is_not_the_published_version",
-)
-def reused_version_is_read(original: Original) -> Any:
-    return with_instead(original, "found != published", "False")
+    test="tests/points/test_points.py::test_a_version_at_another_lsn_is_not_the_published_version")  # fmt: skip
