@@ -15,7 +15,7 @@ from pgcdc_assets.demo.shop import WEIGHTS, Conn, Shop
 _CONNECTIONS = 4
 _ROLLED_BACK = 0.05
 """The share of transactions that the generator rolls back on purpose."""
-_LARGE_AFTER, _LARGE_EVERY = 3.0, 60.0
+_LARGE_AFTER, _LARGE_EVERY, _LARGE_ROWS = 3.0, 60.0, 20_000
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
 """Seconds until the first truncate, and between truncates. They are short, so that a short demo has some truncates."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
@@ -32,39 +32,34 @@ _LOSSES = (
 class Generator:
     """Runs ``rate`` transactions per second, in a few sessions, until it is stopped.
 
-    Each session has its own random numbers, seeded by ``seed`` and the session's number. The server decides how
-    sessions interleave. So two runs with the same seed do similar things in a different order.
+    Each session has its own random numbers, seeded by the session's number. The server decides how sessions interleave.
+    So two runs do similar things in a different order.
     """
 
-    def __init__(self, conninfo: str, rate: float = 50.0, seed: int = 1, *, large_rows: int = 20_000) -> None:
+    def __init__(self, conninfo: str, rate: float) -> None:
         if rate <= 0:
             raise ValueError("rate must be positive")
         self._conninfo = conninfo
         self._rate = rate
-        self._seed = seed
-        self._large_rows = large_rows
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self.transactions = 0
         """Transactions that were committed."""
-        self.rollbacks = 0
-        """Transactions that were rolled back: on purpose, or because of a conflict with another session."""
 
     def stop(self) -> None:
         """End :meth:`run` after the transactions under way. Can be called from any thread."""
         self._stop.set()
 
-    def run(self, seconds: float | None = None) -> None:
-        """Write until ``seconds`` have passed or :meth:`stop` is called. Raises the first error of a session."""
+    def run(self) -> None:
+        """Write until :meth:`stop` is called. Raises the first error of a session."""
         sessions = [
             threading.Thread(target=self._session, args=(number,), name=f"shop-{number}", daemon=True)
             for number in range(_CONNECTIONS)
         ]
         for session in sessions:
             session.start()
-        self._stop.wait(seconds)
-        self._stop.set()
+        self._stop.wait()
         for session in sessions:
             session.join()
         if self._error is not None:
@@ -77,7 +72,7 @@ class Generator:
                 # A truncate must not wait long for its lock, because all other sessions would queue behind it.
                 options="-c lock_timeout=500ms -c search_path=public",
             ) as conn:  # fmt: skip
-                self._work(conn, random.Random(f"{self._seed}:{number}"), number)
+                self._work(conn, random.Random(f"1:{number}"), number)
         except BaseException as error:  # noqa: BLE001 (raised again by run)
             with self._lock:
                 self._error = self._error or error
@@ -93,7 +88,7 @@ class Generator:
             now = time.monotonic()
             if number == 0 and now > large:
                 large = now + _LARGE_EVERY
-                self._transaction(conn, rng, partial(shop.import_events, rows=self._large_rows), keep=True)
+                self._transaction(conn, rng, partial(shop.import_events, rows=_LARGE_ROWS), keep=True)
             elif number == _CONNECTIONS - 1 and now > truncate:
                 truncate = now + (_TRUNCATE_EVERY if now < started + _TRUNCATE_OFTEN else _TRUNCATE_LATER)
                 self._transaction(conn, rng, shop.empty_carts, keep=True)
@@ -113,4 +108,3 @@ class Generator:
             committed = False
         with self._lock:
             self.transactions += committed
-            self.rollbacks += not committed

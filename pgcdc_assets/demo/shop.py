@@ -27,16 +27,14 @@ def server(state: Path) -> EmbeddedServer:
     return EmbeddedServer(state.absolute() / "postgres", database=DATABASE)
 
 
-def ensure(conninfo: str, *, scale: float = 1.0) -> bool:
-    """Create and fill the shop if it does not exist, in one transaction. Returns whether this call created it.
-
-    ``scale`` 1 gives about 35,000 rows.
-    """
+def ensure(conninfo: str) -> bool:
+    """Create and fill the shop if it does not exist, in one transaction: about 35,000 rows. Returns whether this call
+    created it."""
     with psycopg.connect(conninfo, application_name="shop") as conn:
         conn.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         if conn.execute("SELECT to_regclass('public.order_lines')").fetchone() != (None,):
             return False
-        conn.execute("SELECT set_config('shop.scale', %s, true)", [str(scale)])
+        conn.execute("SELECT set_config('shop.scale', '1', true)")
         conn.execute(files(__package__).joinpath("shop.sql").read_bytes())
         return True
 
