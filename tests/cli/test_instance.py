@@ -8,12 +8,9 @@ import pytest
 
 from pgcdc_assets.cli.jobs import instance
 from pgcdc_assets.defs.partitions import RangeRegister, claim
-from pgcdc_assets.errors import WrongInstance
-from pgcdc_assets.project import load_catalog
-from tests.cli.conftest import Shell, traces
+from tests.cli.conftest import Shell
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import span
-from tests.projectfiles import CATALOG_FILE
 
 FIRST = catalog_of(("public", "orders"), slot="first")
 
@@ -42,26 +39,5 @@ def test_commands_of_a_second_project_are_refused_before_they_start_a_run(shared
         assert runs.get_runs_count() == 0
         assert RangeRegister(runs).known() == [span(0x10, 0x20)]
     shared.pgcdc("teardown", "--yes")
-    with instance() as runs:
-        claim(runs, FIRST.identity)
-
-
-@pytest.mark.long
-def test_up_of_a_second_project_is_refused_before_it_sets_anything_up(shared: Shell) -> None:
-    assert "belongs to another project" in shared.pgcdc("up", expect=2)
-    assert traces(shared.database) == []
-
-
-@pytest.mark.long
-def test_after_teardown_another_project_can_use_the_instance(shell: Shell) -> None:
-    shell.pgcdc("setup")
-    catalog = load_catalog(CATALOG_FILE)
-    assert catalog is not None
-    with instance() as runs:
-        claim(runs, catalog.identity)
-        RangeRegister(runs).add(span(0x10, 0x20))
-        with pytest.raises(WrongInstance):
-            claim(runs, FIRST.identity)
-    shell.pgcdc("teardown", "--yes", "--forget")
     with instance() as runs:
         claim(runs, FIRST.identity)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,31 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.events import Route, RowChanges, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.shape import Shape, ShapeColumn
-from tests.feed.row_messages import UNCHANGED, row_message
+
+UNCHANGED = object()
+Value = str | None | object
+
+
+def row_message(kind: str, *tuples: tuple[str, Sequence[Value]], relation_id: int = 1000) -> bytes:
+    """``row_message("U", ("K", [...]), ("N", [...]))``."""
+    return (
+        kind.encode()
+        + struct.pack(">I", relation_id)
+        + b"".join(
+            letter.encode() + struct.pack(">H", len(values)) + b"".join(map(_value, values))
+            for letter, values in tuples
+        )
+    )
+
+
+def _value(value: Value) -> bytes:
+    if value is None:
+        return b"n"
+    if not isinstance(value, str):
+        return b"u"
+    data = value.encode()
+    return b"t" + struct.pack(">I", len(data)) + data
+
 
 U = UNCHANGED
 INT, TEXT = PgType(23, "int4"), PgType(25, "text")
