@@ -226,7 +226,10 @@ class RunRanges:
         """Close the open range, if it holds anything."""
         if self._open.empty:
             return
-        report = closed_range(self._work, self._open, self._stream.source_position())
+        lsns, turns, seconds = self._open.close()
+        span = LogSpan(self._work.log, lsns)
+        report = range_report(self._work, span, turns, seconds, self._stream.source_position())
+        keep_untaken(self._work, span.batches, report.untaken)
         self._work.observer.range_closed(report)
         merge_files(self._work, report)
         self._thinning.after_range(report.tables)
@@ -238,15 +241,6 @@ class RunRanges:
                 self._reported.add((rows.relation_id, rows.why))
                 what = f"rows of {rows.name} go into no mirror: {rows.why}"
                 self._work.observer.progress("transform", what, lsn=str(span.lsns.start))
-
-
-def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> RangeReport:
-    """Close the range; returns its report. ``source_position``: the source's flush LSN now."""
-    lsns, turns, seconds = open_range.close()
-    span = LogSpan(work.log, lsns)
-    report = range_report(work, span, turns, seconds, source_position)
-    keep_untaken(work, span.batches, report.untaken)
-    return report
 
 
 def merge_files(work: Work, report: RangeReport) -> None:
@@ -275,6 +269,7 @@ def range_report(
     seconds: dict[str, float],
     source_position: Lsn,
 ) -> RangeReport:
+    """The report of the range ``span``. ``source_position``: the source's flush LSN now."""
     replay_lsn, batches = work.progress.replay_lsn, span.batches
     last_commit = max((batch.last_commit_ts for batch in batches if batch.last_commit_ts is not None), default=None)
     return RangeReport(
