@@ -149,7 +149,7 @@ def test_a_table_that_did_not_change_records_nothing(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It records no materialisation when a range is closed, and no check that passes again."""
-    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda instance: health())
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda settings, instance: health())
     publish_at(ConsistentPoints(Settings().layout), 0x50, {ORDERS: 3, EVENTS: 7})
     events = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
     first = sync(instance, Script(ranges=[report_of(span(0x10, 0x20)), report_of(span(0x20, 0x30))]))
@@ -172,7 +172,7 @@ def test_a_check_is_recorded_when_its_result_changes(
     """This includes changes in a later run, and a check that passes again."""
     failing = Problem("error", f"table {EVENTS}", "is set aside", "copy it again")
     told = iter([health(), health(failing), health(failing), health(), health()])
-    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda instance: next(told))
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda settings, instance: next(told))
     runs = [sync(instance, Script(ranges=[report_of(span(n, n + 16))])) for n in (0x10, 0x20, 0x30, 0x40, 0x50)]
     checks = [recorded(instance, run.run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION) for run in runs]
     assert checks == [["slot", "public/orders", "public/events"], ["public/events"], ["public/events"],
@@ -181,7 +181,7 @@ def test_a_check_is_recorded_when_its_result_changes(
 
 def test_a_copy_is_checked_in_its_own_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dagster shows a check as not evaluated if it is older than the newest materialisation."""
-    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda instance: health())
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda settings, instance: health())
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20))])).success
     copies = [CopyReport(table, Lsn(0x20), 40, 4000, 2, 1.5, 1) for table in (ORDERS, EVENTS)]
     run = sync(instance, Script(copies=copies))
