@@ -87,7 +87,7 @@ $(MUTMUT)/.ready: | $(READY)
 	@touch $@
 
 .PHONY: mutation
-mutation: install $(MUTMUT)/.ready ## Mutants of the pure packages (hours; ONLY="pgcdc_assets.core.ranges*" for some)
+mutation: install $(MUTMUT)/.ready ## Mutants of the pure packages (hours; ONLY="pgcdc_assets.core.lsn*" for some)
 	@$(MUTMUT)/bin/mutmut run --max-children 2 $(ONLY)
 	@$(MUTMUT)/bin/mutmut results
 

@@ -20,9 +20,8 @@ from bench.project import engine, project
 from bench.record import Record, Run
 from bench.source import database, flushed, run
 from bench.usage import usage
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs.observer import DagsterObserver, Nobody
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.decide import Bounds

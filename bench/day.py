@@ -24,8 +24,7 @@ from bench.project import engine, project
 from bench.record import Record, Run
 from bench.source import database, run
 from pgcdc_assets.core import retention
-from pgcdc_assets.core.layout import DELTA_LOG, commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Location, commit_name
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import FileChange, commit_change, commit_rewritten
 from pgcdc_assets.delta.datafile import DataFile

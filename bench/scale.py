@@ -17,9 +17,8 @@ from bench.record import Record, Run
 from bench.source import database, flushed, run
 from bench.usage import usage
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.log import DeltaLog

@@ -20,7 +20,7 @@ from typing import Final, Self, TypeVar
 
 import pyarrow as pa
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.errors import (
     ROOM,
     CommitLost,

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.feed.messages import read_messages

@@ -16,7 +16,7 @@ from typing import Any
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.formats import FORMAT, MALFORMED, check_format, reading
-from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.core.layout import LOCAL, Location
 from pgcdc_assets.errors import SettingsError, SetupNeeded
 from pgcdc_assets.projectfile import SETTINGS_FILE
 from pgcdc_assets.settings import STATE_FOLDER, Settings

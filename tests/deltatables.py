@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import Mode, commit_files

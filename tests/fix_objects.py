@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.spark.jars import Artifact, cached, java_command, retrieve
 from tests.ports import held_port
 from tests.waiting import wait_for

@@ -12,7 +12,7 @@ from threading import Lock
 
 import pyarrow as pa
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import HIDDEN, Entry, Store
 from pgcdc_assets.store.scratch import draft_for, folder_for

@@ -51,7 +51,7 @@ TARGET_MAKER = "flow.engine"
 """and one place of it makes the target."""
 SAME = {
     "commit", "recovery", "messages",  # of log and lake, feed and mirror, wire and pipe
-    "failures", "maintenance", "positions", "ranges", "states", "sync",
+    "failures", "maintenance", "positions", "states", "sync",
 }  # fmt: skip
 """File names that stand in two rooms, for one concept."""
 

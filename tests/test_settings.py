@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.settings import Settings
 

@@ -19,8 +19,7 @@ from pgcdc_assets.checks.lake_facts import read_tables, with_lake, with_log
 from pgcdc_assets.checks.source_facts import read_source
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.formats import EPOCH
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo import shop

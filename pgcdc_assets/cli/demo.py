@@ -18,7 +18,7 @@ from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.cli.status_verify import in_a_sentence, print_report
 from pgcdc_assets.cli.up import serve
 from pgcdc_assets.core.ending import ENDING
-from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.core.layout import LOCAL, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source

@@ -12,9 +12,8 @@ import click
 from pgcdc_assets.cli.arguments import LsnType, RangeType, TableType, as_json
 from pgcdc_assets.cli.console import ConsoleProgress, say
 from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair, run_sync, saved_settings
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:

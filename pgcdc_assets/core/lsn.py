@@ -1,11 +1,17 @@
-"""WAL positions."""
+"""WAL positions, and ranges of WAL."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
+from pgcdc_assets.errors import BadRange, RangeGap
+
 _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+_KEY = re.compile(r"([0-9A-F]{12,16})-([0-9A-F]{12,16})")
 
 
 class Lsn(int):
@@ -42,3 +48,64 @@ class Lsn(int):
 
 ZERO = Lsn(0)
 """InvalidXLogRecPtr: no position."""
+
+
+@dataclass(frozen=True, order=True)
+class LsnRange:
+    """A half-open range of WAL whose ends are transaction boundaries.
+
+    It is ``(start, end]`` in terms of ``end_lsn``, and ``[start, end)`` in terms of ``commit_lsn``.
+
+    A transaction belongs to the range that contains its ``end_lsn``. No boundary ever lies inside a commit record, so
+    ``start <= commit_lsn < end`` gives the same answer. Filters use this second form, because ``commit_lsn`` is known
+    from Begin and orders the log.
+    """
+
+    start: Lsn
+    end: Lsn
+
+    def __post_init__(self) -> None:
+        if self.start > self.end:
+            raise BadRange(f"range ends at {self.end}, before its start {self.start}")
+
+    @property
+    def key(self) -> str:
+        """The Dagster partition key: fixed-width hexadecimal, so that text order is LSN order."""
+        return f"{self.start:012X}-{self.end:012X}"
+
+    @classmethod
+    def from_key(cls, key: str) -> Self:
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise BadRange(f"{key!r} is not a range key; it looks like 0000015D3F88-0000015D4A10")
+        return cls(Lsn(int(match[1], 16)), Lsn(int(match[2], 16)))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``X/Y..X/Y`` or a partition key."""
+        start, dots, end = text.partition("..")
+        if not dots:
+            return cls.from_key(text)
+        try:
+            return cls(Lsn.parse(start), Lsn.parse(end))
+        except ValueError as error:
+            raise BadRange(f"{text!r} is not a range: {error}") from None
+
+    def __str__(self) -> str:
+        return f"{self.start}..{self.end}"
+
+    def holds_commit(self, commit_lsn: int) -> bool:
+        """Whether the transaction whose commit record starts at ``commit_lsn`` belongs to this range."""
+        return self.start <= commit_lsn < self.end
+
+
+def merged(ranges: Iterable[LsnRange]) -> LsnRange:
+    """Merges contiguous ranges, given in any order, into one range. Raises RangeGap, with the LSN, if there is a
+    gap."""
+    ordered = sorted(ranges)
+    if not ordered:
+        raise BadRange("no range was selected")
+    for left, right in pairwise(ordered):
+        if left.end != right.start:
+            raise RangeGap(f"ranges do not follow each other: {left} is followed by {right}", lsn=left.end)
+    return LsnRange(ordered[0].start, ordered[-1].end)

@@ -11,8 +11,8 @@ from dagster._core.events import DagsterEvent
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.partitions import DELETE, RangeRegister, register_snapshot
 from pgcdc_assets.project import SavedCatalog

@@ -11,8 +11,7 @@ import dagster as dg
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.ranges import LsnRange, merged
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange, merged
 from pgcdc_assets.errors import BadRange, RangeGap, WrongInstance
 
 LSN_RANGES = dg.DynamicPartitionsDefinition(name="lsn_ranges")

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.observer import DagsterObserver, Watcher
 from pgcdc_assets.defs.partitions import RangeRegister, claim

@@ -16,8 +16,7 @@ from typing import Final
 
 from deltalake import DeltaTable
 
-from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, Location, checkpoint_name, commit_name
 from pgcdc_assets.delta.datafile import read_footer
 from pgcdc_assets.delta.log import is_whole
 from pgcdc_assets.delta.logfiles import (

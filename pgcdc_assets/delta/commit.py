@@ -22,8 +22,7 @@ from typing import Final, Literal
 
 from pyroaring import BitMap64
 
-from pgcdc_assets.core.layout import DELTA_LOG, commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Location, commit_name
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.datafile import FileReport, check_files
 from pgcdc_assets.delta.log import Added, DeltaVersion

@@ -11,8 +11,7 @@ from typing import Final
 
 from deltalake import Schema
 
-from pgcdc_assets.core.layout import DELTA_LOG
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Location
 from pgcdc_assets.delta.commit import (
     addition,
     append_commit,

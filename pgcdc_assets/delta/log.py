@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 from deltalake import Schema
 
 from pgcdc_assets.core.formats import MALFORMED, reading
-from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, Location, checkpoint_name, commit_name
 from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.delta.logfiles import (
     Action,

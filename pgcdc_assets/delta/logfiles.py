@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from pgcdc_assets.core.formats import MALFORMED
-from pgcdc_assets.core.layout import LAST_CHECKPOINT, commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import LAST_CHECKPOINT, Location, commit_name
 from pgcdc_assets.errors import LakeError, TornLog
 from pgcdc_assets.store import storage
 

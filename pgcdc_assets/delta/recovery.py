@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from pgcdc_assets.core.layout import DELTA_LOG, commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Location, commit_name
 from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.delta.log import Added, Replay, checkpoint_actions, file_key
 from pgcdc_assets.delta.logfiles import (

@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import timedelta
 
-from pgcdc_assets.core.layout import DELTA_LOG
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Location
 from pgcdc_assets.delta.log import Added, Replay, checkpoint_actions, is_whole, open_delta
 from pgcdc_assets.delta.logfiles import COMMIT, VERSIONED, checkpoints_among, commit_actions
 from pgcdc_assets.errors import TornLog

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.retention import LONGEST_POINTS
 from pgcdc_assets.delta.datafile import opened_parquet, write_parquet
 from pgcdc_assets.delta.vectors import vector_file

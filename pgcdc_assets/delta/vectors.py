@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.store import storage
 

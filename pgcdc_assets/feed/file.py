@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.datafile import dataset, opened_parquet, parquet_writer, statistics
 from pgcdc_assets.delta.log import Added

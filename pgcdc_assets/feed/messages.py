@@ -26,10 +26,8 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.formats import reading
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset, neighbours
 from pgcdc_assets.delta.definition import create_table

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.routing import Router

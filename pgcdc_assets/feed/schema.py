@@ -16,8 +16,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Column, Table
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.protocol.text.types import arrow_type
 

@@ -20,11 +20,9 @@ from deltalake import Schema
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.formats import reading
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, neighbours
 from pgcdc_assets.delta.definition import commit_columns, create_table

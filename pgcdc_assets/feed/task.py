@@ -20,10 +20,9 @@ from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.events import Route, RowChanges, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.feed.file import FeedWriter

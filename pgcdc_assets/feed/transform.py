@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import settle
 from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.failures import contained

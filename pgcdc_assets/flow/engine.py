@@ -15,10 +15,9 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Catalog, Identity
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import (
     CopyBlocked,
     IdentityMismatch,

@@ -28,8 +28,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pgcdc_assets.core.formats import MALFORMED
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.errors import LockHeld, MachineError
 from pgcdc_assets.store import lease, storage
 from pgcdc_assets.store.base import Lease

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgcdc_assets.core.encoding import Encoding
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import UsageError
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.messages import MessageFeed, MessagesTaken

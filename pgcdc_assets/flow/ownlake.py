@@ -6,8 +6,7 @@ changes in between. So every command first compares the id of the lake's change 
 
 from __future__ import annotations
 
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.errors import PgcdcError, StoreFailed, WrongLake
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.project import ProjectNote, change_note, load_note

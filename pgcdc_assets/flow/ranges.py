@@ -20,9 +20,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.failures import contained

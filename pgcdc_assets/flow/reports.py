@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.mirror.target import CopyReport
 

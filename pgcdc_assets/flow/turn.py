@@ -6,9 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Router, known_leaves
 from pgcdc_assets.feed.transform import transform

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.flow.catalogwatch import CatalogWatch, carry_comments
 from pgcdc_assets.flow.copies import Copies

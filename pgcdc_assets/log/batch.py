@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.commitfacts import CommitFacts

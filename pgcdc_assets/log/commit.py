@@ -18,8 +18,7 @@ from deltalake import Schema
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.formats import FORMAT, FORMAT_PROPERTY, check_format
-from pgcdc_assets.core.layout import DELTA_LOG, Layout, commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Layout, Location, commit_name
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.commit import LEADER, fence, replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, opened_parquet

@@ -17,10 +17,8 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.formats import EPOCH, MALFORMED, reading
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta.commit import LEADER
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.delta.datafile import FileReport, opened_parquet, statistics
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.commitfacts import SUBXID, CommitFacts

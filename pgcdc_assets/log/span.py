@@ -13,8 +13,7 @@ from functools import cached_property
 
 import pyarrow.compute as pc
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.segment import FACTS, read_rows
 from pgcdc_assets.log.summary import ROW_KINDS, BatchSummary

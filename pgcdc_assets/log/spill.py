@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.formats import MALFORMED, reading
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.errors import LogCorrupt, ProtocolError

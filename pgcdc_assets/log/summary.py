@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.core.formats import EPOCH
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.relations import RelationRecord
 from pgcdc_assets.log.rows import ABSENT, Tally, TransactionEnd

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, neighbours, read_footer
 from pgcdc_assets.delta.sweep import sweep

@@ -47,9 +47,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.feed.schema import FeedPart
 

@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 from deltalake import Schema
 
 from pgcdc_assets.core.formats import EPOCH, FORMAT, FORMAT_PROPERTY, MALFORMED, check_format, reading
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.delta.commit import commit_files, commit_rewritten, replace_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport, opened_parquet
 from pgcdc_assets.delta.definition import create_table

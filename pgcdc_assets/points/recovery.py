@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.points.states import TableStates

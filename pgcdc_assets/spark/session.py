@@ -16,7 +16,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.location import LOCAL
+from pgcdc_assets.core.layout import LOCAL
 from pgcdc_assets.core.settingvalues import is_local
 from pgcdc_assets.errors import LakeError, MachineError, SparkDied
 from pgcdc_assets.settings import Settings

@@ -1,6 +1,6 @@
 """The contract of a store: what the lake requires of the system that holds its files.
 
-A store holds files, each at a :class:`~pgcdc_assets.core.location.Location`. A folder is only the first part of the
+A store holds files, each at a :class:`~pgcdc_assets.core.layout.Location`. A folder is only the first part of the
 names of its files, and need not be created. A file appears whole or not at all. Its content is durable when the call
 that put it there returns. Its *name* is durable after :meth:`Store.settle` of its folder. So several commits may be put
 first and settled together. A commit must not be reported before it is settled.
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 
 HIDDEN: Final = (".", "_")
 """First characters of the names that :meth:`Store.walk` leaves out."""

@@ -34,7 +34,7 @@ from typing import Final
 import psutil
 
 from pgcdc_assets.core.formats import reading
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.errors import LeaseLost, MachineError, StoreFailed
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Guard, Lease

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO
 
-from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.core.layout import LOCAL, Location
 from pgcdc_assets.store import chainlease
 from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.local import path_of

@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.store.base import HIDDEN, Entry, Store
 from pgcdc_assets.store.localfiles import private_folder, sync_all, sync_file, sync_folder
 

@@ -36,7 +36,7 @@ from obstore.exceptions import (
 )
 from obstore.store import from_url
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.errors import StoreFailed
 from pgcdc_assets.store.base import HIDDEN, Entry, Store
 from pgcdc_assets.store.scratch import draft_for, folder_for

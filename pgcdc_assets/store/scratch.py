@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.store.localfiles import OWNER_ONLY, sync_file
 
 _PIECE: Final = 1 << 20

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.core.layout import LOCAL, Location
 from pgcdc_assets.store.base import Entry, Guard, Store
 from pgcdc_assets.store.local import LocalStore
 from pgcdc_assets.store.scratch import DraftFile, Scratch, write_scratch

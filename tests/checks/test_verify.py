@@ -20,8 +20,7 @@ from pgcdc_assets.checks.report import Example, TableReport, Verdict, VerifyRepo
 from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide
 from pgcdc_assets.checks.verify import SNAPSHOTS, verify
 from pgcdc_assets.cli.status_verify import in_a_sentence
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState

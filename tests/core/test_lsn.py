@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange, merged
+from pgcdc_assets.errors import BadRange, RangeGap
 
 
 @given(st.integers(0, (1 << 64) - 1))
@@ -30,3 +33,62 @@ def test_other_text_is_refused(text: str) -> None:
 def test_other_numbers_are_refused(value: int) -> None:
     with pytest.raises(ValueError, match="64-bit"):
         Lsn(value)
+
+
+_POINTS = st.lists(st.integers(0, (1 << 64) - 1).map(Lsn), min_size=2, max_size=8, unique=True).map(sorted)
+
+
+def _chain(points: list[Lsn]) -> list[LsnRange]:
+    return [LsnRange(start, end) for start, end in itertools.pairwise(points)]
+
+
+@given(_POINTS)
+def test_key_and_text_round_trip(points: list[Lsn]) -> None:
+    span = LsnRange(points[0], points[-1])
+    assert LsnRange.from_key(span.key) == LsnRange.parse(span.key) == LsnRange.parse(str(span)) == span
+
+
+@given(st.lists(st.integers(0, (1 << 48) - 1).map(Lsn), min_size=3, max_size=8, unique=True).map(sorted))
+def test_keys_sort_like_their_ranges(points: list[Lsn]) -> None:
+    """Holds up to 2^48 bytes of WAL: a petabyte a day for most of a year."""
+    keys = [span.key for span in _chain(points)]
+    assert keys == sorted(keys)
+
+
+@given(_POINTS, st.randoms())
+def test_contiguous_ranges_merge_in_any_order(points: list[Lsn], chance: object) -> None:
+    chain = _chain(points)
+    chance.shuffle(chain)  # type: ignore[attr-defined]
+    assert merged(chain) == LsnRange(points[0], points[-1])
+
+
+@given(_POINTS, st.integers(0, (1 << 64) - 1))
+def test_a_commit_belongs_to_one_range(points: list[Lsn], commit_lsn: int) -> None:
+    holders = [span for span in _chain(points) if span.holds_commit(commit_lsn)]
+    assert len(holders) == (points[0] <= commit_lsn < points[-1])
+
+
+def test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range() -> None:
+    """A slot that is confirmed at the boundary sends the transaction. The range below leaves it, and the next range
+    takes it."""
+    before, after = LsnRange(Lsn(10), Lsn(20)), LsnRange(Lsn(20), Lsn(30))
+    assert not before.holds_commit(20)
+    assert after.holds_commit(20)
+
+
+def test_empty_range_holds_no_commit() -> None:
+    assert not LsnRange(Lsn(10), Lsn(10)).holds_commit(10)
+
+
+def test_gap_between_ranges_is_named() -> None:
+    with pytest.raises(RangeGap, match=r"0/1\.\.0/2 is followed by 0/3\.\.0/4") as gap:
+        merged([LsnRange(Lsn(3), Lsn(4)), LsnRange(Lsn(1), Lsn(2))])
+    assert gap.value.lsn == 2
+    with pytest.raises(BadRange):
+        merged([])
+
+
+@pytest.mark.parametrize("text", ["", "0/2..0/1", "0/1..", "0-1", "0000015D3F88-0000015D3F8", "0/1..x"])
+def test_text_that_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(BadRange):
+        LsnRange.parse(text)

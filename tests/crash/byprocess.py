@@ -22,8 +22,7 @@ import psycopg
 
 from pgcdc_assets.core import faultpoints
 from pgcdc_assets.core.faultpoints import FaultPoint
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from tests.crash.faults import Kind, wait_until
 from tests.crash.lakes import LakeRig
 from tests.end_to_end.command import Project

@@ -24,7 +24,7 @@ from typing import Final
 import psutil
 import pytest
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.store import storage
 from tests.crash.byprocess import CASES, FIRST, PROGRAM, SECONDS, SOME, ByProcess, Case

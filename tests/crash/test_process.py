@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.crash.byprocess import CASES, SOME, ByProcess
 from tests.crash.faults import Faults

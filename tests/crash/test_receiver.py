@@ -18,8 +18,7 @@ import pytest
 
 from pgcdc_assets.core.faultpoints import FaultPoint
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import LogAhead, LogConflict, LogCorrupt, PgcdcError, ReceiverDied, SlotAhead
 from pgcdc_assets.log.reader import ChangeLog

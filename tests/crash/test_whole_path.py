@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core import faultpoints
 from pgcdc_assets.core.faultpoints import FaultPoint
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import PgcdcError

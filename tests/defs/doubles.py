@@ -10,9 +10,8 @@ from typing import Any
 
 import psutil
 
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport

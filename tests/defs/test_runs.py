@@ -14,8 +14,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import LOCAL
+from pgcdc_assets.core.layout import LOCAL, Layout
 from pgcdc_assets.defs import runs
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.store import chainlease, storage

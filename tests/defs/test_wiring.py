@@ -21,9 +21,8 @@ from pgcdc_assets.checks import status
 from pgcdc_assets.checks.health import Problem, TableFacts
 from pgcdc_assets.checks.status import Status
 from pgcdc_assets.core.catalog import Catalog, Identity
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.checks import current_health, evaluations

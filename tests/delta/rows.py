@@ -11,7 +11,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 
 from pgcdc_assets.core.catalog import Identity
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.delta.commit import FileChange, commit_change
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.log import DeltaVersion

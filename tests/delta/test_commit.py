@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import FileChange, commit_change, commit_rewritten, loosened
 from pgcdc_assets.errors import LakeError

@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import OWN_FILE_BYTES

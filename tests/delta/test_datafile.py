@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import LakeError
 from tests.deltatables import commit

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, Schema
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.definition import commit_columns, commit_properties, create_table

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion, open_delta
 from pgcdc_assets.errors import LakeError

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import Schema
 
-from pgcdc_assets.core.layout import DELTA_LOG, checkpoint_name, commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Location, checkpoint_name, commit_name
 from pgcdc_assets.delta.commit import commit_files, replace_files
 from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset, opened_parquet
 from pgcdc_assets.delta.definition import commit_columns, create_table

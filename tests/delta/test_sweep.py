@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.sweep import LogListing, needed_files
 from pgcdc_assets.errors import LakeError

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_rewritten
 from pgcdc_assets.delta.tombstones import DELETED_FILES, LOG, missing_properties, retention_properties

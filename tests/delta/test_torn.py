@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.core.layout import commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location, commit_name
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.commit import commit_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport

@@ -14,8 +14,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.flow import lock
 from tests.end_to_end.served import TABLES, Served
 from tests.oracle import assert_equal

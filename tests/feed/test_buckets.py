@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.feed import transform
 from pgcdc_assets.log.batch import BatchWriter, PendingFrames
 from pgcdc_assets.log.reader import ChangeLog

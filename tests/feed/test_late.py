@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.datafile import dataset
 from pgcdc_assets.feed import messages
 from pgcdc_assets.feed.events import Route

@@ -12,9 +12,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.catalog import Column, Identity, Lineage, PgType, Table
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import feed_schema
 from pgcdc_assets.feed.table import FEWEST_MERGED, Feeds

@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.catalog import Catalog, Lineage, Outside, Table
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
 from pgcdc_assets.flow.progress import TablesProgress

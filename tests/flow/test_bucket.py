@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.settings import Settings

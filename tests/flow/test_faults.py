@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.flow import copies
 from pgcdc_assets.flow.decide import Bounds

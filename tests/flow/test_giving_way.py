@@ -11,9 +11,8 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pgcdc_assets.core import retention
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LockHeld, NotRepairable, RangeGap, UnknownTable
 from pgcdc_assets.flow import lock, outcomes
 from pgcdc_assets.flow.decide import Bounds

@@ -12,8 +12,7 @@ from stat import S_IMODE
 
 import pytest
 
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LockHeld, MachineError
 from pgcdc_assets.flow import requests as requests_module

@@ -11,8 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core import retention
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.feed import table

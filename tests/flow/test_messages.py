@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import LakeError, UsageError
 from pgcdc_assets.feed import messages as feed_messages
 from pgcdc_assets.flow import messages as flow_messages

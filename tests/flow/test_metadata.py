@@ -11,8 +11,8 @@ import pytest
 
 from pgcdc_assets import Lake
 from pgcdc_assets.core import retention
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.flow.decide import Bounds

@@ -16,9 +16,8 @@ import pytest
 
 from pgcdc_assets.checks.health import Problem
 from pgcdc_assets.checks.status import Status, status
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError, LockHeld, NotRepairable, PgcdcError, SourceUnavailable, UnknownTable
 from pgcdc_assets.flow import outcomes
 from pgcdc_assets.flow.decide import Bounds

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.decide import up_to
 from pgcdc_assets.flow.ranges import OpenRange, rows_by_kind, summed
 from pgcdc_assets.flow.reports import TableTurn

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from pgcdc_assets.checks.positions import positions
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.reports import SyncReport

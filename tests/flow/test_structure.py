@@ -9,7 +9,7 @@ import pytest
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import NotRepairable, UnknownTable
 from pgcdc_assets.flow.decide import Bounds

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.errors import (
     LockHeld,
     SourceUnavailable,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.routing import Router

@@ -16,9 +16,8 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, event, settings
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.flow.decide import Bounds

@@ -14,8 +14,7 @@ from pyroaring import BitMap64
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta import datafile
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.applytask import Effect, PendingChanges, collapse_units

@@ -17,8 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.layout import commit_name
-from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.commitfacts import CommitFacts
 from pgcdc_assets.log.reader import ChangeLog

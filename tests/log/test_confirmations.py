@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.log.reader import ChangeLog
 from tests.log.conftest import Source, content, eventually, rows
 from tests.log.durable import Disk

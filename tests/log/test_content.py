@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Insert, Update

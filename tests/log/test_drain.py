@@ -12,8 +12,7 @@ import psycopg
 import pytest
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import SlotActive, SourceFailed, SourceUnavailable
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.receiver import Receiver

@@ -9,8 +9,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 
 from pgcdc_assets.core.catalog import Identity
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.definition import commit_properties, create_table

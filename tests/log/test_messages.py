@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.resendcheck import ResendCheck
 from pgcdc_assets.protocol.decode import decode

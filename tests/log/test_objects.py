@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import LsnRange
 from tests.fix_postgres import Database
 from tests.log.conftest import content, source_in
 

@@ -7,8 +7,7 @@ import time
 import psutil
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database

@@ -14,8 +14,7 @@ from deltalake import DeltaTable, Schema
 
 from pgcdc_assets.core.formats import FORMAT_PROPERTY
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.errors import LogConflict, LogCorrupt, SetupNeeded, UnknownFormat
 from pgcdc_assets.log.commit import LogWriter

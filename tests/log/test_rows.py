@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.batch import PendingBatch, PendingFrames
 from pgcdc_assets.log.framerun import joined

@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.catalog import Identity
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.positions import Endpos
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.batch import BatchWriter, PendingBatch
 from pgcdc_assets.log.commitfacts import CommitFacts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Insert
 from tests.log.conftest import SECONDS, Source, rows, until_event

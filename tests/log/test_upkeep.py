@@ -12,10 +12,8 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta import commit as delta_commit
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import LakeError, LogConflict

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.commitfacts import CommitFacts

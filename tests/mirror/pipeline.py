@@ -16,9 +16,8 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.feed.table import Feeds

@@ -11,7 +11,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolError, SourceUnavailable, SparkDied
 from pgcdc_assets.failures import ATTEMPTS, machine_told, of_one_table
 from pgcdc_assets.mirror.delta import tableplan

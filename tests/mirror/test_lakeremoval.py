@@ -9,8 +9,7 @@ import pytest
 from deltalake import Schema
 
 from pgcdc_assets.core.catalog import Column
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.definition import create_table

@@ -12,8 +12,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import IdentityMismatch, LakeError

@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import FeedColumn
 from pgcdc_assets.mirror.net.neteffect import after_truncates, collapse, collapse_touched, map_keys, raw_maps

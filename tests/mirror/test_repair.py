@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.mirror.delta.repair import repair_table
 from pgcdc_assets.mirror.target import Applied

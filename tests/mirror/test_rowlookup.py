@@ -12,7 +12,7 @@ import pytest
 from pyroaring import BitMap64
 
 from pgcdc_assets.core.arrays import Ints
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.vectors import write_vectors

@@ -105,10 +105,10 @@ override("straddling_transaction_is_taken",
     rule="a transaction that ends past endpos is not taken",
     test="tests/log/test_endpos.py::test_run_takes_transactions_that_end_at_or_below_its_goal[inside a commit record]",
 )  # fmt: skip
-override("range_takes_the_next_commit", "pgcdc_assets.core.ranges:LsnRange.holds_commit",
+override("range_takes_the_next_commit", "pgcdc_assets.core.lsn:LsnRange.holds_commit",
     lambda _: lambda self, commit_lsn: self.start <= commit_lsn <= self.end,
     rule="a transaction belongs to the one range that holds its end",
-    test="tests/core/test_ranges.py::test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range",
+    test="tests/core/test_lsn.py::test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range",
 )  # fmt: skip
 override("log_position_is_set_blindly", "pgcdc_assets.log.commit:LogWriter.commit",
     lambda original: without(original, "raise LogConflict(f'stands at"),

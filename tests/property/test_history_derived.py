@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.history.derived import received, title
 from tests.history.steps import ACTS, STEPS, Step, undisturbed

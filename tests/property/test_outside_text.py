@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.encoding import UTF8
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.settingvalues import PrefixPatterns
 from pgcdc_assets.defs.demand import Cursor
 from pgcdc_assets.errors import PgcdcError, ProtocolError, SettingsError

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.store import objects
 from tests.conftest import SEED
 from tests.store.faultproxy import Faults, spoiling

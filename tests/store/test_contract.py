@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import Schema
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.store import storage

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.checkpoint import write_checkpoint
 from pgcdc_assets.delta.datafile import read_footer

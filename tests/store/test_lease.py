@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.errors import LeaseLost
 from pgcdc_assets.store import chainlease, lease, storage
 from tests.waiting import wait_for
 
 HOLDER = """
 import sys, time
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.store import chainlease, lease
 chainlease.TTL, chainlease.RENEWED, chainlease._MARGIN = float(sys.argv[2]), float(sys.argv[3]), 0.1
 with lease.held(Location(sys.argv[1])) as held:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.reader import ChangeLog
 from tests.log.written import START, WHO, frames_of, writer_of

@@ -11,9 +11,8 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange, merged
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange, merged
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import NotRepairable, RangeGap, UsageError
 from tests.flow.rig import Rig

@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 from psycopg import sql
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import LogicalMessage
 from pgcdc_assets.store.local import path_of

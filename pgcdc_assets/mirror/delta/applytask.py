@@ -18,9 +18,8 @@ from pyroaring import BitMap64
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.failures import contained

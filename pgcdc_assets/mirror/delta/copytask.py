@@ -16,7 +16,7 @@ from pgcdc_assets.core.arrays import whole
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.mapping import Columns

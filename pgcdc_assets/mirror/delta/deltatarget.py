@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.definition import commit_columns
 from pgcdc_assets.delta.sweep import remove_table
 from pgcdc_assets.errors import LakeError

@@ -14,8 +14,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from pgcdc_assets.core.layout import DELTA_LOG
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Location
 from pgcdc_assets.delta.datafile import in_int96, opened_parquet
 from pgcdc_assets.delta.logfiles import Action, commit_if_there
 from pgcdc_assets.delta.recovery import is_own

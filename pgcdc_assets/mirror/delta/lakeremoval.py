@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from pgcdc_assets.core.formats import MALFORMED
-from pgcdc_assets.core.layout import DELTA_LOG, OWN, Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, OWN, Layout, Location
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.delta.sweep import remove_table
 from pgcdc_assets.errors import LakeError, MachineError, PgcdcError

@@ -13,8 +13,7 @@ from deltalake import Schema as DeltaSchema
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.formats import reading
-from pgcdc_assets.core.layout import DELTA_LOG, Layout
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import OWN_NAME

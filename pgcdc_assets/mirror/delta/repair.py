@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.failures import again_after_lost_races

@@ -25,9 +25,8 @@ from pyroaring import BitMap64
 
 from pgcdc_assets.core.catalog import Leaf, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.delta.commit import FileChange, commit_change, unfit
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, continue_table, replace_table

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Bools, Ints
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.mapping import physical

@@ -13,10 +13,9 @@ from pyroaring import BitMap64
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import FileChange, Mode, commit_change, commit_files, unfit
 from pgcdc_assets.delta.datafile import FileReport, odd_columns, read_footer
 from pgcdc_assets.delta.definition import commit_columns

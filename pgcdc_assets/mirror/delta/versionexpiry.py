@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.core.layout import DELTA_LOG, commit_name
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.layout import DELTA_LOG, Location, commit_name
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.checkpoint import make_checkpoint, write_checkpoint
 from pgcdc_assets.delta.definition import commit_properties

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Bools, Ints, list_texts, whole
-from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.feed.schema import (
     COMMIT_LSN,
     COMMIT_TS,

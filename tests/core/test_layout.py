@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.core.layout import LOCAL, Location
 
 
 def test_path_is_made_absolute_and_url_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
