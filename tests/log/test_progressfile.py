@@ -131,7 +131,7 @@ def test_announcement_that_cannot_be_written_stops_nothing(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(FileLease, "say", full)
+        patched.setattr(FileLease, "write", full)
         here.announce(open_)
     assert announced(layout) is None
     here.announce(open_)
