@@ -187,12 +187,9 @@ def test_a_server_without_walsenders_is_named_as_the_cause(tmp_path: Path, pg_ve
     assert [finding.do for finding in found if "walsenders" in finding.what] == [f"{TOO_FEW} and restart it"]
 
 
-def test_a_pooler_that_drops_the_replication_parameter_is_reported(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pooler_that_drops_the_replication_parameter_is_reported(database: Database) -> None:
     """The pooler opens an ordinary session, in which the first replication command is a syntax error."""
-    monkeypatch.setattr(ReplicationConnection, "_parameters", {})
-    with ReplicationConnection.open(database.conninfo) as session:
+    with ReplicationConnection(connect(database.conninfo)) as session:
         for command in (session.identify, lambda: session.create_slot("s", temporary=True, export=True)):
             with pytest.raises(SourceNotReady) as caught:
                 command()
