@@ -19,7 +19,8 @@ from bench.usage import usage
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
+from pgcdc_assets.defs.keys import Names
+from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.demo.server import EmbeddedServer
@@ -69,13 +70,14 @@ class Scale:
 
     def ranges(self, counts: Sequence[int] = RANGES) -> None:
         """Measure closing one more range when so many are registered, by the register's calls of Dagster."""
+        names = Names("pgcdc")
         for count in counts:
             with tempfile.TemporaryDirectory(dir=self.folder) as name, dg.DagsterInstance.local_temp(name) as instance:
                 spans = [LsnRange(Lsn(number), Lsn(number + 1)) for number in range(1, count + 1)]
-                instance.add_dynamic_partitions(str(LSN_RANGES.name), [span.key for span in spans])
+                instance.add_dynamic_partitions(str(names.lsn_ranges.name), [span.key for span in spans])
                 for turn in range(TURNS):
                     started = time.monotonic()
-                    register = RangeRegister(instance)
+                    register = RangeRegister(instance, names)
                     register.prune(Lsn(0), Lsn(count * 2))
                     register.add(LsnRange(Lsn(count + turn + 1), Lsn(count + turn + 2)))
                     self.record.add(Run("S4", f"{count:,} ranges registered", time.monotonic() - started, 1))

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pgcdc_assets.defs.component import PgcdcComponent
+    from pgcdc_assets.defs.downstream import mirror_updated
+    from pgcdc_assets.defs.pipeline import build_pgcdc_defs
+    from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator
     from pgcdc_assets.lake import Lake
 
-__all__ = ["Lake"]
+__all__ = ["Lake", "PgcdcComponent", "PgcdcTable", "PgcdcTranslator", "build_pgcdc_defs", "mirror_updated"]
+
+_MODULES = {
+    "Lake": "lake",
+    "PgcdcComponent": "defs.component",
+    "PgcdcTable": "defs.translator",
+    "PgcdcTranslator": "defs.translator",
+    "build_pgcdc_defs": "defs.pipeline",
+    "mirror_updated": "defs.downstream",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports ``Lake`` on first use, so that importing the package loads neither Arrow nor Delta Lake."""
-    if name == "Lake":
-        from pgcdc_assets.lake import Lake
-
-        return Lake
+    """Imports each name on first use, so that importing the package loads neither Dagster nor Delta Lake."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """``dg`` finds the component by it."""
+    return [*globals(), *__all__]

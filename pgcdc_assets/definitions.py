@@ -1,8 +1,15 @@
 """Dagster's code location: the pipeline of the project in the code location's ``working_directory``, or else in the
 current directory."""
 
+import dagster as dg
+
 from pgcdc_assets.defs.pipeline import pipeline
+from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import enter_project, load_catalog
 
 settings = enter_project()
-defs = pipeline(settings, load_catalog(settings.catalog_file))
+# Runs of the pipeline are short of cores, not of processes: one process a run is enough.
+defs = dg.Definitions.merge(
+    pipeline(Replication(settings), load_catalog(settings.catalog_file)),
+    dg.Definitions(executor=dg.in_process_executor),
+)

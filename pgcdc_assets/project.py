@@ -42,10 +42,10 @@ run_coordinator:
   config:
     dequeue_interval_seconds: 1
 
-# One writer per lake: a backfill waits in the queue until the running sync gives way.
+# One writer per lake: a run whose source's pool has no free slot stays in the queue. The running sync then gives way.
 concurrency:
-  runs:
-    max_concurrent_runs: 1
+  pools:
+    granularity: run
 
 run_monitoring:
   enabled: true
@@ -65,6 +65,8 @@ retention:
       failure: 30
 """
 
+OWN_DEFINITIONS = Path("definitions.py")
+"""Definitions of the user's own, for example assets downstream of mirrors. ``pgcdc up`` loads them beside ours."""
 WORKSPACE_YAML = f"""\
 load_from:
   - python_module:
@@ -224,8 +226,17 @@ def dagster_home() -> Path:
 
 
 def workspace_file() -> Path:
-    """Write a workspace file for the installed package, next to the saved catalog."""
-    path = STATE_FOLDER.absolute() / "workspace.yaml"
+    """Write a workspace file next to the saved catalog: the installed package, and the project's own
+    ``definitions.py``, if there is one."""
+    path, own = STATE_FOLDER.absolute() / "workspace.yaml", OWN_DEFINITIONS.absolute()
     private_folder(path.parent)
-    path.write_text(WORKSPACE_YAML)
+    text = WORKSPACE_YAML
+    if own.is_file():
+        text += (
+            "  - python_file:\n"
+            f"      relative_path: {json.dumps(str(own))}\n"
+            f"      working_directory: {json.dumps(str(own.parent))}\n"
+            f"      location_name: {OWN_DEFINITIONS.stem}\n"
+        )
+    path.write_text(text)
     return path

@@ -56,6 +56,7 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 1
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _LONGEST_RETENTION = timedelta(days=36_500)
 """A hundred years. With a longer time, a date before or after now could be outside the calendar."""
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _URL = re.compile(r"\w+:/")
 _OBJECT_STORE = re.compile(r"(s3|gs)://[^/@:?#]+(/.*)?|abfss://[^/@:?#]+@[^/@:?#]+(/.*)?")
@@ -128,6 +129,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True,
                                       hide_input_in_errors=True)  # fmt: skip
 
+    name: str = "pgcdc"
+    """The source's name in Dagster: all keys of assets, jobs and partition sets begin with it."""
     source: str | None = None
     """A libpq conninfo or URL, or ``embedded`` for the embedded server with the sample shop."""
     lake: Path | str = Path("lake")
@@ -252,6 +255,13 @@ class Settings(BaseSettings):
         _refuse_shared_folder(str(value))
         return Path(value)
 
+    @field_validator("name")
+    @classmethod
+    def _name_form(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("a source's name has 1 to 40 characters out of a-z, 0-9 and _, and begins with a letter")
+        return value
+
     @field_validator("slot")
     @classmethod
     def _slot_form(cls, value: str) -> str:
@@ -309,6 +319,15 @@ class Settings(BaseSettings):
                 do=f"write it like {PREFIX}{name.upper()}='{example}'",
             ) from None  # fmt: skip
 
+    @classmethod
+    def of(cls, **given: Any) -> Settings:
+        """Settings from these values alone: neither environment nor ``pgcdc.yaml`` is read. Raises SettingsError."""
+        return _Given.load(**given)
+
+    def changed(self, **given: Any) -> Self:
+        """The same settings with other values for these fields. Raises SettingsError."""
+        return self.load(**{name: getattr(self, name) for name in type(self).model_fields} | given)
+
     @property
     def embedded(self) -> bool:
         return self.source == projectfile.EMBEDDED
@@ -330,6 +349,16 @@ class Settings(BaseSettings):
     def run_log(self) -> Path:
         """The output of Java and libraries while a command runs."""
         return self.state / "run.log"
+
+
+class _Given(Settings):
+    """See :meth:`Settings.of`."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *others: Any, **more: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
 
 
 _EXAMPLES = {

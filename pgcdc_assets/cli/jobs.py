@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ from pgcdc_assets.store.localfiles import private_log
 if TYPE_CHECKING:
     import dagster as dg
 
+    from pgcdc_assets.cli.console import ConsoleProgress
+    from pgcdc_assets.defs.replication import Replication
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
 """Keeps Dagster's event log off the terminal. The instance stores it, and our own progress informs the user."""
@@ -78,16 +80,18 @@ def instance() -> dg.DagsterInstance:
     return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(dagster_home()), overrides=_NO_COMPUTE_LOGS))
 
 
-def claim_instance(identity: Identity) -> None:
-    """Raise WrongInstance if the Dagster instance belongs to another project."""
+def claim_instance(settings: Settings, identity: Identity) -> None:
+    """Raise WrongInstance if another project has the source's name in the Dagster instance."""
+    from pgcdc_assets.defs.keys import Names
     from pgcdc_assets.defs.partitions import claim
 
     with instance() as runs:
-        claim(runs, identity)
+        claim(runs, Names(settings.name), identity)
 
 
 def release_instance(settings: Settings) -> None:
-    """Release the Dagster instance for another project, if there is an instance and it belongs to this project."""
+    """Release the source's name in the Dagster instance, if there is an instance and this project has the name."""
+    from pgcdc_assets.defs.keys import Names
     from pgcdc_assets.defs.partitions import release
 
     catalog = None
@@ -95,7 +99,7 @@ def release_instance(settings: Settings) -> None:
         catalog = load_catalog(settings.catalog_file)
     if catalog is not None and Path(os.environ.get("DAGSTER_HOME") or DAGSTER_FOLDER).is_dir():
         with instance() as runs:
-            release(runs, catalog.identity)
+            release(runs, Names(settings.name), catalog.identity)
 
 
 @contextmanager
@@ -131,26 +135,30 @@ def run_maintenance(settings: Settings, progress: ConsoleProgress, **config: Any
 
 
 def _run(
-    settings: Settings, job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: ConsoleProgress
+    settings: Settings,
+    job: Callable[[Replication], dg.JobDefinition],
+    op: str,
+    config: Mapping[str, Any],
+    progress: ConsoleProgress,
 ) -> None:
     """Run the job. If the run fails, raises its own error, as if the work had been called directly."""
     import dagster as dg
 
-    from pgcdc_assets.defs.partitions import claim
-    from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
+    from pgcdc_assets.defs.replication import Replication
+    from pgcdc_assets.defs.resources import Engines, Source, lake_spark
+    from pgcdc_assets.defs.runs import reserve
 
-    catalog = load_catalog(settings.catalog_file)
-    resources = {"engines": Engines(pyspark=LakeSpark(), source=Source()), "watcher": progress}
+    of = Replication(settings, pooled=False)
+    engines = Engines(pyspark=lake_spark(settings)(), source=Source())
     with instance() as runs, noise_in_file(settings.run_log):
-        if catalog is not None:
-            # The run checks this too. But it would fail in the other project's instance, and that project's sensor
-            # would see the failed run.
-            claim(runs, catalog.identity)
+        # The run checks this too. But it would fail in the other project's instance, and that project's sensor would
+        # see the failed run.
+        reserve(of, runs)
         try:
-            job.execute_in_process(
-                run_config={"ops": {op: {"config": dict(config)}}, "loggers": QUIET},
+            job(of).execute_in_process(
+                run_config={"ops": {of.names.of(op): {"config": dict(config)}}, "loggers": QUIET},
                 instance=runs,
-                resources=resources,
+                resources={of.names.engines: engines, of.names.watcher: progress},
                 tags={".dagster/repository": f"__repository__@{LOCATION}"},
             )
         except dg.Failure as failure:

@@ -72,7 +72,7 @@ def up(port: int | None, host: str) -> int:
     stop = threading.Event()
     conninfo = started_source(settings, survive=False)
     with connect(conninfo) as conn:
-        claim_instance(identity(conn, settings.slot))
+        claim_instance(settings, identity(conn, settings.slot))
     make_ready(settings, conninfo)
     if is_embedded(settings):
         click.echo(f"embedded PostgreSQL: {shop.server(settings.state).psql}", err=True)

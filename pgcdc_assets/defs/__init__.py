@@ -2,9 +2,11 @@
 
 sensors, demand -> sync (the job) -> observer -> events of assets, partitions, checks
 
-pipeline    all definitions                     resources   engine, Spark and source
-assets      the assets                          keys        asset keys and op names
-partitions  LSN ranges of one project           metadata    reports as metadata of assets
+component   a source as a component for `dg`    pipeline    all definitions of a source
+replication one source, as the definitions      translator  what Dagster shows of each table
+            and the runs know it                keys        the names that Dagster sees of a source
+resources   engine, Spark and source            assets      the assets
+partitions  LSN ranges of one source            metadata    reports as metadata of assets
 sensors     request runs                        demand      when to request a run, as a pure rule
 sync        the sync and repair jobs            runs        runs that died, runs that wait, signals
 observer    a run's reports as Dagster events   checks      health as asset checks

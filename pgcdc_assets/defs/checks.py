@@ -9,10 +9,11 @@ import dagster as dg
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from pgcdc_assets.core.catalog import Catalog
-from pgcdc_assets.defs import keys, metadata
-from pgcdc_assets.defs.partitions import DELETE, LSN_RANGES, RangeRegister
+from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.keys import op_name
+from pgcdc_assets.defs.partitions import DELETE
+from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import load_catalog
-from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.health import Problem, TableFacts
@@ -22,39 +23,41 @@ SLOT_CHECK = "healthy"
 MIRROR_CHECK = "followed"
 
 
-def slot_asset() -> dg.SourceAsset:
+def slot_asset(of: Replication) -> dg.SourceAsset:
     @dg.observable_source_asset(
-        key=keys.SLOT,
-        group_name="source",
+        key=of.names.slot,
+        group_name=of.names.source,
         description="The replication slot on the source: where the stream stands, and what it holds back there.",
         tags={"dagster/kind/postgres": ""},
     )
     def slot(context: dg.OpExecutionContext) -> dg.ObserveResult:
-        return dg.ObserveResult(metadata=of_slot(current_health(Settings.load(), context.instance)))
+        return dg.ObserveResult(metadata=of_slot(current_health(of, context.instance)))
 
     return slot
 
 
-def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
+def health_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
     """One op for all checks, because one reading of source and lake is enough for all of them.
 
     The op is made without Dagster's decorator, because the decorator derives the names of inputs and outputs from asset
     keys. It refuses keys with special characters, and gives the same name to different keys.
     """
-    specs = {"slot": dg.AssetCheckSpec(SLOT_CHECK, asset=keys.SLOT, description="Slot, publication, source settings")}
+    specs = {
+        "slot": dg.AssetCheckSpec(SLOT_CHECK, asset=of.names.slot, description="Slot, publication, source settings")
+    }
     for table in catalog.tables:
-        specs[keys.op_name("mirror", table.name)] = dg.AssetCheckSpec(
-            MIRROR_CHECK, asset=keys.mirror_key(table.name), description="Followed exactly, not set aside"
+        specs[op_name("mirror", table.name)] = dg.AssetCheckSpec(
+            MIRROR_CHECK, asset=of.spec("mirror", table).key, description="Followed exactly, not set aside"
         )
 
     @dg.op(
-        name="health",
+        name=of.names.of("health"),
         ins={f"of_{name}": dg.In(dg.Nothing) for name in specs},
         out={name: dg.Out(is_required=False) for name in specs},
     )
     def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        settings, selected = Settings.load(), context.selected_asset_check_keys
-        for evaluation in evaluations(settings, current_health(settings, context.instance)):
+        selected = context.selected_asset_check_keys
+        for evaluation in evaluations(of, current_health(of, context.instance)):
             if dg.AssetCheckKey(evaluation.asset_key, evaluation.check_name) in selected:
                 yield dg.AssetCheckResult(
                     asset_key=evaluation.asset_key,
@@ -74,25 +77,23 @@ def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
     return checks
 
 
-def current_health(settings: Settings, instance: dg.DagsterInstance) -> "Status":
+def current_health(of: Replication, instance: dg.DagsterInstance) -> "Status":
     """The project's status, with the problems of this instance's partition keys added."""
     from pgcdc_assets.checks.health import Problem
     from pgcdc_assets.checks.status import refused, status
     from pgcdc_assets.errors import SettingsError, StoreFailed
 
     try:
-        found = status(settings)
+        found = status(of.settings)
     except (SettingsError, StoreFailed) as error:
         return refused(error)
     what = "is no range of the log: it is passed over"
-    odd = [
-        Problem("warning", f"partition {key!r} of {LSN_RANGES.name}", what, DELETE)
-        for key in RangeRegister(instance).odd()
-    ]
+    register = of.register(instance)
+    odd = [Problem("warning", f"partition {key!r} of {register.name}", what, DELETE) for key in register.odd()]
     return replace(found, problems=(*found.problems, *odd))
 
 
-def evaluations(settings: Settings, health: "Status") -> list[dg.AssetCheckEvaluation]:
+def evaluations(of: Replication, health: "Status") -> list[dg.AssetCheckEvaluation]:
     """One evaluation per check: passed, or what is wrong and what to do.
 
     An error that concerns all tables (the source does not answer, the slot is lost) fails the check of every mirror,
@@ -100,21 +101,21 @@ def evaluations(settings: Settings, health: "Status") -> list[dg.AssetCheckEvalu
     """
     from pgcdc_assets.checks.tablehealth import FEED_OF_MESSAGES
 
-    catalog, facts = load_catalog(settings.catalog_file), {table.name: table for table in health.tables}
+    catalog, facts = load_catalog(of.settings.catalog_file), {table.name: table for table in health.tables}
     # A status that could not read the lake has no tables.
-    names = list(facts) or [table.name for table in (catalog.tables if catalog else ())]
-    of_table = {name: [p for p in health.problems if p.thing == f"table {name}"] for name in names}
+    tables = list(facts) or [table.name for table in (catalog.tables if catalog else ())]
+    of_table = {name: [p for p in health.problems if p.thing == f"table {name}"] for name in tables}
     rest = [p for p in health.problems if not any(p in found for found in of_table.values())]
     others = ("table ", FEED_OF_MESSAGES)
     of_all = [p for p in rest if p.severity == "error" and not p.thing.startswith(others)]
     return [
-        _evaluation(keys.SLOT, SLOT_CHECK, rest, of_slot(health)),
+        _evaluation(of.names.slot, SLOT_CHECK, rest, of_slot(health)),
         *(
             _evaluation(
-                keys.mirror_key(name), MIRROR_CHECK, [*of_table[name], *of_all],
+                of.key("mirror", name), MIRROR_CHECK, [*of_table[name], *of_all],
                 _of_table(facts[name]) if name in facts else {},
             )
-            for name in names
+            for name in tables
         ),
     ]  # fmt: skip
 

@@ -1,8 +1,11 @@
-"""Turns names of tables into names for Dagster: readable asset keys, and op outputs that never collide."""
+"""The names that Dagster sees of one source: asset keys, jobs, ops, partition sets, resources. All of them contain the
+name of the source, so that one Dagster instance can hold any number of sources."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
 
@@ -10,26 +13,112 @@ import dagster as dg
 
 from pgcdc_assets.core.names import TableName
 
-SLOT = dg.AssetKey("slot")
-CHANGE_LOG = dg.AssetKey("change_log")
-MESSAGES = dg.AssetKey("messages")
-CONSISTENT_POINTS = dg.AssetKey("consistent_points")
-
 _PLAIN = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
 _KEPT_ASCII = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. ")
 
 
-def mirror_key(table: TableName) -> dg.AssetKey:
-    """``<schema>/<table>``. It has two parts, so it never equals a key of another kind."""
-    return dg.AssetKey([readable(table.schema), readable(table.name)])
+SOURCE_TAG = "pgcdc/source"
+"""The tag of every run of ours. Its value is the name of the source."""
 
 
-def changes_key(table: TableName) -> dg.AssetKey:
-    return mirror_key(table).with_prefix("changes")
+@dataclass(frozen=True)
+class Names:
+    source: str
+    """The name of the source: letters, digits and ``_``."""
+    prefix: tuple[str, ...] = ()
+    """Parts before the name in every asset key."""
+    chosen: frozenset[dg.AssetKey] = frozenset()
+    """Keys of tables' assets that a translator chose."""
 
+    def owns(self, key: dg.AssetKey) -> bool:
+        """Whether the asset is of this source."""
+        own = (*self.prefix, self.source)
+        return tuple(key.path[: len(own)]) == own or key in self.chosen
 
-def snapshot_key(table: TableName) -> dg.AssetKey:
-    return mirror_key(table).with_prefix("snapshot")
+    def key(self, *parts: str) -> dg.AssetKey:
+        return dg.AssetKey([*self.prefix, self.source, *parts])
+
+    @property
+    def slot(self) -> dg.AssetKey:
+        return self.key("slot")
+
+    @property
+    def change_log(self) -> dg.AssetKey:
+        return self.key("change_log")
+
+    @property
+    def messages(self) -> dg.AssetKey:
+        return self.key("messages")
+
+    @property
+    def consistent_points(self) -> dg.AssetKey:
+        return self.key("consistent_points")
+
+    def source_table(self, table: TableName) -> dg.AssetKey:
+        """The table in PostgreSQL, as an external asset."""
+        return self.key("source", readable(table.schema), readable(table.name))
+
+    def of_stage(self, stage: str, table: TableName) -> dg.AssetKey:
+        """``<source>/<schema>/<table>`` for a mirror. The keys of the stages ``snapshot`` and ``changes`` have the
+        stage after the source. So no two keys are equal, even if a schema has the name of a stage."""
+        parts = readable(table.schema), readable(table.name)
+        return self.key(*parts) if stage == "mirror" else self.key(stage, *parts)
+
+    @property
+    def lsn_ranges(self) -> dg.DynamicPartitionsDefinition:
+        return dg.DynamicPartitionsDefinition(name=self.of("lsn_ranges"))
+
+    @property
+    def snapshot_ranges(self) -> dg.DynamicPartitionsDefinition:
+        return dg.DynamicPartitionsDefinition(name=self.of("snapshot_ranges"))
+
+    @property
+    def owner(self) -> str:
+        """The partition set whose only key names the stream that the source's other partition sets belong to."""
+        return self.of("owner")
+
+    @property
+    def sync_job(self) -> str:
+        return self.of("sync")
+
+    @property
+    def repair_job(self) -> str:
+        return self.of("repair")
+
+    @property
+    def maintain_job(self) -> str:
+        return self.of("maintain")
+
+    @property
+    def jobs(self) -> Sequence[str]:
+        return self.sync_job, self.repair_job, self.maintain_job
+
+    @property
+    def engines(self) -> str:
+        """The key of the resource that makes engines."""
+        return self.of("engines")
+
+    @property
+    def pyspark(self) -> str:
+        """The key of the resource that is the Spark session."""
+        return self.of("pyspark")
+
+    @property
+    def watcher(self) -> str:
+        """The key of the resource that gets a run's reports besides Dagster."""
+        return self.of("watcher")
+
+    @property
+    def pool(self) -> str:
+        """The pool of every op that writes. One of them runs at a time."""
+        return self.of("lake")
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return {SOURCE_TAG: self.source}
+
+    def of(self, thing: str) -> str:
+        return f"{self.source}_{thing}"
 
 
 def readable(part: str) -> str:

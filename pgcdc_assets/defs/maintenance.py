@@ -18,15 +18,15 @@ from dagster._core.storage.event_log import SqlEventLogStorage, SqliteEventLogSt
 from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 
 from pgcdc_assets.core import retention
-from pgcdc_assets.defs import keys, metadata
-from pgcdc_assets.defs.observer import Watcher
+from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.defs.partitions import RangeRegister
-from pgcdc_assets.defs.resources import Engines
-from pgcdc_assets.defs.runs import MAINTAIN_JOB, OURS, stop_for_waiting_runs
-from pgcdc_assets.defs.sync import engine_at_rest, writing_run
+from pgcdc_assets.defs.replication import Replication
+from pgcdc_assets.defs.runs import stop_for_waiting_runs, writing_run
+from pgcdc_assets.defs.sync import engine_at_rest, watcher
+from pgcdc_assets.defs.translator import STAGES
 from pgcdc_assets.errors import LakeError, LockHeld
 from pgcdc_assets.project import SENSOR_ON, load_catalog
-from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
@@ -42,7 +42,7 @@ _PAGE: Final = 500
 
 
 class MaintainConfig(dg.Config):
-    command: str = MAINTAIN_JOB
+    command: str = "maintain"
     """The name of the command in the lake's lock."""
     max_seconds: float | None = None
     """Start no further table after this time."""
@@ -51,59 +51,78 @@ class MaintainConfig(dg.Config):
     run. End early if another run is queued."""
 
 
-@dg.op(
-    name=MAINTAIN_OP,
-    out=dg.Out(dg.Nothing),
-    description="Forgets what nobody needs of log, feeds, points and mirrors; merges what is in pieces.",
-)
-def maintain_op(
-    context: dg.OpExecutionContext, config: MaintainConfig, engines: Engines, watcher: dg.ResourceParam[Watcher]
-) -> None:
+def maintain_job(of: Replication) -> dg.JobDefinition:
+    @dg.op(
+        name=of.names.of(MAINTAIN_OP),
+        out=dg.Out(dg.Nothing),
+        required_resource_keys=of.resource_keys,
+        pool=of.pool,
+        description="Forgets what nobody needs of log, feeds, points and mirrors; merges what is in pieces.",
+    )
+    def maintain_op(context: dg.OpExecutionContext, config: MaintainConfig) -> None:
+        _maintain(of, context, config)
+
+    @dg.job(
+        name=of.names.maintain_job,
+        tags=of.names.tags,
+        description="Retention of log, feeds and points; OPTIMIZE and VACUUM of the mirrors.",
+    )
+    def job() -> None:
+        maintain_op()
+
+    return job
+
+
+def _maintain(of: Replication, context: dg.OpExecutionContext, config: MaintainConfig) -> None:
     from pgcdc_assets.flow.maintenance import Allowance
 
-    stop = watcher.stop
-    with writing_run(context, stop):
-        engine = engine_at_rest(context, engines, watcher, config.command)
-        allowance = Allowance(config.max_seconds, stop)
+    watching = watcher(of, context)
+    with writing_run(of, context, watching.stop):
+        engine = engine_at_rest(of, context, config.command)
+        allowance = Allowance(config.max_seconds, watching.stop)
         if not config.give_way:
             report = engine.maintain(allowance)
         else:
             try:
-                with stop_for_waiting_runs(context, stop):
+                with stop_for_waiting_runs(context, of.names, watching.stop):
                     report = engine.maintain(allowance)
             except LockHeld as held:
                 context.log.info(f"nothing was done: {held}")
                 return
-        report.runs = _forget_runs(context.instance, Settings.load(), allowance)
+        report.runs = _forget_runs(of, context.instance, allowance)
         context.add_output_metadata(of_maintenance(report))
-        watcher.maintained(report)
+        watching.maintained(report)
         if report.failed:
             raise LakeError("; ".join(error for _, error in report.failed))
 
 
-def _forget_runs(instance: dg.DagsterInstance, settings: Settings, allowance: "Allowance") -> int:
+def _forget_runs(of: Replication, instance: dg.DagsterInstance, allowance: "Allowance") -> int:
     """Delete the runs of ranges whose keys were dropped. Call this after the keys were dropped. Returns how many runs
     were deleted."""
-    catalog = load_catalog(settings.catalog_file)
-    names = [table.name for table in catalog.tables] if catalog else []
-    kinds = (keys.snapshot_key, keys.changes_key, keys.mirror_key)
-    assets = [keys.CHANGE_LOG, keys.MESSAGES, keys.CONSISTENT_POINTS, *(key(name) for name in names for key in kinds)]
+    catalog, names = load_catalog(of.settings.catalog_file), of.names
+    tables = [table.name for table in catalog.tables] if catalog else []
+    of_tables = (of.key(stage, name) for name in tables for stage in STAGES)
+    assets = [names.change_log, names.messages, names.consistent_points, *of_tables]
     started = time.monotonic()
-    oldest = retention.oldest_kept(datetime.now(UTC), settings.retention)
-    return forget_runs(instance, assets, oldest, lambda: allowance.runs_out(started))
+    oldest = retention.oldest_kept(datetime.now(UTC), of.settings.retention)
+    return forget_runs(instance, names, assets, oldest, lambda: allowance.runs_out(started))
 
 
 def forget_runs(
-    instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], oldest: datetime, runs_out: Callable[[], bool]
+    instance: dg.DagsterInstance,
+    names: Names,
+    assets: Sequence[dg.AssetKey],
+    oldest: datetime,
+    runs_out: Callable[[], bool],
 ) -> int:
-    """Delete runs of ours that ended before ``oldest``, with their events and logs. Returns how many.
+    """Delete runs of the source that ended before ``oldest``, with their events and logs. Returns how many.
 
     Never deletes a run that is under way, that closed a range whose key still exists, or that recorded an asset's
     newest materialisation. Once ``runs_out`` returns True, the remaining runs are left to the next maintenance.
     """
-    needed = {*_closing(instance, oldest), *_newest(instance, assets)}
+    needed = {*_closing(instance, names, oldest), *_newest(instance, assets)}
     gone = 0
-    for record in list(_ended(instance, oldest)):
+    for record in list(_ended(instance, names, oldest)):
         run_id = record.dagster_run.run_id
         if run_id in needed or (record.end_time or 0.0) >= oldest.timestamp():
             continue
@@ -111,23 +130,23 @@ def forget_runs(
             break
         _delete(instance, run_id)
         gone += 1
-    _forget_observations(instance, oldest)
+    _forget_observations(instance, names, oldest)
     return gone
 
 
-def _ended(instance: dg.DagsterInstance, oldest: datetime) -> Iterator[dg.RunRecord]:
-    """Our runs that have ended and were created before ``oldest``, oldest first."""
-    found = dg.RunsFilter(tags=OURS, statuses=_ENDED, created_before=oldest)
+def _ended(instance: dg.DagsterInstance, names: Names, oldest: datetime) -> Iterator[dg.RunRecord]:
+    """Runs of the source that have ended and were created before ``oldest``, oldest first."""
+    found = dg.RunsFilter(tags=names.tags, statuses=_ENDED, created_before=oldest)
     cursor = None
     while page := instance.get_run_records(found, limit=_PAGE, cursor=cursor, ascending=True):
         yield from page
         cursor = page[-1].dagster_run.run_id
 
 
-def _closing(instance: dg.DagsterInstance, oldest: datetime) -> Iterator[str]:
+def _closing(instance: dg.DagsterInstance, names: Names, oldest: datetime) -> Iterator[str]:
     """Runs that recorded a range of the log that is still registered."""
-    known = {span.key for span in RangeRegister(instance).known()}
-    found = dg.AssetRecordsFilter(keys.CHANGE_LOG, before_timestamp=oldest.timestamp())
+    known = {span.key for span in RangeRegister(instance, names).known()}
+    found = dg.AssetRecordsFilter(names.change_log, before_timestamp=oldest.timestamp())
     cursor, more = None, True
     while more:
         page = instance.fetch_materializations(found, limit=_PAGE, cursor=cursor)
@@ -156,7 +175,7 @@ def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
                 path.unlink()
 
 
-def _forget_observations(instance: dg.DagsterInstance, oldest: datetime) -> None:
+def _forget_observations(instance: dg.DagsterInstance, names: Names, oldest: datetime) -> None:
     """Delete old observations of the slot. The sensor records one every half minute, and they belong to no run."""
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -165,7 +184,7 @@ def _forget_observations(instance: dg.DagsterInstance, oldest: datetime) -> None
     old = table.delete().where(
         table.c.run_id == RUNLESS_RUN_ID,
         table.c.dagster_event_type == "ASSET_OBSERVATION",
-        table.c.asset_key == keys.SLOT.to_string(),
+        table.c.asset_key == names.slot.to_string(),
         table.c.timestamp < oldest.astimezone(UTC).replace(tzinfo=None),
     )
     for connection in (storage.run_connection(RUNLESS_RUN_ID), storage.index_connection()):
@@ -192,20 +211,15 @@ def of_maintenance(report: "MaintenanceReport") -> metadata.Metadata:
     return positions | metadata.numbers(counts)
 
 
-@dg.job(name=MAINTAIN_JOB, description="Retention of log, feeds and points; OPTIMIZE and VACUUM of the mirrors.")
-def maintain_job() -> None:
-    maintain_op()
-
-
-def maintenance_schedule() -> dg.ScheduleDefinition:
+def maintenance_schedule(of: Replication, job: dg.JobDefinition) -> dg.ScheduleDefinition:
     """The schedule. It is on under ``pgcdc up``, like the sensor. A running sync gives way to the queued run."""
     running = os.environ.get(SENSOR_ON) == "on"
     config = {"max_seconds": SCHEDULED_SECONDS, "give_way": True}
     return dg.ScheduleDefinition(
-        name="maintenance_schedule",
-        job=maintain_job,
+        name=of.names.of("maintenance_schedule"),
+        job=job,
         cron_schedule=QUIET_HOUR,
-        run_config={"ops": {MAINTAIN_OP: {"config": config}}},
+        run_config={"ops": {of.names.of(MAINTAIN_OP): {"config": config}}},
         default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
         description="Every night: forgets what nobody needs, and merges what is in pieces.",
     )

@@ -135,10 +135,16 @@ def of_table(table: Table) -> Metadata:
     key = ", ".join(column.name for column in table.key_columns)
     return {
         "dagster/column_schema": column_schema(table),
-        "dagster/table_name": dg.MetadataValue.text(str(table.name)),
         "key": dg.MetadataValue.text(key or ("none (multiset of rows)" if table.multiset else "none")),
         "replica_identity": dg.MetadataValue.text(identity),
     }
+
+
+def lineage(table: Table, upstream: dg.AssetKey) -> Metadata:
+    """Each column comes from the column of the same name in the asset before."""
+    columns = [column.name for column in table.columns]
+    deps = {name: [dg.TableColumnDep(asset_key=upstream, column_name=name)] for name in columns}
+    return {"dagster/column_lineage": dg.MetadataValue.column_lineage(dg.TableColumnLineage(deps_by_column=deps))}
 
 
 def column_schema(table: Table) -> dg.MetadataValue:

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 import dagster as dg
 from dagster._core.events import DagsterEvent
 
-from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.defs import keys, metadata
-from pgcdc_assets.defs.partitions import DELETE, RangeRegister, register_snapshot
-from pgcdc_assets.project import SavedCatalog
-from pgcdc_assets.settings import Settings
+from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.partitions import DELETE, register_snapshot
 
 if TYPE_CHECKING:
+    from pgcdc_assets.defs.replication import Replication
     from pgcdc_assets.flow.maintenance import MaintenanceReport
     from pgcdc_assets.flow.reports import RangeReport, StructureChange, SyncReport
     from pgcdc_assets.mirror.target import CopyReport
@@ -66,13 +64,12 @@ class DagsterObserver:
     costs two SQLite transactions. The asset ``consistent_points`` shows every range for all tables.
     """
 
-    def __init__(self, context: dg.OpExecutionContext, settings: Settings, watcher: Watcher) -> None:
+    def __init__(self, context: dg.OpExecutionContext, of: Replication, watcher: Watcher) -> None:
         self._context = context
-        self._settings = settings
-        self._layout = settings.layout
+        self._of = of
+        self._layout = of.settings.layout
         self._watcher = watcher
-        self._ranges = RangeRegister(context.instance)
-        self._catalog = SavedCatalog(settings.catalog_file)
+        self._ranges = of.register(context.instance)
         self._health = ""
         self._unchecked: set[dg.AssetKey] = set()
         """Mirrors that this run has materialised, and whose check it has not recorded yet."""
@@ -90,7 +87,8 @@ class DagsterObserver:
         for hole in self._ranges.mend():
             self._context.log.warning(f"range {hole} had no partition key any more: registered again, as one")
         for key in self._ranges.odd():
-            self._context.log.warning(f"partition {key!r} of lsn_ranges is no range of the log: passed over; {DELETE}")
+            what = f"partition {key!r} of {self._ranges.name} is no range of the log: passed over"
+            self._context.log.warning(f"{what}; {DELETE}")
         return self._ranges.known()
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
@@ -99,10 +97,11 @@ class DagsterObserver:
         self._context.log.info(f"{stage}: {message} {told}".rstrip())
 
     def copied(self, report: CopyReport) -> None:
-        key = register_snapshot(self._context.instance, report.consistent_point)
+        key = register_snapshot(self._context.instance, self._of.names, report.consistent_point)
         passed(FaultPoint.COPY_REGISTERED)
-        found = metadata.of_copy(report, self._table(report.table))
-        self._context.log_event(dg.AssetMaterialization(keys.snapshot_key(report.table), partition=key, metadata=found))
+        found = metadata.of_copy(report, self._of.table(report.table))
+        asset = self._of.key("snapshot", report.table)
+        self._context.log_event(dg.AssetMaterialization(asset, partition=key, metadata=found))
         self._context.log_event(self._mirror_copied(report, found))
         self._materialised([report.table])
         if not self._health:
@@ -113,7 +112,7 @@ class DagsterObserver:
 
     def restructured(self, report: StructureChange) -> None:
         found = metadata.of_structure(report)
-        event = dg.AssetObservation(keys.mirror_key(report.table), description=report.what, metadata=found)
+        event = dg.AssetObservation(self._of.key("mirror", report.table), description=report.what, metadata=found)
         self._context.log_event(event)
 
     def _mirror_copied(self, report: CopyReport, found: metadata.Metadata) -> dg.AssetMaterialization:
@@ -129,7 +128,9 @@ class DagsterObserver:
         folder = self._layout.mirror(report.table)
         uri: metadata.Metadata = {"dagster/uri": dg.MetadataValue.text(folder.uri)}
         key = newest.key if newest else None
-        return dg.AssetMaterialization(keys.mirror_key(report.table), partition=key, metadata=found | bounds | uri)
+        return dg.AssetMaterialization(
+            self._of.key("mirror", report.table), partition=key, metadata=found | bounds | uri
+        )
 
     def range_closed(self, report: RangeReport) -> None:
         key = self._ranges.add(report.span).key
@@ -141,7 +142,7 @@ class DagsterObserver:
         self._watcher.range_closed(report)
 
     def _materialised(self, tables: Iterable[TableName]) -> None:
-        self._unchecked |= {keys.mirror_key(table) for table in tables} - self._checked
+        self._unchecked |= {self._of.key("mirror", table) for table in tables} - self._checked
 
     def _tell_health(self, *, all_tables: bool = False) -> None:
         """Record checks once per run, and again when their results change. A check that passes and passed before is
@@ -153,8 +154,8 @@ class DagsterObserver:
         from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news
 
         instance = self._context.instance
-        health = current_health(self._settings, instance)
-        digest, found = health_digest(health), evaluations(self._settings, health)
+        health = current_health(self._of, instance)
+        digest, found = health_digest(health), evaluations(self._of, health)
         due = set(self._unchecked)
         if digest != self._health:
             self._health = digest
@@ -172,11 +173,11 @@ class DagsterObserver:
         point = ConsistentPoints(self._layout).newest()
         listed = point.tables if point else {}
         return [
-            dg.AssetMaterialization(keys.CHANGE_LOG, partition=key, metadata=metadata.of_log(report)),
+            dg.AssetMaterialization(self._of.names.change_log, partition=key, metadata=metadata.of_log(report)),
             *self._of_tables(report, key),
             *self._of_messages(report, key),
             dg.AssetMaterialization(
-                keys.CONSISTENT_POINTS,
+                self._of.names.consistent_points,
                 partition=key,
                 metadata=metadata.of_range(report)
                 | metadata.numbers({"tables": len(listed), "tables_changed": len(report.tables)}),
@@ -186,18 +187,14 @@ class DagsterObserver:
     def _of_messages(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
         if report.messages is None:
             return []
-        return [dg.AssetMaterialization(keys.MESSAGES, partition=key, metadata=metadata.of_messages(report))]
+        return [dg.AssetMaterialization(self._of.names.messages, partition=key, metadata=metadata.of_messages(report))]
 
     def _of_tables(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
         """Materialisations for the tables that changed."""
         events = []
         for table, turn in report.tables.items():
-            mirror = metadata.of_mirror(report, turn, self._table(table))
+            mirror = metadata.of_mirror(report, turn, self._of.table(table))
             changes = metadata.of_changes(report, turn)
-            events.append(dg.AssetMaterialization(keys.changes_key(table), partition=key, metadata=changes))
-            events.append(dg.AssetMaterialization(keys.mirror_key(table), partition=key, metadata=mirror))
+            events.append(dg.AssetMaterialization(self._of.key("changes", table), partition=key, metadata=changes))
+            events.append(dg.AssetMaterialization(self._of.key("mirror", table), partition=key, metadata=mirror))
         return events
-
-    def _table(self, name: TableName) -> Table | None:
-        catalog = self._catalog.read()
-        return catalog.table(name) if catalog else None

@@ -12,25 +12,23 @@ import dagster as dg
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange, merged
+from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.errors import BadRange, RangeGap, WrongInstance
 
-LSN_RANGES = dg.DynamicPartitionsDefinition(name="lsn_ranges")
-SNAPSHOT_RANGES = dg.DynamicPartitionsDefinition(name="snapshot_ranges")
 DELETE: Final = 'delete it in the UI, by "Delete partitions" of the asset `change_log`'
-_PROJECT: Final = "pgcdc_project"
-"""A partitions definition that no asset uses. Its only key is the project that the instance belongs to. So this note is
-in the same storage as the keys that it protects, and no run deletes it."""
 
 
 class RangeRegister:
-    """The keys of ``lsn_ranges``, in LSN order and without gaps. Only the holder of the lake's lock writes them.
+    """The keys of the partition set ``<source>_lsn_ranges``, in LSN order and without gaps. Only the holder of the
+    lake's lock writes them.
 
     Users can add and delete keys in the UI. A key that is not a range, or that overlaps an earlier key, is ignored and
     reported.
     """
 
-    def __init__(self, instance: dg.DagsterInstance) -> None:
+    def __init__(self, instance: dg.DagsterInstance, names: Names) -> None:
         self._instance = instance
+        self.name = str(names.lsn_ranges.name)
 
     def known(self) -> list[LsnRange]:
         """The ranges in LSN order. If a user deleted keys, there are holes until :meth:`mend` is called."""
@@ -66,7 +64,7 @@ class RangeRegister:
     def prune(self, log_start: Lsn, log_end: Lsn) -> list[LsnRange]:
         """Drop the keys whose ranges the log does not hold: retention deleted the ranges, or they belong to an earlier
         lake. Returns the dropped ranges."""
-        all_ = (_range(key) for key in self._instance.get_dynamic_partitions(str(LSN_RANGES.name)))
+        all_ = (_range(key) for key in self._instance.get_dynamic_partitions(self.name))
         gone = [span for span in all_ if span is not None and (span.start < log_start or span.end > log_end)]
         self._delete(gone)
         return gone
@@ -93,7 +91,7 @@ class RangeRegister:
         ranges: list[LsnRange] = []
         ordered: list[LsnRange] = []
         odd = []
-        for key in self._instance.get_dynamic_partitions(str(LSN_RANGES.name)):
+        for key in self._instance.get_dynamic_partitions(self.name):
             span = _range(key)
             place = 0 if span is None else bisect(ordered, span)
             if span is None or any(other.start < span.end and span.start < other.end
@@ -106,11 +104,11 @@ class RangeRegister:
 
     def _delete(self, spans: Sequence[LsnRange]) -> None:
         for span in spans:
-            self._instance.delete_dynamic_partition(str(LSN_RANGES.name), span.key)
+            self._instance.delete_dynamic_partition(self.name, span.key)
 
     def _write(self, spans: Sequence[LsnRange]) -> LsnRange:
         passed(FaultPoint.RANGE_REGISTERING)
-        self._instance.add_dynamic_partitions(str(LSN_RANGES.name), [span.key for span in spans])
+        self._instance.add_dynamic_partitions(self.name, [span.key for span in spans])
         passed(FaultPoint.RANGE_REGISTERED)
         return spans[-1]
 
@@ -124,12 +122,12 @@ class Selection:
     """
 
     def __init__(self, keys: Sequence[str], register: RangeRegister) -> None:
-        odd, known = set(register.odd()), register.known()
+        odd, known, self._of = set(register.odd()), register.known(), register.name
         self.odd = [key for key in keys if key in odd]
         """Keys that are ignored. A user added them by hand, and they are selected easily, by "all partitions"."""
         self.ranges = sorted(LsnRange.from_key(key) for key in keys if key not in odd)
         if keys and not self.ranges:
-            raise BadRange(f"partition {keys[0]!r} of lsn_ranges is no range of the log", do=DELETE)
+            raise BadRange(f"partition {keys[0]!r} of {register.name} is no range of the log", do=DELETE)
         for span in self.ranges:
             if span not in known:
                 raise RangeGap(f"no range {span.key} is registered", do="choose among the partitions that the UI lists")
@@ -143,7 +141,7 @@ class Selection:
     def told(self) -> list[str]:
         """Warnings about the selection, in words."""
         return [
-            *(f"partition {key!r} of lsn_ranges is no range of the log: passed over; {DELETE}" for key in self.odd),
+            *(f"partition {key!r} of {self._of} is no range of the log: passed over; {DELETE}" for key in self.odd),
             *(f"range {hole} has no partition key any more: it is done with its neighbours" for hole in self.holes),
         ]
 
@@ -157,43 +155,43 @@ def _range(key: str) -> LsnRange | None:
     return span if span.key == key and span.start < span.end else None
 
 
-def register_snapshot(instance: dg.DagsterInstance, consistent_point: Lsn) -> str:
+def register_snapshot(instance: dg.DagsterInstance, names: Names, consistent_point: Lsn) -> str:
     """Register the key of a copy, and return it. It stands for everything up to the copy's consistent point."""
     key = LsnRange(ZERO, consistent_point).key
-    instance.add_dynamic_partitions(str(SNAPSHOT_RANGES.name), [key])
+    instance.add_dynamic_partitions(str(names.snapshot_ranges.name), [key])
     return key
 
 
-def claim(instance: dg.DagsterInstance, identity: Identity) -> None:
-    """Note that the instance belongs to the project of this stream. Raises WrongInstance if it belongs to another
-    project. Asset keys and partition keys are global in an instance, so a second project would delete the partition
-    keys of the first project.
+def claim(instance: dg.DagsterInstance, names: Names, identity: Identity) -> None:
+    """Note that the names belong to this stream. Raises WrongInstance if they belong to another stream.
 
-    An instance without ranges and copies is free, even if it notes another project, because there is nothing that a
-    second project could damage.
+    Names without ranges and copies are free, even if another stream has them, because there is nothing that a second
+    project could damage.
     """
-    own, owner = _named(identity), _owner(instance)
-    guarded = (str(LSN_RANGES.name), str(SNAPSHOT_RANGES.name))
+    own, owner = _named(identity), _owner(instance, names)
+    guarded = (str(names.lsn_ranges.name), str(names.snapshot_ranges.name))
     if owner not in (None, own) and not any(map(instance.get_dynamic_partitions, guarded)):
-        instance.delete_dynamic_partition(_PROJECT, owner)
+        instance.delete_dynamic_partition(names.owner, owner)
         owner = None
     if owner is None:
-        instance.add_dynamic_partitions(_PROJECT, [own])
+        instance.add_dynamic_partitions(names.owner, [own])
         # Another project may have added its key at the same time. The first key counts.
-        owner = _owner(instance)
+        owner = _owner(instance, names)
     if owner != own:
-        instance.delete_dynamic_partition(_PROJECT, own)
-        raise WrongInstance(f"belongs to another project, which reads {owner}; this one reads {own}",
-                            thing=f"Dagster instance {instance.root_directory}")  # fmt: skip
+        instance.delete_dynamic_partition(names.owner, own)
+        raise WrongInstance(
+            f"has the name {names.source} for another project, which reads {owner}; this one reads {own}",
+            thing=f"Dagster instance {instance.root_directory}",
+        )
 
 
-def release(instance: dg.DagsterInstance, identity: Identity) -> None:
+def release(instance: dg.DagsterInstance, names: Names, identity: Identity) -> None:
     """Delete this project's note, because the project was torn down. The note of another project stays."""
-    instance.delete_dynamic_partition(_PROJECT, _named(identity))
+    instance.delete_dynamic_partition(names.owner, _named(identity))
 
 
-def _owner(instance: dg.DagsterInstance) -> str | None:
-    return next(iter(instance.get_dynamic_partitions(_PROJECT)), None)
+def _owner(instance: dg.DagsterInstance, names: Names) -> str | None:
+    return next(iter(instance.get_dynamic_partitions(names.owner)), None)
 
 
 def _named(identity: Identity) -> str:

@@ -1,8 +1,11 @@
-"""All Dagster definitions, created from the saved catalog and the settings."""
+"""All Dagster definitions of one source, created from its settings and the saved catalog."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -11,29 +14,81 @@ from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.checks import health_checks, slot_asset
 from pgcdc_assets.defs.maintenance import maintain_job, maintenance_schedule
 from pgcdc_assets.defs.observer import Nobody
-from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
+from pgcdc_assets.defs.replication import Replication
+from pgcdc_assets.defs.resources import Engines, Source, lake_spark
 from pgcdc_assets.defs.sensors import sync_sensor
 from pgcdc_assets.defs.sync import repair_job, sync_job
+from pgcdc_assets.defs.translator import PgcdcTranslator
+from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 
 
-def pipeline(settings: Settings, catalog: Catalog | None) -> dg.Definitions:
-    """The whole code location. Without a catalog there are no assets, and the jobs report what to do."""
+def pipeline(of: Replication, catalog: Catalog | None) -> dg.Definitions:
+    """The source's definitions. Without a catalog there are no assets, and the jobs report what to do."""
     followed = catalog if catalog is not None and catalog.tables else None
-    # We need backfill policies and observable assets although they are beta; the versions are pinned.
-    warnings.filterwarnings("ignore", category=dg.BetaWarning)
-    source, pyspark = Source(), LakeSpark.configure_at_launch()
-    return dg.Definitions(
-        assets=[slot_asset(), *pipeline_assets(followed, messages=bool(settings.messages))] if followed else [],
-        asset_checks=[health_checks(followed)] if followed else [],
-        jobs=[sync_job, repair_job, maintain_job],
-        schedules=[maintenance_schedule()],
-        sensors=[sync_sensor(settings)],
-        resources={
-            "source": source,
-            "pyspark": pyspark,
-            "engines": Engines(pyspark=pyspark, source=source),
-            "watcher": dg.ResourceDefinition(lambda _: Nobody()),
-        },
-        executor=dg.in_process_executor,
-    )
+    sync, maintain = sync_job(of), maintain_job(of)
+    pyspark = lake_spark(of.settings).configure_at_launch()
+    with warnings.catch_warnings():
+        # Backfill policies and observable assets are beta; one test holds both ends of the versions that we allow.
+        warnings.simplefilter("ignore", category=dg.BetaWarning)
+        slot = slot_asset(of)
+        return dg.Definitions(
+            assets=[slot, *pipeline_assets(of, followed)] if followed else [],
+            asset_checks=[health_checks(of, followed)] if followed else [],
+            jobs=[sync, repair_job(of), maintain],
+            schedules=[maintenance_schedule(of, maintain)],
+            sensors=[sync_sensor(of, sync)],
+            resources={
+                of.names.pyspark: pyspark,
+                of.names.engines: Engines(pyspark=pyspark, source=Source()),
+                of.names.watcher: dg.ResourceDefinition(lambda _: Nobody()),
+            },
+        )
+
+
+def build_pgcdc_defs(
+    name: str,
+    source: str | dg.EnvVar,
+    lake: str | Path,
+    state: str | Path,
+    *,
+    tables: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    translator: PgcdcTranslator | None = None,
+    key_prefix: Sequence[str] = (),
+) -> dg.Definitions:
+    """The definitions of one source, to be merged with those of other sources and with a project's own.
+
+    Args:
+        name: The source's name. Every name that Dagster sees of it begins with this name. It must be unique in a
+            Dagster instance.
+        source: A libpq conninfo or URL.
+        lake: The whole path of a folder, or the URL of a folder in an object store.
+        state: The whole path of a folder on this machine for what the project saves, such as the source's catalog. The
+            commands find the project by it (``PGCDC_STATE``).
+        tables: Patterns ``schema.table``; all permanent tables if empty.
+        settings: Other settings, by the names that docs/operations.md lists.
+        translator: Changes what Dagster shows of each table.
+        key_prefix: Parts before the source's name in every asset key.
+
+    Raises SettingsError. Environment variables ``PGCDC_...`` and ``pgcdc.yaml`` are not read, and the working directory
+    does not matter.
+    """
+    where = {"lake": lake, "state": state}
+    for setting, place in where.items():
+        if "://" not in str(place) and not Path(place).is_absolute():
+            raise SettingsError(f"{place} is no whole path", thing=f"setting `{setting}` of source {name}")
+    given = {"name": name, "source": _value_of(source, name), "tables": tuple(tables), **where, **(settings or {})}
+    of = Replication(Settings.of(**given), translator or PgcdcTranslator(), tuple(key_prefix))
+    return pipeline(of, load_catalog(of.settings.catalog_file))
+
+
+def _value_of(source: str | dg.EnvVar, name: str) -> str:
+    if not isinstance(source, dg.EnvVar):
+        return source
+    value = source.get_value()
+    if not value:
+        raise SettingsError(f"environment variable {source.env_var_name} is not set", thing=f"source {name}",
+                            do="set it where Dagster loads the code")  # fmt: skip
+    return value

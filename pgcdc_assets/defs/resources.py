@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -25,13 +25,14 @@ class LakeSpark(LazyPySparkResource):
     """
 
     spark_config: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
+    project: ClassVar[Settings]
+    """The settings of the source. No field, because Dagster's UI shows the fields of a resource."""
 
     def settings(self) -> Settings:
-        """The project's settings, with ``spark_config`` merged into the setting ``spark``. Raises SettingsError."""
+        """The source's settings, with ``spark_config`` merged into the setting ``spark``. Raises SettingsError."""
         flat = dict(flatten_dict(self.spark_config))  # type: ignore[no-untyped-call]
         given = {MASTER if key == SPARK_MASTER else key: value for key, value in flat.items()}
-        settings = Settings.load()
-        return Settings.load(spark=settings.spark | given) if given else settings
+        return self.project.changed(spark=self.project.spark | given) if given else self.project
 
     def _init_session(self) -> None:
         if self._spark_session is None:
@@ -46,6 +47,15 @@ class LakeSpark(LazyPySparkResource):
 
             session, self._spark_session = self._spark_session, None
             stop_session(session)
+
+
+def lake_spark(settings: Settings) -> type[LakeSpark]:
+    """The class of one source's session."""
+
+    class SourceSpark(LakeSpark):
+        project = settings
+
+    return SourceSpark
 
 
 class Source(dg.ConfigurableResource[Any]):

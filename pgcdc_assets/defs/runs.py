@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import dagster as dg
 
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.defs.keys import SOURCE_TAG, Names
+from pgcdc_assets.defs.partitions import claim
+from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow import lock
-from pgcdc_assets.project import LOCATION
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.store.processname import ProcessName
 
 PROCESS_TAG = "pgcdc/process"
-SYNC_JOB = "sync"
-MAINTAIN_JOB = "maintain"
-JOBS = (SYNC_JOB, "repair", MAINTAIN_JOB)
-
-OURS = {".dagster/repository": f"__repository__@{LOCATION}"}
-"""The tag that Dagster gives to every run launched from our code location."""
-
 WAITING = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING]
 RUNNING = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
@@ -38,34 +34,49 @@ _ELSEWHERE_SECONDS = 180
 """A run on another host counts as dead if nobody has held the lake for this long. A live run holds the lake, except
 while it waits for it (the lease of a writer that was killed ends after a minute) and while it ends. The value is
 generous, because it compares the clocks of two hosts."""
+_MOST_RUNS = 500
+"""More runs than that are never under way at a time."""
 _LOOK_SECONDS = 2.0
 """Seconds between two checks of a run whether another run waits."""
 
 
-def mark_process(context: dg.OpExecutionContext) -> None:
-    """Write this process into the run's tags."""
-    context.instance.add_run_tags(context.run_id, {PROCESS_TAG: str(ProcessName.own())})
+def mark_process(context: dg.OpExecutionContext, names: Names) -> None:
+    """Write the source and this process into the run's tags."""
+    context.instance.add_run_tags(context.run_id, {**names.tags, PROCESS_TAG: str(ProcessName.own())})
 
 
-def report_dead_runs(instance: dg.DagsterInstance, layout: Layout, now: float | None = None) -> list[str]:
+def runs_of(instance: dg.DagsterInstance, names: Names, statuses: Sequence[dg.DagsterRunStatus]) -> list[dg.RunRecord]:
+    """The runs with these statuses that work on the source. A run that the UI asked for has no tag of ours before it
+    begins, but names the assets that it is to materialise."""
+    found = instance.get_run_records(dg.RunsFilter(statuses=[*statuses]), limit=_MOST_RUNS)
+    return [record for record in found if _is_of(record.dagster_run, names)]
+
+
+def _is_of(run: dg.DagsterRun, names: Names) -> bool:
+    return run.tags.get(SOURCE_TAG) == names.source or any(map(names.owns, run.asset_selection or ()))
+
+
+def report_dead_runs(instance: dg.DagsterInstance, names: Names, layout: Layout, now: float | None = None) -> list[str]:
     """Mark runs of ours as failed if Dagster shows them as running, their process is gone, and nobody holds the lake.
     A process on another host cannot be checked. It counts as gone if nobody has held the lake for a long time. Returns
     the ids of the marked runs."""
     if lock.holder(layout) is not None:
         return []
-    records = instance.get_run_records(dg.RunsFilter(tags=OURS, statuses=RUNNING), limit=50)
+    records = runs_of(instance, names, RUNNING)
     silence = lock.silence(layout) if records else 0.0
-    dead = [record.dagster_run for record in records if _died(record, now or time.time(), silence)]
+    dead = [record.dagster_run for record in records if _died(record, names, now or time.time(), silence)]
     for run in dead:
         instance.report_run_failed(run, "its process is gone; the next run goes on from what is durable")
+        # Dagster itself gives back the slot of a run that died only after some minutes.
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return [run.run_id for run in dead]
 
 
-def _died(record: dg.RunRecord, now: float, silence: float) -> bool:
+def _died(record: dg.RunRecord, names: Names, now: float, silence: float) -> bool:
     started = record.start_time or record.create_timestamp.timestamp()
     mark = record.dagster_run.tags.get(PROCESS_TAG)
     if mark is None:
-        return record.dagster_run.job_name in JOBS and now - started > _START_GRACE_SECONDS
+        return record.dagster_run.job_name in names.jobs and now - started > _START_GRACE_SECONDS
     lives = ProcessName.parse(mark).lives()
     if lives is None:  # The process is on another host or in another container.
         return min(silence, now - started) > _ELSEWHERE_SECONDS
@@ -84,15 +95,11 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def stop_for_waiting_runs(context: dg.OpExecutionContext, stop: threading.Event) -> Iterator[None]:
-    """During the block, set ``stop`` when another run is queued, so that a backfill gets its turn within seconds.
-
-    Dagster starts the queued run only after this run has ended. So the queued run cannot wait for the lake as a command
-    does (:mod:`pgcdc_assets.flow.lock`)."""
+def stop_for_waiting_runs(context: dg.OpExecutionContext, names: Names, stop: threading.Event) -> Iterator[None]:
+    """During the block, set ``stop`` when another run of the source waits, so that a backfill gets its turn within
+    seconds. It waits in the queue, or has started and waits for the slot of the source's pool."""
     done = threading.Event()
-    thread = threading.Thread(
-        target=_watch_queue, args=(context.instance, stop, done, context.log.info), name="queue", daemon=True
-    )
+    thread = threading.Thread(target=_watch_queue, args=(context, names, stop, done), name="queue", daemon=True)
     thread.start()
     try:
         yield
@@ -101,14 +108,50 @@ def stop_for_waiting_runs(context: dg.OpExecutionContext, stop: threading.Event)
         thread.join()
 
 
-def _watch_queue(
-    instance: dg.DagsterInstance, stop: threading.Event, done: threading.Event, say: Callable[[str], None]
-) -> None:
+def _watch_queue(context: dg.OpExecutionContext, names: Names, stop: threading.Event, done: threading.Event) -> None:
     while not done.wait(_LOOK_SECONDS):
-        if instance.get_runs_count(dg.RunsFilter(tags=OURS, statuses=[dg.DagsterRunStatus.QUEUED])):
-            say("another run waits: this one ends at the next boundary")
+        if runs_of(context.instance, names, [dg.DagsterRunStatus.QUEUED]) or waiting_for_pool(context.instance, names):
+            context.log.info("another run of this source waits: this one ends at the next boundary")
             stop.set()
             return
+
+
+def waiting_for_pool(instance: dg.DagsterInstance, names: Names) -> set[str]:
+    """Ids of runs that have started, and wait for the slot of the source's pool."""
+    storage = instance.event_log_storage
+    if not storage.supports_global_concurrency_limits:
+        return set()
+    return set(storage.get_concurrency_info(names.pool).pending_run_ids)
+
+
+def limit_pool(instance: dg.DagsterInstance, names: Names) -> None:
+    """Give the source's pool one slot, if nobody has set a limit for it."""
+    storage = instance.event_log_storage
+    if storage.supports_global_concurrency_limits and names.pool not in storage.get_concurrency_keys():
+        storage.set_concurrency_slots(names.pool, 1)
+
+
+def reserve(of: Replication, instance: dg.DagsterInstance) -> None:
+    """Reserve the source's names in the instance. Raises WrongInstance if another project has them."""
+    if catalog := load_catalog(of.settings.catalog_file):
+        claim(instance, of.names, catalog.identity)
+    limit_pool(instance, of.names)
+
+
+@contextmanager
+def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
+    """Wraps the work of every run that writes: writes the source and the process into the run's tags, checks that the
+    source's names in the instance are this project's, and marks dead runs as failed. With ``stop``, signals end the run
+    at a boundary. Our errors become failures of Dagster, in one line."""
+    mark_process(context, of.names)
+    with as_failures():
+        reserve(of, context.instance)
+        report_dead_runs(context.instance, of.names, of.settings.layout)
+        if stop is None:
+            yield
+        else:
+            with stop_on_signals(stop):
+                yield
 
 
 @contextmanager

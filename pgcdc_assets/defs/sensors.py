@@ -18,13 +18,12 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news, of_slot
 from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, Decision, Runs, SourceState, busy, decide
-from pgcdc_assets.defs.partitions import claim
-from pgcdc_assets.defs.resources import Source
-from pgcdc_assets.defs.runs import OURS, RUNNING, SYNC_JOB, WAITING, report_dead_runs
-from pgcdc_assets.defs.sync import SYNC_OP, sync_job
+from pgcdc_assets.defs.replication import Replication
+from pgcdc_assets.defs.resources import Engines, Source
+from pgcdc_assets.defs.runs import RUNNING, WAITING, report_dead_runs, reserve, runs_of, waiting_for_pool
+from pgcdc_assets.defs.sync import SYNC_OP
 from pgcdc_assets.errors import LakeError, PgcdcError, SlotMissing, WrongInstance
 from pgcdc_assets.flow import lock, outcomes
 from pgcdc_assets.project import SENSOR_ON, load_catalog
@@ -63,55 +62,58 @@ SELECT EXISTS (
 """  # noqa: S608  (put together of our own constants)
 
 
-def sync_sensor(settings: Settings) -> dg.SensorDefinition:
+def sync_sensor(of: Replication, job: dg.JobDefinition) -> dg.SensorDefinition:
     running = os.environ.get(SENSOR_ON) == "on"
 
     @dg.sensor(
-        name="sync_sensor",
-        job=sync_job,
-        minimum_interval_seconds=settings.sensor_seconds,
+        name=of.names.of("sync_sensor"),
+        job_name=job.name,
+        required_resource_keys={of.names.engines},
+        minimum_interval_seconds=of.settings.sensor_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED,
         description="Looks at slot and log by plain SQL; requests one sync run when the mirrors are behind.",
     )
-    def sensor(context: dg.SensorEvaluationContext, source: Source) -> dg.SensorResult | dg.SkipReason:
-        return tick(context, Settings.load(), source)
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        engines: Engines = getattr(context.resources, of.names.engines)
+        return tick(of, context, engines.source)
 
     return sensor
 
 
-def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source) -> dg.SensorResult | dg.SkipReason:
+def tick(of: Replication, context: dg.SensorEvaluationContext, source: Source) -> dg.SensorResult | dg.SkipReason:
     """One evaluation of the sensor. Takes the cursor, and returns at most one run request. Health is recorded even if
     no run is needed or the source does not answer."""
-    catalog = load_catalog(settings.catalog_file)
+    catalog = load_catalog(of.settings.catalog_file)
     if catalog is None:
         return dg.SkipReason("nothing is set up yet: run `pgcdc setup`")
     try:
-        claim(context.instance, catalog.identity)
+        reserve(of, context.instance)
     except WrongInstance as error:
         # Nothing is recorded, because the asset checks in this instance belong to the other project.
         return dg.SkipReason(str(error))
     cursor = Cursor.parse(context.cursor)
     try:
-        decision, cursor = _decided(context, settings, source, catalog, cursor)
+        decision, cursor = _decided(of, context, source, catalog, cursor)
     except PgcdcError as error:
         decision = Decision(False, str(error))
     except psycopg.Error as error:
         decision = Decision(False, str(of_exception(error).typed()))
-    events, cursor = _told(settings, cursor, context.instance)
-    requests = [dg.RunRequest(run_config=run_config(settings))] if decision.wanted else []
+    events, cursor = _told(of, cursor, context.instance)
+    requests = [dg.RunRequest(run_config=run_config(of))] if decision.wanted else []
     skip = None if decision.wanted else dg.SkipReason(decision.why)
     return dg.SensorResult(run_requests=requests, skip_reason=skip, cursor=str(cursor), asset_events=events)
 
 
 def _decided(
-    context: dg.SensorEvaluationContext, settings: Settings, source: Source, catalog: Catalog, cursor: Cursor
+    of: Replication, context: dg.SensorEvaluationContext, source: Source, catalog: Catalog, cursor: Cursor
 ) -> tuple[Decision, Cursor]:
     from pgcdc_assets.flow.ownlake import refuse_other_lake
 
+    settings = of.settings
     refuse_other_lake(settings)
-    for run_id in report_dead_runs(context.instance, settings.layout):
+    for run_id in report_dead_runs(context.instance, of.names, settings.layout):
         context.log.warning(f"run {run_id[:8]} died: reported as failed")
-    reason = busy(_runs(context.instance, settings), time.time())
+    reason = busy(_runs(of, context.instance), time.time())
     if reason:
         return Decision(False, reason), cursor
     with source.connection(settings) as conn:
@@ -188,28 +190,28 @@ def _published(conn: "SourceConnection", catalog: Catalog, upto: Lsn, settings: 
     return bool(found and found[0])
 
 
-def run_config(settings: Settings) -> dict[str, Any]:
+def run_config(of: Replication) -> dict[str, Any]:
     """The configuration of a run that follows until it is idle or out of time. It ends early if another run waits."""
     config = {
         "follow": True,
-        "max_seconds": settings.run_seconds,
-        "idle_seconds": settings.idle_seconds,
+        "max_seconds": of.settings.run_seconds,
+        "idle_seconds": of.settings.idle_seconds,
         "give_way": True,
     }
-    return {"ops": {SYNC_OP: {"config": config}}}
+    return {"ops": {of.names.of(SYNC_OP): {"config": config}}}
 
 
-def _told(settings: Settings, cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
+def _told(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
     """The events to record in this tick: an observation of the slot every _TELL_SECONDS, and with it the asset checks
     if their results have changed."""
     now = time.time()
     if now - cursor.told < _TELL_SECONDS:
         return [], cursor
-    health = current_health(settings, instance)
+    health = current_health(of, instance)
     digest = health_digest(health)
-    events: list[Any] = [dg.AssetObservation(keys.SLOT, metadata=of_slot(health))]
+    events: list[Any] = [dg.AssetObservation(of.names.slot, metadata=of_slot(health))]
     if digest != cursor.health:
-        events += news(instance, evaluations(settings, health))
+        events += news(instance, evaluations(of, health))
     return events, replace(cursor, told=now, health=digest)
 
 
@@ -223,11 +225,14 @@ def _why(settings: Settings) -> dict[str, str]:
     return {}
 
 
-def _runs(instance: dg.DagsterInstance, settings: Settings) -> Runs:
+def _runs(of: Replication, instance: dg.DagsterInstance) -> Runs:
+    settings, names = of.settings, of.names
     holder = lock.holder(settings.layout)
-    alive = instance.get_runs(dg.RunsFilter(job_name=SYNC_JOB, tags=OURS, statuses=WAITING + RUNNING), limit=5)
-    queued = instance.get_runs(dg.RunsFilter(tags=OURS, statuses=WAITING), limit=5)
-    ended = instance.get_run_records(dg.RunsFilter(job_name=SYNC_JOB, tags=OURS), limit=20)
+    alive = instance.get_runs(
+        dg.RunsFilter(job_name=names.sync_job, tags=names.tags, statuses=WAITING + RUNNING), limit=5
+    )
+    queued = [record.dagster_run for record in runs_of(instance, names, WAITING)]
+    ended = instance.get_run_records(dg.RunsFilter(job_name=names.sync_job, tags=names.tags), limit=20)
     failures = 0
     for record in ended:
         if record.dagster_run.status is not dg.DagsterRunStatus.FAILURE:
@@ -235,7 +240,7 @@ def _runs(instance: dg.DagsterInstance, settings: Settings) -> Runs:
         failures += 1
     return Runs(
         holder=holder.command if holder else None,
-        under_way=[run.run_id for run in (*alive, *queued)],
+        under_way=[*(run.run_id for run in (*alive, *queued)), *waiting_for_pool(instance, names)],
         failures=failures,
         **_why(settings),
         last_ended=(ended[0].end_time or 0.0) if ended else 0.0,

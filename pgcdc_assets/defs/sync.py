@@ -1,29 +1,17 @@
 """The jobs that write: sync (which also makes new copies) and repair. Each has one op and runs in one process."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.defs import keys, metadata
+from pgcdc_assets.defs import metadata
 from pgcdc_assets.defs.observer import DagsterObserver, Watcher
-from pgcdc_assets.defs.partitions import RangeRegister, claim
+from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.defs.resources import Engines
-from pgcdc_assets.defs.runs import (
-    SYNC_JOB,
-    as_failures,
-    mark_process,
-    report_dead_runs,
-    stop_for_waiting_runs,
-    stop_on_signals,
-)
+from pgcdc_assets.defs.runs import stop_for_waiting_runs, writing_run
 from pgcdc_assets.errors import UsageError
-from pgcdc_assets.project import load_catalog
-from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.engine import Engine
@@ -31,6 +19,7 @@ if TYPE_CHECKING:
 
 
 SYNC_OP = "sync_changes"
+"""The op's name, after the name of the source."""
 REPAIR_OP = "repair_range"
 
 
@@ -49,7 +38,7 @@ class SyncConfig(dg.Config):
     """Tables to copy again, before anything else."""
     heal: list[str] = []  # noqa: RUF012
     """Tables that were set aside, and are to be followed again from the log."""
-    command: str = SYNC_JOB
+    command: str = "sync"
     """The name of the command in the lake's lock."""
     give_way: bool = False
     """End early, at a boundary, when another run is queued. The sensor then starts the next sync."""
@@ -61,80 +50,78 @@ class RepairConfig(dg.Config):
     """``X/Y..X/Y`` or a partition key. The range is widened to whole batches."""
 
 
-@dg.op(
-    name=SYNC_OP,
-    out=dg.Out(dg.Nothing),
-    description="Copies what is not yet copied, receives, applies and publishes; records every range as it closes.",
-)
-def sync_op(
-    context: dg.OpExecutionContext, config: SyncConfig, engines: Engines, watcher: dg.ResourceParam[Watcher]
-) -> None:
-    report = run_sync(context, config, engines, watcher)
-    context.add_output_metadata(of_sync(report))
-    watcher.finished(report)
+def sync_job(of: Replication) -> dg.JobDefinition:
+    @dg.op(
+        name=of.names.of(SYNC_OP),
+        out=dg.Out(dg.Nothing),
+        required_resource_keys=of.resource_keys,
+        pool=of.pool,
+        description="Copies what is not yet copied, receives, applies and publishes; records every range as it closes.",
+    )
+    def sync_op(context: dg.OpExecutionContext, config: SyncConfig) -> None:
+        report = run_sync(of, context, config)
+        context.add_output_metadata(of_sync(report))
+        watcher(of, context).finished(report)
+
+    @dg.job(
+        name=of.names.sync_job,
+        tags=of.names.tags,
+        description="PostgreSQL's changes into the mirrors, for as long as the run is asked to.",
+    )
+    def job() -> None:
+        sync_op()
+
+    return job
 
 
-@dg.op(
-    name=REPAIR_OP,
-    out=dg.Out(dg.Nothing),
-    description="Derives the keys that a range touched again from the log, and merges them into the mirror.",
-)
-def repair_op(
-    context: dg.OpExecutionContext, config: RepairConfig, engines: Engines, watcher: dg.ResourceParam[Watcher]
-) -> None:
-    with writing_run(context):
-        table, span = TableName.parse(config.table), LsnRange.parse(config.span)
-        report = engine_at_rest(context, engines, watcher, f"repair {table}").repair(table, span)
-    found = metadata.of_mirror(report, report.tables.get(table), None) | {"repaired": dg.MetadataValue.bool(True)}
-    context.add_output_metadata(found)
-    for known in RangeRegister(context.instance).known():
-        if report.span.start <= known.start and known.end <= report.span.end:
-            event = dg.AssetMaterialization(keys.mirror_key(table), partition=known.key, metadata=found)
-            context.log_event(event)
-    watcher.range_closed(report)
+def repair_job(of: Replication) -> dg.JobDefinition:
+    @dg.op(
+        name=of.names.of(REPAIR_OP),
+        out=dg.Out(dg.Nothing),
+        required_resource_keys=of.resource_keys,
+        pool=of.pool,
+        description="Derives the keys that a range touched again from the log, and merges them into the mirror.",
+    )
+    def repair_op(context: dg.OpExecutionContext, config: RepairConfig) -> None:
+        with writing_run(of, context):
+            table, span = TableName.parse(config.table), LsnRange.parse(config.span)
+            report = engine_at_rest(of, context, f"repair {table}").repair(table, span)
+        found = metadata.of_mirror(report, report.tables.get(table), None) | {"repaired": dg.MetadataValue.bool(True)}
+        context.add_output_metadata(found)
+        for known in of.register(context.instance).known():
+            if report.span.start <= known.start and known.end <= report.span.end:
+                event = dg.AssetMaterialization(of.key("mirror", table), partition=known.key, metadata=found)
+                context.log_event(event)
+        watcher(of, context).range_closed(report)
+
+    @dg.job(
+        name=of.names.repair_job,
+        tags=of.names.tags,
+        description="Repair one mirror for one LSN range, from the change log.",
+    )
+    def job() -> None:
+        repair_op()
+
+    return job
 
 
-def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engines, watcher: Watcher) -> "SyncReport":
+def run_sync(of: Replication, context: dg.OpExecutionContext, config: SyncConfig) -> "SyncReport":
     """One bounded run of the engine, in this process."""
     from pgcdc_assets.flow.decide import Bounds
 
-    stop = watcher.stop
-    with writing_run(context, stop):
-        settings = Settings.load()
-        observer = DagsterObserver(context, settings, watcher)
+    stop = watcher(of, context).stop
+    with writing_run(of, context, stop):
         bounds = Bounds(
             _until(config), config.follow, config.max_seconds, config.idle_seconds, config.receive_only, stop
         )
         copy_anew, heal = ([TableName.parse(table) for table in tables] for tables in (config.copy_anew, config.heal))
-        engine = engines.engine(settings, observer, config.command)
+        engines: Engines = getattr(context.resources, of.names.engines)
+        observer = DagsterObserver(context, of, watcher(of, context))
+        engine = engines.engine(of.settings, observer, config.command)
         if not config.give_way:
             return engine.sync(bounds, copy_anew=copy_anew, heal=heal)
-        with stop_for_waiting_runs(context, bounds.give_way):
+        with stop_for_waiting_runs(context, of.names, bounds.give_way):
             return engine.sync(bounds, copy_anew=copy_anew, heal=heal)
-
-
-def engine_at_rest(context: dg.OpExecutionContext, engines: Engines, watcher: Watcher, command: str) -> "Engine":
-    """The engine of a run that works on the lake alone. It does not connect to the source, and does not start it."""
-    settings = Settings.load()
-    return engines.engine_at_rest(settings, DagsterObserver(context, settings, watcher), command)
-
-
-@contextmanager
-def writing_run(context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
-    """Wraps the work of every run that writes: writes the process into the run's tags, checks that the instance belongs
-    to this project, and marks dead runs as failed. With ``stop``, signals end the run at a boundary. Our errors become
-    failures of Dagster, in one line."""
-    mark_process(context)
-    with as_failures():
-        settings = Settings.load()
-        if catalog := load_catalog(settings.catalog_file):
-            claim(context.instance, catalog.identity)
-        report_dead_runs(context.instance, settings.layout)
-        if stop is None:
-            yield
-        else:
-            with stop_on_signals(stop):
-                yield
 
 
 def of_sync(report: "SyncReport") -> metadata.Metadata:
@@ -153,6 +140,18 @@ def of_sync(report: "SyncReport") -> metadata.Metadata:
     return positions | metadata.numbers(counts)
 
 
+def watcher(of: Replication, context: dg.OpExecutionContext) -> Watcher:
+    """Gets the run's reports besides Dagster."""
+    found: Watcher = getattr(context.resources, of.names.watcher)
+    return found
+
+
+def engine_at_rest(of: Replication, context: dg.OpExecutionContext, command: str) -> "Engine":
+    """The engine of a run that works on the lake alone. It does not connect to the source, and does not start it."""
+    engines: Engines = getattr(context.resources, of.names.engines)
+    return engines.engine_at_rest(of.settings, DagsterObserver(context, of, watcher(of, context)), command)
+
+
 def _until(config: SyncConfig) -> Lsn | None:
     if config.until is None:
         return None
@@ -160,13 +159,3 @@ def _until(config: SyncConfig) -> Lsn | None:
         return Lsn.parse(config.until)
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-@dg.job(name=SYNC_JOB, description="PostgreSQL's changes into the mirrors, for as long as the run is asked to.")
-def sync_job() -> None:
-    sync_op()
-
-
-@dg.job(name="repair", description="Repair one mirror for one LSN range, from the change log.")
-def repair_job() -> None:
-    repair_op()

@@ -14,7 +14,7 @@ from pgcdc_assets.cli.console import ConsoleProgress
 from tests.cli.conftest import Shell
 
 
-@dg.op(config_schema={})
+@dg.op(name="pgcdc_deaf", config_schema={})
 def deaf() -> None:
     """A job that handles no signal."""
     os.kill(os.getpid(), signal.SIGINT)
@@ -30,4 +30,4 @@ def deaf_job() -> None:
 def test_an_interrupted_run_is_not_reported_as_a_dagster_error(shell: Shell) -> None:
     settings = jobs.project_settings()
     with pytest.raises(KeyboardInterrupt):
-        jobs._run(settings, deaf_job, "deaf", {}, ConsoleProgress())
+        jobs._run(settings, lambda of: deaf_job, "deaf", {}, ConsoleProgress())

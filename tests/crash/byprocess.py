@@ -234,7 +234,7 @@ class ByProcess(LakeRig):
     def assert_recorded(self) -> None:
         """Check Dagster's records: the ranges are contiguous, and no dead run counts as running."""
         with dg.DagsterInstance.from_config(str(self.folder / ".dagster")) as instance:
-            spans = [LsnRange.from_key(key) for key in instance.get_dynamic_partitions("lsn_ranges")]
+            spans = [LsnRange.from_key(key) for key in instance.get_dynamic_partitions("pgcdc_lsn_ranges")]
             assert spans
             assert all(left.end == right.start for left, right in pairwise(spans)), spans
             assert len(set(spans)) == len(spans)

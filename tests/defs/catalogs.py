@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.defs.keys import Names
+
+NAMES = Names("pgcdc")
+"""The names of a source whose settings do not name it."""
 
 COLUMNS = (
     Column(1, "id", PgType(23, "int4"), not_null=True),

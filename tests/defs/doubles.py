@@ -12,6 +12,8 @@ import psutil
 
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.defs.keys import Names
+from pgcdc_assets.defs.observer import Nobody
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
@@ -19,6 +21,7 @@ from pgcdc_assets.flow.reports import MessagesReport, Observer, RangeReport, Syn
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.processname import ProcessName
+from tests.defs.catalogs import NAMES
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
 """Configuration of Dagster's loggers for a run."""
@@ -87,7 +90,7 @@ class RecordingEngine:
 
 @dataclass
 class RecordingEngines:
-    """Replaces the resource ``engines``."""
+    """Replaces the resource ``<source>_engines``."""
 
     script: Script
 
@@ -95,6 +98,11 @@ class RecordingEngines:
         return RecordingEngine(self.script, observer, command)
 
     engine_at_rest = engine
+
+
+def resources(script: Script, names: Names = NAMES) -> dict[str, Any]:
+    """The resources of a source whose engine only records."""
+    return {names.engines: RecordingEngines(script), names.watcher: Nobody()}
 
 
 def report_of(span: LsnRange, *tables: TableName, version: int = 3) -> RangeReport:

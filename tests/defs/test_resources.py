@@ -13,7 +13,8 @@ import pytest
 from dagster_pyspark import LazyPySparkResource
 
 from pgcdc_assets.defs.pipeline import pipeline
-from pgcdc_assets.defs.resources import Engines, LakeSpark
+from pgcdc_assets.defs.replication import Replication
+from pgcdc_assets.defs.resources import Engines, LakeSpark, lake_spark
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.flow.reports import Silent
 from pgcdc_assets.settings import Settings
@@ -56,11 +57,11 @@ def run(*, uses: bool = True, fails: bool = False, spark_config: dict[str, Any] 
     """Runs an op with the pipeline's resources. The op asks for the session twice, as several parts of a run do."""
 
     @dg.op
-    def work(engines: Engines, pyspark: LakeSpark) -> None:
-        assert isinstance(pyspark, LazyPySparkResource)
-        engine = engines.engine_at_rest(Settings.load(), Silent(), "test")
+    def work(pgcdc_engines: Engines, pgcdc_pyspark: LakeSpark) -> None:
+        assert isinstance(pgcdc_pyspark, LazyPySparkResource)
+        engine = pgcdc_engines.engine_at_rest(Settings.load(), Silent(), "test")
         if uses:
-            assert engine._session() is engine._session() is pyspark.spark_session
+            assert engine._session() is engine._session() is pgcdc_pyspark.spark_session
         if fails:
             raise dg.Failure("broken")
 
@@ -68,10 +69,10 @@ def run(*, uses: bool = True, fails: bool = False, spark_config: dict[str, Any] 
     def job() -> None:
         work()
 
-    defs = dg.Definitions(jobs=[job], resources=pipeline(Settings.load(), None).resources)
+    defs = dg.Definitions(jobs=[job], resources=pipeline(Replication(Settings.load()), None).resources)
     config: dict[str, Any] = {"loggers": QUIET}
     if spark_config is not None:
-        config["resources"] = {"pyspark": {"config": {"spark_config": spark_config}}}
+        config["resources"] = {"pgcdc_pyspark": {"config": {"spark_config": spark_config}}}
     return defs.resolve_job_def("job").execute_in_process(run_config=config, raise_on_error=False).success
 
 
@@ -105,7 +106,7 @@ def test_a_run_configures_spark_as_dagster_pyspark_does(recorded: Sessions) -> N
 )
 def test_the_configuration_of_a_run_is_checked_like_the_setting(given: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said.replace("`", "['`]")):
-        LakeSpark(spark_config=given).settings()
+        lake_spark(Settings.load())(spark_config=given).settings()
 
 
 def test_the_ui_of_dagster_does_not_show_the_spark_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,5 +114,5 @@ def test_the_ui_of_dagster_does_not_show_the_spark_setting(monkeypatch: pytest.M
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"spark.hadoop.fs.s3a.secret.key": "hidden"}))
     from dagster._core.remote_representation.external_data import RepositorySnap
 
-    snapshot = RepositorySnap.from_def(pipeline(Settings.load(), None).get_repository_def())
+    snapshot = RepositorySnap.from_def(pipeline(Replication(Settings.load()), None).get_repository_def())
     assert "hidden" not in dg.serialize_value(snapshot)

@@ -12,15 +12,15 @@ import yaml
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.instance import InstanceRef
 
-from pgcdc_assets.defs import keys
+from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.defs.maintenance import forget_runs
-from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
-from pgcdc_assets.defs.runs import OURS
+from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.project import INSTANCE_YAML
+from tests.defs.catalogs import NAMES
 from tests.defs.doubles import span
 
-MIRROR, QUIET_MIRROR = dg.AssetKey(["public", "orders"]), dg.AssetKey(["public", "quiet"])
-ASSETS = [keys.CHANGE_LOG, MIRROR, QUIET_MIRROR]
+MIRROR, QUIET_MIRROR = NAMES.key("public", "orders"), NAMES.key("public", "quiet")
+ASSETS = [NAMES.change_log, MIRROR, QUIET_MIRROR]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], ours: bool = True) -> str:
+def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], of: Names | None = NAMES) -> str:
     """A run that recorded these partitions of these assets. Returns its id."""
 
     @dg.op
@@ -44,7 +44,7 @@ def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], ou
         record()
 
     console = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    return sync.execute_in_process(run_config=console, instance=instance, tags=OURS if ours else {}).run_id
+    return sync.execute_in_process(run_config=console, instance=instance, tags=of.tags if of else {}).run_id
 
 
 def rows(folder: Path) -> int:
@@ -59,41 +59,42 @@ def rows(folder: Path) -> int:
 @pytest.mark.long
 def test_runs_of_pruned_ranges_are_deleted_and_all_others_kept(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     gone, kept = span(0x10, 0x20), span(0x20, 0x30)
-    register = RangeRegister(instance)
+    register = RangeRegister(instance, NAMES)
     for known in (gone, kept):
         register.add(known)
     copy = run(instance, assets=[QUIET_MIRROR])
-    old = [run(instance, gone.key, assets=[keys.CHANGE_LOG, MIRROR]) for _ in range(3)]
+    old = [run(instance, gone.key, assets=[NAMES.change_log, MIRROR]) for _ in range(5)]
     idle = run(instance, assets=[])
-    foreign = run(instance, gone.key, assets=[], ours=False)
-    closing = run(instance, kept.key, assets=[keys.CHANGE_LOG, MIRROR])
+    foreign = run(instance, gone.key, assets=[], of=None)
+    other = run(instance, gone.key, assets=[], of=Names("other"))
+    closing = run(instance, kept.key, assets=[NAMES.change_log, MIRROR])
     repair = run(instance, kept.key, assets=[MIRROR])
-    instance.report_runless_asset_event(dg.AssetObservation(keys.SLOT))
-    under_way = instance.create_run_for_job(_waiting, status=dg.DagsterRunStatus.STARTED, tags=OURS).run_id
+    instance.report_runless_asset_event(dg.AssetObservation(NAMES.slot))
+    under_way = instance.create_run_for_job(_waiting, status=dg.DagsterRunStatus.STARTED, tags=NAMES.tags).run_id
     register.prune(kept.start, kept.end)
     before = rows(tmp_path), len(list(tmp_path.rglob("history/runs/*.db")))
 
-    assert forget_runs(instance, ASSETS, datetime.now(UTC) - timedelta(hours=1), lambda: False) == 0
+    assert forget_runs(instance, NAMES, ASSETS, datetime.now(UTC) - timedelta(hours=1), lambda: False) == 0
     assert rows(tmp_path) == before[0]
     later = datetime.fromtimestamp(time.time() + 1, UTC)
-    assert forget_runs(instance, ASSETS, later, lambda: True) == 0
-    assert forget_runs(instance, ASSETS, later, lambda: False) == len(old) + 1
+    assert forget_runs(instance, NAMES, ASSETS, later, lambda: True) == 0
+    assert forget_runs(instance, NAMES, ASSETS, later, lambda: False) == len(old) + 1
 
     left = {record.run_id for record in instance.get_runs()}
-    assert left == {copy, foreign, closing, repair, under_way}
+    assert left == {copy, foreign, other, closing, repair, under_way}
     assert not left & {*old, idle}
     after = rows(tmp_path), len(list(tmp_path.rglob("history/runs/*.db")))
-    assert after[1] == before[1] - 4
+    assert after[1] == before[1] - len(old) - 1
     assert after[0] < before[0] / 2
-    assert instance.fetch_observations(keys.SLOT, limit=5).records == []
+    assert instance.fetch_observations(NAMES.slot, limit=5).records == []
     assert instance.get_materialized_partitions(MIRROR) == {kept.key}
-    assert instance.get_dynamic_partitions(str(LSN_RANGES.name)) == [kept.key]
+    assert instance.get_dynamic_partitions(str(NAMES.lsn_ranges.name)) == [kept.key]
     assert instance.get_latest_materialization_event(QUIET_MIRROR) is not None
     # Once the range is pruned, and another run holds the newest materialisation, this run is deleted too.
     register.prune(kept.end, kept.end)
     newest = run(instance, span(0x30, 0x40).key, assets=ASSETS)
-    assert forget_runs(instance, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3
-    assert {record.run_id for record in instance.get_runs()} == {foreign, under_way, newest}
+    assert forget_runs(instance, NAMES, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3
+    assert {record.run_id for record in instance.get_runs()} == {foreign, other, under_way, newest}
 
 
 def test_the_instance_of_a_project_deletes_old_ticks(instance: dg.DagsterInstance) -> None:

@@ -16,10 +16,14 @@ import pytest
 
 from pgcdc_assets.core.layout import LOCAL, Layout
 from pgcdc_assets.defs import runs
+from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.store import chainlease, storage
 from pgcdc_assets.store.processname import ProcessName
+from tests.defs.catalogs import NAMES
 from tests.defs.doubles import dead_mark
+
+OTHER = Names("other")
 
 
 @dg.op
@@ -27,7 +31,7 @@ def nothing() -> None:
     """This op is never run."""
 
 
-@dg.job
+@dg.job(name=NAMES.sync_job)
 def sync() -> None:
     nothing()
 
@@ -38,9 +42,9 @@ def foreign() -> None:
 
 
 def run_of(
-    instance: dg.DagsterInstance, job: dg.JobDefinition = sync, mark: str | None = None, *, ours: bool = True
+    instance: dg.DagsterInstance, job: dg.JobDefinition = sync, mark: str | None = None, *, of: Names | None = NAMES
 ) -> str:  # fmt: skip
-    tags = runs.OURS if ours else {}
+    tags = of.tags if of else {}
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
     if mark is not None:
         instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: mark})
@@ -76,7 +80,7 @@ def status(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
 
 def test_a_run_whose_process_ended_is_reported_as_failed(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     dead, alive = run_of(instance, mark=dead_mark()), run_of(instance, mark=str(ProcessName.own()))
-    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
+    assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == [dead]
     assert status(instance, dead) is dg.DagsterRunStatus.FAILURE
     assert status(instance, alive) is dg.DagsterRunStatus.STARTED
 
@@ -84,7 +88,7 @@ def test_a_run_whose_process_ended_is_reported_as_failed(instance: dg.DagsterIns
 def test_a_process_with_a_reused_pid_is_not_the_run(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     own = ProcessName.own()
     dead = run_of(instance, mark=str(replace(own, started=own.started - 100)))
-    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
+    assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == [dead]
 
 
 def test_no_run_is_reported_dead_while_another_process_holds_the_lock(
@@ -101,37 +105,45 @@ def test_no_run_is_reported_dead_while_another_process_holds_the_lock(
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
+    assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == []
     holder.communicate("\n")
-    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
+    assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == [dead]
 
 
 def test_a_run_that_has_not_named_its_process_gets_time_to_start(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     young = run_of(instance)
     other = run_of(instance, foreign)
-    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
+    assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == []
     later = time.time() + 121
-    assert runs.report_dead_runs(instance, Layout.of(tmp_path), now=later) == [young]
+    assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path), now=later) == [young]
     assert status(instance, other) is dg.DagsterRunStatus.STARTED
 
 
 def test_a_run_of_another_code_location_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     """The other location, in the same Dagster, has a job with the name of our job."""
-    others = run_of(instance, ours=False)
-    assert runs.report_dead_runs(instance, Layout.of(tmp_path), now=time.time() + 121) == []
+    others = run_of(instance, of=None)
+    assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path), now=time.time() + 121) == []
     assert status(instance, others) is dg.DagsterRunStatus.STARTED
+
+
+def test_a_run_of_another_source_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    """Only the sensor of that source knows whether its lake is held."""
+    others = run_of(instance, mark=dead_mark(), of=OTHER)
+    assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path), now=time.time() + 121) == []
+    assert status(instance, others) is dg.DagsterRunStatus.STARTED
+    assert runs.report_dead_runs(instance, OTHER, Layout.of(tmp_path)) == [others]
 
 
 def test_a_run_elsewhere_is_dead_if_the_lake_was_not_held_for_long(instance: dg.DagsterInstance, lake: Layout) -> None:
     run = run_of(instance, mark=elsewhere())
-    assert runs.report_dead_runs(instance, lake) == [], "it has just begun, and may be on its way to the lake"
+    assert runs.report_dead_runs(instance, NAMES, lake) == [], "it has just begun, and may be on its way to the lake"
     later = time.time() + runs._ELSEWHERE_SECONDS + 1
     with lake_lock(lake, "sync"):
-        assert runs.report_dead_runs(instance, lake, now=later) == [], "it may be the holder"
-    assert runs.report_dead_runs(instance, lake, now=later) == [], "it may have held the lake a moment ago"
+        assert runs.report_dead_runs(instance, NAMES, lake, now=later) == [], "it may be the holder"
+    assert runs.report_dead_runs(instance, NAMES, lake, now=later) == [], "it may have held the lake a moment ago"
     forget(lake)
-    assert runs.report_dead_runs(instance, lake, now=time.time()) == []
-    assert runs.report_dead_runs(instance, lake, now=later) == [run]
+    assert runs.report_dead_runs(instance, NAMES, lake, now=time.time()) == []
+    assert runs.report_dead_runs(instance, NAMES, lake, now=later) == [run]
     assert status(instance, run) is dg.DagsterRunStatus.FAILURE
 
 
@@ -139,8 +151,8 @@ def test_dead_runs_are_reported_before_a_run_takes_the_lock(instance: dg.Dagster
     """A run looks for dead runs before it takes the lock."""
     dead = run_of(instance, mark=dead_mark())
     with lake_lock(Layout.of(tmp_path), "sync"):
-        assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
-    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
+        assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == []
+    assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == [dead]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -17,6 +17,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs import runs
 from pgcdc_assets.defs.demand import Cursor
+from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.defs.resources import Source
 from pgcdc_assets.defs.sensors import tick
 from pgcdc_assets.defs.sync import sync_job
@@ -30,6 +31,7 @@ from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.source.slot.slot import require_slot
+from tests.defs.catalogs import NAMES
 from tests.defs.doubles import dead_mark
 from tests.deltatables import publish_at
 from tests.fix_postgres import Database
@@ -41,6 +43,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Database
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PGCDC_SOURCE", database.conninfo)
     monkeypatch.setenv("PGCDC_SLOT", f"s_{database.name}")
+    monkeypatch.setenv("PGCDC_TABLES", '["public.t"]')
     return Settings.load()
 
 
@@ -53,10 +56,9 @@ def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-def catalog(settings: Settings, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Catalog:
+def catalog(settings: Settings, conn: psycopg.Connection[Any]) -> Catalog:
     """A project that is set up and has copied nothing yet."""
-    monkeypatch.setenv("PGCDC_TABLES", '["public.t"]')
-    catalog = setup(Settings.load(), str(settings.source)).catalog
+    catalog = setup(settings, str(settings.source)).catalog
     save_catalog(catalog, CATALOG_FILE)
     return catalog
 
@@ -74,7 +76,7 @@ def level(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any]) -
 
 def look(instance: dg.DagsterInstance, settings: Settings, cursor: Cursor | None = None) -> dg.SensorResult:
     context = dg.build_sensor_context(instance=instance, cursor=str(cursor) if cursor else None)
-    found = tick(context, settings, Source())
+    found = tick(Replication(settings), context, Source())
     return found if isinstance(found, dg.SensorResult) else dg.SensorResult(skip_reason=found)
 
 
@@ -101,7 +103,7 @@ def test_an_unreachable_source_is_reported_without_its_password(
 @pytest.mark.usefixtures("catalog")
 def test_a_table_to_copy_requests_a_run(instance: dg.DagsterInstance, settings: Settings) -> None:
     (request,) = look(instance, settings).run_requests or ()
-    assert request.run_config["ops"]["sync_changes"]["config"] == {
+    assert request.run_config["ops"]["pgcdc_sync_changes"]["config"] == {
         "follow": True, "max_seconds": 1800.0, "idle_seconds": 30.0, "give_way": True,
     }  # fmt: skip
 
@@ -157,7 +159,8 @@ def test_the_sensor_does_not_advance_the_slot(
 
 @pytest.mark.usefixtures("catalog")
 def test_a_run_that_died_is_reported_and_the_next_run_waits(instance: dg.DagsterInstance, settings: Settings) -> None:
-    run = instance.create_run_for_job(sync_job, status=dg.DagsterRunStatus.STARTED, tags=runs.OURS)
+    job, status = sync_job(Replication(settings)), dg.DagsterRunStatus.STARTED
+    run = instance.create_run_for_job(job, status=status, tags=NAMES.tags)
     instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: dead_mark()})
     with (
         pytest.raises(SlotMissing), lake_lock(settings.layout, "sync"),
@@ -178,9 +181,26 @@ def test_the_sensor_does_not_wait_for_runs_of_another_code_location(
 ) -> None:
     """The other location's job has the name of our job. One run failed, and one run is active."""
     for state in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED):
-        instance.create_run_for_job(sync_job, status=state)
+        instance.create_run_for_job(sync_job(Replication(settings)), status=state)
     conn.execute("INSERT INTO public.t VALUES (1)")
     assert look(instance, settings).run_requests
+
+
+@pytest.mark.usefixtures("level")
+def test_the_sensor_does_not_wait_for_runs_of_another_source(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    """It waits for the queued run of its own source."""
+    other, states = Replication(settings.changed(name="other")), dg.DagsterRunStatus
+    for state in (states.FAILURE, states.STARTED, states.NOT_STARTED):
+        instance.create_run_for_job(sync_job(other), status=state, tags=other.names.tags)
+    conn.execute("INSERT INTO public.t VALUES (1)")
+    found = look(instance, settings)
+    assert found.run_requests
+    assert {event.asset_key.path[0] for event in found.asset_events} == {"pgcdc"}
+    instance.create_run_for_job(sync_job(Replication(settings)), status=states.NOT_STARTED, tags=NAMES.tags)
+    assert why(look(instance, settings))
+    assert why(look(instance, other.settings)), "its own runs are under way"
 
 
 @pytest.mark.usefixtures("level")
@@ -218,7 +238,7 @@ def test_all_checks_fail_within_a_minute_after_the_source_went_down(
     assert "/nowhere" in why(result)
     found = {str(event.asset_key.path): event for event in result.asset_events
              if isinstance(event, dg.AssetCheckEvaluation)}  # fmt: skip
-    assert found.keys() == {"['slot']", "['public', 't']"}
+    assert found.keys() == {"['pgcdc', 'slot']", "['pgcdc', 'public', 't']"}
     for check in found.values():
         assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
         assert "/nowhere" in str(check.description)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import dagster as dg
@@ -24,12 +25,14 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.defs import runs
 from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.checks import current_health, evaluations
 from pgcdc_assets.defs.downstream import mirror_updated
-from pgcdc_assets.defs.observer import Nobody
-from pgcdc_assets.defs.partitions import RangeRegister
-from pgcdc_assets.defs.runs import PROCESS_TAG
+from pgcdc_assets.defs.keys import Names
+from pgcdc_assets.defs.partitions import RangeRegister, register_snapshot
+from pgcdc_assets.defs.replication import Replication
+from pgcdc_assets.defs.runs import PROCESS_TAG, limit_pool, runs_of, waiting_for_pool
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
 from pgcdc_assets.errors import LockHeld, StoreFailed
 from pgcdc_assets.flow.decide import Bounds
@@ -40,13 +43,16 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import LOCATION, load_catalog, save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.processname import ProcessName
-from tests.defs.catalogs import catalog_of
-from tests.defs.doubles import QUIET, RecordingEngines, Script, report_of, span
+from tests.defs.catalogs import NAMES, catalog_of
+from tests.defs.doubles import QUIET, Script, report_of, resources, span
 from tests.deltatables import publish_at
 from tests.projectfiles import CATALOG_FILE
+from tests.waiting import wait_for
 
 ORDERS, EVENTS = TableName("public", "orders"), TableName("public", "events")
 CATALOG = catalog_of(("public", "orders"), ("public", "events"))
+OF = Replication(Settings(source="dbname=nowhere"))
+RANGES, COPIES = str(NAMES.lsn_ranges.name), str(NAMES.snapshot_ranges.name)
 
 
 @pytest.fixture(autouse=True)
@@ -57,38 +63,43 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sync(instance: dg.DagsterInstance, script: Script, **config: Any) -> dg.ExecuteInProcessResult:
-    return sync_job.execute_in_process(
-        run_config={"ops": {SYNC_OP: {"config": config}}, "loggers": QUIET},
+    return sync_job(OF).execute_in_process(
+        run_config={"ops": {NAMES.of(SYNC_OP): {"config": config}}, "loggers": QUIET},
         instance=instance,
-        resources={"engines": RecordingEngines(script), "watcher": Nobody()},
+        resources=resources(script),
         raise_on_error=False,
     )
 
 
-def materialize(
-    instance: dg.DagsterInstance, script: Script, keys: Sequence[Sequence[str]], partitions: Sequence[str]
-) -> dg.ExecuteInProcessResult:
-    """As the UI does it: one run over a range of partitions."""
+def location(of: Replication, script: Script) -> dg.Definitions:
+    """The assets of a source, with an engine that only records."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
-        defs = dg.Definitions(
-            assets=pipeline_assets(CATALOG, messages=True),
-            resources={"engines": RecordingEngines(script), "watcher": Nobody()},
+        return dg.Definitions(
+            assets=pipeline_assets(of, CATALOG),
+            resources=resources(script, of.names),
             executor=dg.in_process_executor,
         )
+
+
+def materialize(
+    instance: dg.DagsterInstance, script: Script, keys: Sequence[Sequence[str]], partitions: Sequence[str], **ops: Any
+) -> dg.ExecuteInProcessResult:
+    """As the UI does it: one run over a range of partitions. ``ops``: the configuration of ops, by their names."""
+    defs = location(Replication(Settings(messages=("app",))), script)
     first, last = (partitions[0], partitions[-1]) if partitions else ("000000000020", "000000000010")
     return defs.resolve_implicit_global_asset_job_def().execute_in_process(
         instance=instance,
-        asset_selection=[dg.AssetKey(list(key)) for key in keys],
+        asset_selection=[NAMES.key(*key) for key in keys],
         tags={"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last},
-        run_config={"loggers": QUIET},
+        run_config={"loggers": QUIET, "ops": {name: {"config": config} for name, config in ops.items()}},
         raise_on_error=False,
     )
 
 
 def metadata(instance: dg.DagsterInstance, key: Sequence[str], partition: str) -> dict[str, Any]:
     records = instance.fetch_materializations(
-        dg.AssetRecordsFilter(asset_key=dg.AssetKey(list(key)), asset_partitions=[partition]), limit=1
+        dg.AssetRecordsFilter(asset_key=NAMES.key(*key), asset_partitions=[partition]), limit=1
     ).records
     assert records, f"{key} has no materialisation of {partition}"
     event = records[0].asset_materialization
@@ -118,7 +129,7 @@ def test_a_closed_range_is_registered_and_changed_tables_are_materialised(
     script = Script(copies=[CopyReport(ORDERS, Lsn(0x10), 40, 4000, 2, 1.5, 1)], ranges=[report])
     assert sync(instance, script).success
 
-    assert RangeRegister(instance).known() == [report.span]
+    assert RangeRegister(instance, NAMES).known() == [report.span]
     key = report.span.key
     log = metadata(instance, ["change_log"], key)
     assert {name: log[name] for name in ("start_lsn", "end_lsn", "transform_lsn", "transactions", "rows_inserts")} == {
@@ -133,22 +144,22 @@ def test_a_closed_range_is_registered_and_changed_tables_are_materialised(
 
     copied = metadata(instance, ["snapshot", "public", "orders"], "000000000000-000000000010")
     assert (copied["consistent_point"], copied["dagster/row_count"]) == ("0/10", 40)
-    assert instance.get_dynamic_partitions("snapshot_ranges") == ["000000000000-000000000010"]
+    assert instance.get_dynamic_partitions(COPIES) == ["000000000000-000000000010"]
 
 
 def recorded(instance: dg.DagsterInstance, run_id: str, *types: dg.DagsterEventType) -> list[str]:
-    """The assets of a run's events of these types, in order."""
+    """The assets of a run's events of these types, in order, without the source's name."""
     found = [entry.get_dagster_event() for entry in instance.all_logs(run_id, of_type=set(types))]
-    return [
-        (event.asset_key or event.asset_check_evaluation_data.asset_key).to_user_string() for event in found
-    ]  # fmt: skip
+    keys = [(event.asset_key or event.asset_check_evaluation_data.asset_key).path for event in found]
+    assert {key[0] for key in keys} <= {"pgcdc"}
+    return ["/".join(key[1:]) for key in keys]
 
 
 def test_a_table_that_did_not_change_records_nothing(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It records no materialisation when a range is closed, and no check that passes again."""
-    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda settings, instance: health())
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: health())
     publish_at(ConsistentPoints(Settings().layout), 0x50, {ORDERS: 3, EVENTS: 7})
     events = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
     first = sync(instance, Script(ranges=[report_of(span(0x10, 0x20)), report_of(span(0x20, 0x30))]))
@@ -171,16 +182,16 @@ def test_a_check_is_recorded_when_its_result_changes(
     """This includes changes in a later run, and a check that passes again."""
     failing = Problem("error", f"table {EVENTS}", "is set aside", "copy it again")
     told = iter([health(), health(failing), health(failing), health(), health()])
-    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda settings, instance: next(told))
-    runs = [sync(instance, Script(ranges=[report_of(span(n, n + 16))])) for n in (0x10, 0x20, 0x30, 0x40, 0x50)]
-    checks = [recorded(instance, run.run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION) for run in runs]
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: next(told))
+    done = [sync(instance, Script(ranges=[report_of(span(n, n + 16))])) for n in (0x10, 0x20, 0x30, 0x40, 0x50)]
+    checks = [recorded(instance, run.run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION) for run in done]
     assert checks == [["slot", "public/orders", "public/events"], ["public/events"], ["public/events"],
                       ["public/events"], []]  # fmt: skip
 
 
 def test_a_copy_is_checked_in_its_own_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dagster shows a check as not evaluated if it is older than the newest materialisation."""
-    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda settings, instance: health())
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: health())
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20))])).success
     copies = [CopyReport(table, Lsn(0x20), 40, 4000, 2, 1.5, 1) for table in (ORDERS, EVENTS)]
     run = sync(instance, Script(copies=copies))
@@ -209,7 +220,7 @@ def test_the_saved_catalog_is_read_once_per_run(instance: dg.DagsterInstance, mo
 
 
 def latest(instance: dg.DagsterInstance, *key: str) -> dg.AssetMaterialization:
-    event = instance.get_latest_materialization_event(dg.AssetKey(list(key)))
+    event = instance.get_latest_materialization_event(NAMES.key(*key))
     assert event is not None
     assert event.asset_materialization is not None
     return event.asset_materialization
@@ -221,8 +232,8 @@ def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.Dagster
     found = latest(instance, "public", "orders")
     assert (found.partition, found.metadata["dagster/row_count"].value) == (None, 40)
     assert str(found.metadata["dagster/uri"].value).endswith("/lake/public/orders")
-    RangeRegister(instance).add(span(0x10, 0x20))
-    RangeRegister(instance).add(span(0x20, 0x30))
+    RangeRegister(instance, NAMES).add(span(0x10, 0x20))
+    RangeRegister(instance, NAMES).add(span(0x20, 0x30))
     assert sync(instance, Script(copies=[CopyReport(EVENTS, Lsn(0x28), 7, 70, 1, 1.5, 1)])).success
     found = latest(instance, "public", "events")
     assert (found.partition, found.metadata["dagster/row_count"].value) == (span(0x10, 0x20).key, 7)
@@ -243,15 +254,12 @@ def test_an_asset_on_a_table_published_later_runs_with_our_condition(
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20), ORDERS)])).success
     assert sync(instance, Script(ranges=[report_of(span(0x20, 0x30), ORDERS)])).success
 
-    @dg.asset(deps=[dg.AssetKey(["public", "events"])], automation_condition=condition)
+    @dg.asset(deps=[NAMES.of_stage("mirror", EVENTS)], automation_condition=condition)
     def on_events() -> None: ...
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
-        defs = dg.Definitions(
-            assets=[*pipeline_assets(CATALOG), on_events],
-            resources={"engines": RecordingEngines(Script()), "watcher": Nobody()},
-        )
+        defs = dg.Definitions(assets=[*pipeline_assets(OF, CATALOG), on_events], resources=resources(Script()))
     first = dg.evaluate_automation_conditions(defs, instance)
     publish_at(points, 0x40, {ORDERS: 4, EVENTS: 2})
     copy = CopyReport(EVENTS, Lsn(0x30), 7, 70, 1, 1.5, 1)
@@ -270,7 +278,7 @@ def test_a_table_that_no_point_lists_is_not_materialised(instance: dg.DagsterIns
     report = report_of(span(0x10, 0x20), ORDERS)
     assert sync(instance, Script(ranges=[report])).success
     found = instance.fetch_materializations(
-        dg.AssetRecordsFilter(asset_key=dg.AssetKey(["public", "events"])), limit=1
+        dg.AssetRecordsFilter(asset_key=NAMES.of_stage("mirror", EVENTS)), limit=1
     ).records
     assert not found
 
@@ -290,12 +298,12 @@ def test_a_run_names_its_process_and_passes_its_limits(instance: dg.DagsterInsta
 
 def test_ranges_of_an_earlier_log_are_removed(instance: dg.DagsterInstance) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
-        RangeRegister(instance).add(known)
+        RangeRegister(instance, NAMES).add(known)
     ChangeLog(Settings().layout).create(Identity("1", "db", "s"), Lsn(0x20), 1)
     script = Script()
     assert sync(instance, script).success
     assert script.asked[0][4] == []
-    assert RangeRegister(instance).known() == []
+    assert RangeRegister(instance, NAMES).known() == []
 
 
 def test_our_errors_are_run_failures_of_one_line(instance: dg.DagsterInstance) -> None:
@@ -312,24 +320,111 @@ def test_a_signal_ends_the_run_successfully_at_a_boundary(instance: dg.DagsterIn
     assert sync(instance, Script(wait=until_stopped), follow=True).success
 
 
-def test_a_run_that_gives_way_ends_when_another_run_waits(instance: dg.DagsterInstance) -> None:
-    def until_stopped(bounds: Bounds) -> None:
-        assert not bounds.stop.is_set()
+@pytest.mark.parametrize("by", ["job", "selection"])
+def test_a_run_gives_way_to_a_queued_run_of_its_own_source_only(
+    instance: dg.DagsterInstance, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queued run of the UI has no tag of ours yet, but names its assets."""
+    looks: list[int] = []
+
+    def counted(*args: Any) -> list[dg.RunRecord]:
+        looks.append(1)
+        return runs_of(*args)
+
+    def queue(of: Replication) -> None:
+        selection = frozenset([of.names.of_stage("mirror", ORDERS)]) if by == "selection" else None
+        job = location(of, Script()).resolve_implicit_global_asset_job_def() if selection else sync_job(of)
         instance.create_run_for_job(
-            sync_job,
-            status=dg.DagsterRunStatus.QUEUED,
-            remote_job_origin=origin_of("sync"),
-        )
+            job, status=dg.DagsterRunStatus.QUEUED, asset_selection=selection, remote_job_origin=origin_of(job.name),
+            tags={} if selection else of.names.tags,
+        )  # fmt: skip
+
+    def until_stopped(bounds: Bounds) -> None:
+        queue(Replication(Settings(name="other")))
+        seen = len(looks)
+        wait_for(lambda: len(looks) > seen + 2, what="more looks at the queue")
+        assert not bounds.give_way.is_set()
+        assert not bounds.stop.is_set()
+        queue(OF)
         assert bounds.give_way.wait(60)
 
-    result = sync(instance, Script(wait=until_stopped), follow=True, give_way=True)
-    assert result.success
+    monkeypatch.setattr(runs, "runs_of", counted)
+    monkeypatch.setattr(runs, "_LOOK_SECONDS", 0.1)
+    assert sync(instance, Script(wait=until_stopped), follow=True, give_way=True).success
+
+
+@pytest.mark.long
+@pytest.mark.takes(20)
+def test_a_run_gives_way_to_a_run_that_waits_for_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster starts runs although the pool is taken, unless the instance limits pools by run."""
+    monkeypatch.setattr(runs, "_LOOK_SECONDS", 0.1)
+    script, waited, results = Script(), list[set[str]](), list[dg.ExecuteInProcessResult]()
+    (home := tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(home)) as instance:
+        limit_pool(instance, NAMES)
+        RangeRegister(instance, NAMES).add(span(0x10, 0x20))
+        backfill = threading.Thread(
+            target=lambda: results.append(materialize(instance, script, [["public", "orders"]], [span(0x10, 0x20).key]))
+        )
+
+        def until_stopped(bounds: Bounds) -> None:
+            assert waiting_for_pool(instance, NAMES) == set()
+            backfill.start()
+            wait_for(lambda: bool(waiting_for_pool(instance, NAMES)), what="the run in the pool")
+            waited.append(waiting_for_pool(instance, NAMES))
+            assert waiting_for_pool(instance, Names("other")) == set()
+            assert script.asked == []
+            assert bounds.give_way.wait(60)
+
+        assert sync(instance, Script(wait=until_stopped), follow=True, give_way=True).success
+        backfill.join(60)
+        (result,) = results
+        assert result.success
+        assert waited == [{result.run_id}]
+        assert script.asked == [("apply", (ORDERS,), span(0x10, 0x20))]
+        assert waiting_for_pool(instance, NAMES) == set()
+
+
+@pytest.mark.parametrize("prefix", [["house"], []], ids=["key_prefix", "map_asset_specs"])
+def test_changes_of_our_assets_from_outside_change_no_selection(
+    instance: dg.DagsterInstance, prefix: list[str]
+) -> None:
+    """The user's project puts its own prefix before the keys of our assets, or changes their groups."""
+    RangeRegister(instance, NAMES).add(span(0x10, 0x20))
+    key, script = span(0x10, 0x20).key, Script(copies=[CopyReport(EVENTS, Lsn(0x90), 12, 100, 1, 0.5, 4)])
+    assets: list[Any] = list(location(OF, script).assets or ())
+    if prefix:
+        module = ModuleType("users_module")
+        vars(module).update({f"of_kind_{number}": found for number, found in enumerate(assets)})
+        assets = [*dg.load_assets_from_modules([module], key_prefix=prefix)]
+    else:
+        assets = [*dg.map_asset_specs(lambda spec: spec.replace_attributes(group_name="house"), assets)]
+    job = dg.Definitions(assets=assets, resources=resources(script)).resolve_implicit_global_asset_job_def()
+
+    def run(partition: str, *keys: dg.AssetKey) -> None:
+        tags = {f"dagster/asset_partition_range_{end}": partition for end in ("start", "end")}
+        selection = [key.with_prefix(prefix) for key in keys]
+        result = job.execute_in_process(instance=instance, asset_selection=selection, tags=tags,
+                                        run_config={"loggers": QUIET})  # fmt: skip
+        done = {key for event in result.get_asset_materialization_events() if (key := event.asset_key)}
+        assert {*selection} <= done
+
+    run(key, NAMES.change_log, NAMES.of_stage("changes", ORDERS), NAMES.of_stage("mirror", ORDERS))
+    assert script.asked == [("check", span(0x10, 0x20)), ("transform", (ORDERS,), span(0x10, 0x20)),
+                            ("apply", (ORDERS,), span(0x10, 0x20))]  # fmt: skip
+    event = instance.get_latest_materialization_event(NAMES.of_stage("mirror", ORDERS).with_prefix(prefix))
+    assert event is not None
+    assert event.asset_materialization is not None
+    found = event.asset_materialization
+    assert (found.partition, found.metadata["rows_inserted"].value) == (key, 5)
+    run(register_snapshot(instance, NAMES, Lsn(0x10)), NAMES.of_stage("snapshot", EVENTS))
+    assert script.asked[-1][0] == "sync"
 
 
 def test_materialising_several_ranges_of_mirrors_is_one_apply(instance: dg.DagsterInstance) -> None:
     ranges = [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
     for known in ranges:
-        RangeRegister(instance).add(known)
+        RangeRegister(instance, NAMES).add(known)
     script = Script()
     keys = [["public", "orders"], ["public", "events"]]
     assert materialize(instance, script, keys, [known.key for known in ranges[:2]]).success
@@ -340,11 +435,11 @@ def test_materialising_several_ranges_of_mirrors_is_one_apply(instance: dg.Dagst
     # Rows are counted at one range only, so that plots and sums over partitions are right.
     first = metadata(instance, ["public", "orders"], ranges[0].key)
     assert (first["start_lsn"], first.get("rows_inserted"), first["counted"]) == ("0/10", None, found["counted"])
-    assert ranges[2].key not in instance.get_materialized_partitions(dg.AssetKey(["public", "events"]))
+    assert ranges[2].key not in instance.get_materialized_partitions(NAMES.of_stage("mirror", EVENTS))
 
 
 def test_materialising_every_stage_of_a_range_runs_downstream(instance: dg.DagsterInstance) -> None:
-    RangeRegister(instance).add(span(0x10, 0x20))
+    RangeRegister(instance, NAMES).add(span(0x10, 0x20))
     script = Script()
     keys = [["public", "orders"], ["changes", "public", "orders"], ["change_log"]]
     assert materialize(instance, script, keys, [span(0x10, 0x20).key]).success
@@ -363,15 +458,15 @@ def test_messages_are_reported_by_range_and_can_be_derived_again(instance: dg.Da
     # Without the setting, no messages are reported.
     later = span(0x20, 0x30)
     assert sync(instance, Script(ranges=[report_of(later, ORDERS)])).success
-    assert later.key not in instance.get_materialized_partitions(dg.AssetKey(["messages"]))
+    assert later.key not in instance.get_materialized_partitions(NAMES.messages)
 
 
 def test_an_odd_key_and_a_deleted_key_stop_no_run(instance: dg.DagsterInstance) -> None:
     """Dagster's dialogue offers all partitions as the default."""
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
-        RangeRegister(instance).add(known)
-    instance.delete_dynamic_partition("lsn_ranges", span(0x20, 0x30).key)
-    instance.add_dynamic_partitions("lsn_ranges", ["2026-01-01"])
+        RangeRegister(instance, NAMES).add(known)
+    instance.delete_dynamic_partition(RANGES, span(0x20, 0x30).key)
+    instance.add_dynamic_partitions(RANGES, ["2026-01-01"])
     keys = [span(0x10, 0x20).key, span(0x30, 0x40).key, "2026-01-01"]
     script = Script()
     assert materialize(instance, script, [["change_log"], ["public", "orders"]], [keys[0], keys[-1]]).success
@@ -382,16 +477,16 @@ def test_an_odd_key_and_a_deleted_key_stop_no_run(instance: dg.DagsterInstance) 
     # The next sync sees the ranges in order and continues.
     log = ChangeLog(Settings().layout)
     log.create(Identity("1", "db", "s"), Lsn(0x10), 1)
-    assert RangeRegister(instance).mend() == [span(0x20, 0x30)]
+    assert RangeRegister(instance, NAMES).mend() == [span(0x20, 0x30)]
     assert sync(instance, script).success
 
 
 def test_an_odd_key_is_reported_by_the_check_of_the_slot(instance: dg.DagsterInstance) -> None:
-    assert [p.thing for p in current_health(Settings(), instance).problems if "partition" in p.thing] == []
-    instance.add_dynamic_partitions("lsn_ranges", ["2026-01-01"])
-    (problem,) = [p for p in current_health(Settings(), instance).problems if "partition" in p.thing]
-    assert (problem.severity, problem.thing) == ("warning", "partition '2026-01-01' of lsn_ranges")
-    (slot, *_) = evaluations(Settings(), current_health(Settings(), instance))
+    assert [p.thing for p in current_health(Replication(Settings()), instance).problems if "partition" in p.thing] == []
+    instance.add_dynamic_partitions(RANGES, ["2026-01-01"])
+    (problem,) = [p for p in current_health(Replication(Settings()), instance).problems if "partition" in p.thing]
+    assert (problem.severity, problem.thing) == ("warning", "partition '2026-01-01' of pgcdc_lsn_ranges")
+    (slot, *_) = evaluations(Replication(Settings()), current_health(Replication(Settings()), instance))
     assert "2026-01-01" in str(slot.description)
     assert "Delete partitions" in str(slot.description)
 
@@ -403,32 +498,50 @@ def test_an_unreachable_lake_fails_the_check_of_every_mirror(
         raise StoreFailed("does not answer", thing="s3://bucket/lake")
 
     monkeypatch.setattr(status, "status", out_of_reach)
-    found = evaluations(Settings(), current_health(Settings(), instance))
-    assert [check.asset_key.path for check in found] == [["slot"], ["public", "orders"], ["public", "events"]]
+    found = evaluations(Replication(Settings()), current_health(Replication(Settings()), instance))
+    assert [check.asset_key.path for check in found] == [
+        ["pgcdc", "slot"], ["pgcdc", "public", "orders"], ["pgcdc", "public", "events"],
+    ]  # fmt: skip
     assert all("s3://bucket/lake does not answer" in str(check.description) and not check.passed for check in found)
 
 
-def test_materialising_a_snapshot_makes_a_new_copy_and_registers_its_key(instance: dg.DagsterInstance) -> None:
+def test_materialising_a_snapshot_copies_only_what_has_no_copy(instance: dg.DagsterInstance) -> None:
+    old = LsnRange(ZERO, Lsn(0x10)).key
+    instance.add_dynamic_partitions(COPIES, [old])
+    script = Script(copies=[CopyReport(ORDERS, Lsn(0x90), 12, 100, 1, 0.5, 4)])
+    keys = [["snapshot", "public", "orders"], ["snapshot", "public", "events"]]
+    result = materialize(instance, script, keys, [old])
+    assert result.success
+    assert script.asked[0][3] == ()
+    done = {event.asset_key for event in result.asset_materializations_for_node("pgcdc_snapshot_assets")}
+    assert NAMES.of_stage("snapshot", EVENTS) not in done
+    assert NAMES.of_stage("snapshot", ORDERS) in done
+
+
+def test_materialising_a_snapshot_makes_a_new_copy_if_it_is_asked_for(instance: dg.DagsterInstance) -> None:
     old, new = LsnRange(ZERO, Lsn(0x10)).key, LsnRange(ZERO, Lsn(0x90)).key
-    instance.add_dynamic_partitions("snapshot_ranges", [old])
+    instance.add_dynamic_partitions(COPIES, [old])
     script = Script(copies=[CopyReport(EVENTS, Lsn(0x90), 12, 100, 1, 0.5, 4)])
-    assert materialize(instance, script, [["snapshot", "public", "events"]], [old]).success
+    config = {"copy_again": True}
+    snapshots = [["snapshot", "public", "events"]]
+    assert materialize(instance, script, snapshots, [old], pgcdc_snapshot_assets=config).success
     assert script.asked[0][3] == (EVENTS,)
     assert metadata(instance, ["snapshot", "public", "events"], new)["consistent_point"] == "0/90"
-    assert instance.get_dynamic_partitions("snapshot_ranges") == [old, new]
+    assert instance.get_dynamic_partitions(COPIES) == [old, new]
 
 
 def test_a_repair_is_recorded_at_the_ranges_it_covered(instance: dg.DagsterInstance) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
-        RangeRegister(instance).add(known)
+        RangeRegister(instance, NAMES).add(known)
     script = Script()
-    result = repair_job.execute_in_process(
-        run_config={"ops": {REPAIR_OP: {"config": {"table": "orders", "span": "0/10..0/30"}}}, "loggers": QUIET},
+    config = {"table": "orders", "span": "0/10..0/30"}
+    result = repair_job(OF).execute_in_process(
+        run_config={"ops": {NAMES.of(REPAIR_OP): {"config": config}}, "loggers": QUIET},
         instance=instance,
-        resources={"engines": RecordingEngines(script), "watcher": Nobody()},
+        resources=resources(script),
     )
     assert result.success
     assert script.asked == [("repair", ORDERS, span(0x10, 0x30))]
-    done = instance.get_materialized_partitions(dg.AssetKey(["public", "orders"]))
+    done = instance.get_materialized_partitions(NAMES.of_stage("mirror", ORDERS))
     assert done == {span(0x10, 0x20).key, span(0x20, 0x30).key}
     assert metadata(instance, ["public", "orders"], span(0x10, 0x20).key)["repaired"] is True

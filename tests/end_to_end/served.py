@@ -63,9 +63,10 @@ class Served:
             yield instance
 
     def materialised(self, *key: str) -> dict[str, dict[str, Any]]:
-        """The newest materialisation of every partition of an asset: metadata by partition, oldest first."""
+        """The newest materialisation of every partition of an asset of the source: metadata by partition, oldest
+        first."""
         with self.instance() as instance:
-            records = instance.fetch_materializations(dg.AssetKey(key), limit=500).records
+            records = instance.fetch_materializations(dg.AssetKey(["pgcdc", *key]), limit=500).records
         found: dict[str, dict[str, Any]] = {}
         for record in reversed(records):
             event = record.asset_materialization

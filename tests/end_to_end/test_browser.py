@@ -84,8 +84,8 @@ def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: 
     page.set_viewport_size(WINDOW)
     page.goto(f"{up.url}/asset-groups")
     page.get_by_text("Hide navigation").click()
-    expect(page.get_by_text("snapshot", exact=True).first).to_be_visible()
-    groups = [page.get_by_text(name, exact=True).last for name in ("source", "log", "changes", "mirror")]
+    expect(page.get_by_text("pgcdc_snapshot", exact=True).first).to_be_visible()
+    groups = [page.get_by_text(name, exact=True).last for name in ("pgcdc", "pgcdc_changes", "pgcdc_mirror")]
     assert [left(group) for group in groups] == sorted(left(group) for group in groups)
 
     page.keyboard.press("Alt+KeyE")  # Expand all groups.
@@ -116,7 +116,7 @@ def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> N
 def launch_all(up: Served, page: Page, asset: str) -> str:
     """Launch all partitions of an asset by the dialog; the final status of the run or backfill."""
     before = up.started_by_hand()
-    page.goto(f"{up.url}/assets/{asset}?view=partitions")
+    page.goto(f"{up.url}/assets/pgcdc/{asset}?view=partitions")
     page.get_by_role("button", name="Materialize").first.click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="All", exact=True).click()

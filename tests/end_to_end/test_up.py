@@ -37,7 +37,7 @@ def status_of(up: Served, order: int) -> str | None:
 
 
 def check_passed(up: Served, table: str) -> bool:
-    node = up.ask(CHECKS, key={"path": ["public", table]})["assetNodeOrError"]
+    node = up.ask(CHECKS, key={"path": ["pgcdc", "public", table]})["assetNodeOrError"]
     (check,) = node["assetChecksOrError"]["checks"]
     return bool(check["executionForLatestMaterialization"] == {"status": "SUCCEEDED"})
 
@@ -98,7 +98,7 @@ def test_a_table_that_comes_appears_in_the_graph(up: Served) -> None:
     with up.connect() as conn:
         conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY, wish text)")
     up.wait(lambda: bool(up.materialised("snapshot", "public", "wishes")), "its copy")
-    there = {"assetKey": {"path": ["public", "wishes"]}}
+    there = {"assetKey": {"path": ["pgcdc", "public", "wishes"]}}
     up.wait(lambda: there in up.ask(nodes)["assetNodes"], "its assets in the graph", seconds=60)
     up.follow("INSERT INTO public.wishes VALUES (1, 'peace')")
     with up.connect() as conn:

@@ -15,6 +15,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.pipeline import pipeline
+from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.points.points import ConsistentPoints
@@ -196,8 +197,8 @@ def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
     assert catalog is not None
     table = catalog.table(T)
     assert table is not None
-    specs = pipeline(rig.settings, catalog).resolve_all_asset_specs()
-    return table, next(spec for spec in specs if spec.key == dg.AssetKey(["public", "t"]))
+    specs = pipeline(Replication(rig.settings), catalog).resolve_all_asset_specs()
+    return table, next(spec for spec in specs if spec.key == dg.AssetKey(["pgcdc", "public", "t"]))
 
 
 @pytest.mark.long

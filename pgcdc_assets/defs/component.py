@@ -1,0 +1,81 @@
+"""The component for ``dg``: one source of a Dagster project, described in a ``defs.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import dagster as dg
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+from pydantic import Field
+
+from pgcdc_assets.defs.pipeline import build_pgcdc_defs
+from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator
+
+
+class PgcdcScaffold(dg.Model):
+    """The options of ``dg scaffold defs pgcdc_assets.PgcdcComponent``."""
+
+    source: str = Field(default="{{ env.PGCDC_SOURCE }}", description="A libpq conninfo or URL, or {{ env.NAME }}.")
+    lake: str = Field(default="lake", description="A folder of the project, or the URL of a folder in an object store.")
+
+
+class PgcdcScaffolder(dg.Scaffolder[PgcdcScaffold]):
+    @classmethod
+    def get_scaffold_params(cls) -> type[PgcdcScaffold]:
+        return PgcdcScaffold
+
+    def scaffold(self, request: dg.ScaffoldRequest[PgcdcScaffold]) -> None:
+        name = request.target_path.name.lower().replace("-", "_")
+        attributes = {"name": name, "source": request.params.source, "lake": request.params.lake}
+        dg.scaffold_component(request=request, yaml_attributes=attributes)
+
+
+@dg.scaffold_with(PgcdcScaffolder)
+class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
+    """Delta Lake tables kept exactly equal to one PostgreSQL database."""
+
+    name: Annotated[str, Field(description="The source's name. Every name that Dagster sees begins with it.")]
+    source: Annotated[str, Field(description="A libpq conninfo or URL, like {{ env.SHOP_DSN }}.")]
+    lake: Annotated[str, Field(description="A folder of the project, or the URL of a folder in an object store.")]
+    state: Annotated[
+        str | None,
+        Field(description="The folder for what is saved on this machine; .pgcdc/<name> of the project if unset."),
+    ] = None
+    tables: Annotated[
+        Sequence[str], Field(description="Patterns schema.table, a leading - excludes; all permanent tables if empty.")
+    ] = ()
+    settings: Annotated[Mapping[str, Any], Field(description="Other settings, as docs/operations.md lists them.")] = {}
+    translation: Annotated[
+        TranslationFn[PgcdcTable] | None,
+        TranslationFnResolver[PgcdcTable](lambda data: {"table": data.table, "stage": data.stage}),
+        Field(description="Attributes of each table's assets: key_prefix, group_name, owners, tags, ..."),
+    ] = None
+
+    def get_asset_spec(self, data: PgcdcTable) -> dg.AssetSpec:
+        """The spec of one of a table's assets. Override it in a subclass to change what Dagster shows."""
+        spec = PgcdcTranslator().get_asset_spec(data)
+        return self.translation(spec, data) if self.translation else spec
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        root = context.project_root
+        lake = self.lake if "://" in self.lake else root / Path(self.lake)
+        state = root / Path(self.state or f".pgcdc/{self.name}")
+        return build_pgcdc_defs(
+            self.name,
+            self.source,
+            lake,
+            state,
+            tables=self.tables,
+            settings=self.settings,
+            translator=_ByComponent(self),
+        )
+
+
+class _ByComponent(PgcdcTranslator):
+    def __init__(self, component: PgcdcComponent) -> None:
+        self._component = component
+
+    def get_asset_spec(self, data: PgcdcTable) -> dg.AssetSpec:
+        return self._component.get_asset_spec(data)

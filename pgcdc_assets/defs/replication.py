@@ -1,0 +1,76 @@
+"""One source inside Dagster: its settings, its names, and the specs of its tables' assets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import dagster as dg
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.keys import Names
+from pgcdc_assets.defs.partitions import RangeRegister
+from pgcdc_assets.defs.translator import STAGES, PgcdcTable, PgcdcTranslator, Stage
+from pgcdc_assets.project import SavedCatalog, load_catalog
+from pgcdc_assets.settings import Settings
+
+
+@dataclass(frozen=True)
+class Replication:
+    settings: Settings
+    translator: PgcdcTranslator = field(default_factory=PgcdcTranslator)
+    prefix: tuple[str, ...] = ()
+    """Parts before the source's name in every asset key."""
+    pooled: bool = True
+    """Whether the ops wait for the slot of the source's pool. Commands wait for the lake instead."""
+
+    @cached_property
+    def names(self) -> Names:
+        names = Names(self.settings.name, self.prefix)
+        if type(self.translator) is PgcdcTranslator:
+            return names
+        catalog = load_catalog(self.settings.catalog_file)
+        if catalog is None:
+            return names
+        keys = (self._spec(names, stage, table).key for table in catalog.tables for stage in STAGES)
+        return replace(names, chosen=frozenset(keys))
+
+    @cached_property
+    def _catalog(self) -> SavedCatalog:
+        return SavedCatalog(self.settings.catalog_file)
+
+    def table(self, name: TableName) -> Table | None:
+        """The table as the saved catalog has it now. A running sync changes the catalog."""
+        catalog = self._catalog.read()
+        return catalog.table(name) if catalog else None
+
+    def spec(self, stage: Stage, table: Table) -> dg.AssetSpec:
+        """The spec of one of the table's assets, with the lineage of its columns: source table, changes, mirror."""
+        spec = self._spec(self.names, stage, table)
+        if stage == "snapshot":
+            return spec
+        upstream = self.names.source_table(table.name) if stage == "changes" else self.spec("changes", table).key
+        return spec.replace_attributes(metadata={**metadata.lineage(table, upstream), **spec.metadata})
+
+    def _spec(self, names: Names, stage: Stage, table: Table) -> dg.AssetSpec:
+        uri = self.settings.layout.mirror(table.name).uri
+        return self.translator.get_asset_spec(PgcdcTable(names, stage, table, uri))
+
+    def key(self, stage: Stage, name: TableName) -> dg.AssetKey:
+        """The key under which events of the table are recorded: the translator's, if the table is in the catalog."""
+        table = self.table(name)
+        return self._spec(self.names, stage, table).key if table else self.names.of_stage(stage, name)
+
+    @property
+    def pool(self) -> str | None:
+        return self.names.pool if self.pooled else None
+
+    @property
+    def resource_keys(self) -> set[str]:
+        """The resources that every op that writes needs."""
+        return {self.names.engines, self.names.watcher}
+
+    def register(self, instance: dg.DagsterInstance) -> RangeRegister:
+        return RangeRegister(instance, self.names)

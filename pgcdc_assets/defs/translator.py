@@ -1,0 +1,65 @@
+"""What Dagster shows of each table: the hook by which users change keys, groups, owners and all else of an asset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import dagster as dg
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.keys import Names
+
+Stage = Literal["snapshot", "changes", "mirror"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass(frozen=True)
+class PgcdcTable:
+    """One asset of a table."""
+
+    names: Names
+    stage: Stage
+    table: Table
+    uri: str
+    """The place of the table's mirror."""
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """The asset's key, if the user does not choose another one."""
+        return self.names.of_stage(self.stage, self.table.name)
+
+
+class PgcdcTranslator:
+    """Makes the spec of each table's assets. Override :meth:`get_asset_spec` to change what Dagster shows."""
+
+    def get_asset_spec(self, data: PgcdcTable) -> dg.AssetSpec:
+        """The spec of one asset. Its dependencies and its partitions are set by the pipeline."""
+        name, table = data.table.name, data.table
+        group = data.names.of(data.stage)
+        if data.stage == "snapshot":
+            text = (
+                f"Copies of {name} under an exported snapshot, each exact at its consistent point. The sync job copies "
+                "a table once. For a new copy, materialise any partition with `copy_again: true` in the run's "
+                "configuration."
+            )
+            return dg.AssetSpec(data.key, kinds={"spark", "postgres"}, group_name=group, description=text)
+        if data.stage == "changes":
+            text = f"Typed change feed of {name}, in commit order. Materialising a range derives it again from the log."
+            return dg.AssetSpec(data.key, kinds={"spark", "deltalake"}, group_name=group, description=text)
+        follows = "" if table.updates_seen else " Its updates and deletes are not applied."
+        comment = f"{metadata.shortened(table.comment)}\n\n" if table.comment else ""
+        return dg.AssetSpec(
+            data.key,
+            kinds={"deltalake", "spark"},
+            group_name=group,
+            metadata=metadata.of_table(table)
+            | {
+                "dagster/table_name": dg.MetadataValue.text(f"{data.names.source}.{name}"),
+                "dagster/storage_kind": dg.MetadataValue.text("delta"),
+                "dagster/uri": dg.MetadataValue.text(data.uri),
+            },
+            description=f"{comment}{name}, equal to the source at its replay_lsn.{follows} Materialising a range "
+            "above replay_lsn applies it; at or below, it repairs the keys that the range touched.",
+        )

@@ -1,0 +1,150 @@
+"""The component for ``dg``, and the function behind it, in a project of the user's own."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+
+from pgcdc_assets import PgcdcComponent, PgcdcTable, PgcdcTranslator, build_pgcdc_defs
+from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.project import save_catalog
+from tests.defs.catalogs import ODD, catalog_of
+
+DSN = "host=db.example.org dbname=shop password=geheim"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        yield
+
+
+def keys_of(defs: dg.Definitions) -> set[str]:
+    return {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+
+
+def sources(folder: Path, *names: str, **options: Any) -> list[dg.Definitions]:
+    found = []
+    for name in names:
+        save_catalog(catalog_of(("public", "orders"), slot=name), folder / name / "catalog.json")
+        found.append(build_pgcdc_defs(name, DSN, folder / f"{name}_lake", folder / name, **options))
+    return found
+
+
+def test_a_scaffolded_component_describes_one_source() -> None:
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            component_cls=PgcdcComponent, defs_path="shop", scaffold_params={"source": DSN, "lake": "lake/shop"}
+        )
+        root = sandbox.defs_folder_path.parents[2]
+        save_catalog(catalog_of(("public", "orders")), root / ".pgcdc/shop/catalog.json")
+        with sandbox.load_component_and_build_defs(defs_path=path) as (component, defs):
+            assert isinstance(component, PgcdcComponent)
+            assert (component.name, component.lake) == ("shop", "lake/shop")
+            assert {"shop/public/orders", "shop/change_log", "shop/source/public/orders"} <= keys_of(defs)
+
+
+def test_the_translation_of_a_component_changes_assets_and_keeps_their_keys_known() -> None:
+    attributes = {
+        "name": "shop", "source": DSN, "lake": "lake", "settings": {"retention": "14 days"},
+        "translation": {"key_prefix": "acme", "owners": ["team:payments"], "tags": {"stage": "{{ stage }}"}},
+    }  # fmt: skip
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            component_cls=PgcdcComponent,
+            defs_path="shop",
+            defs_yaml_contents={"type": "pgcdc_assets.PgcdcComponent", "attributes": attributes},
+        )
+        root = sandbox.defs_folder_path.parents[2]
+        save_catalog(catalog_of(("public", "orders")), root / ".pgcdc/shop/catalog.json")
+        with sandbox.load_component_and_build_defs(defs_path=path) as (_, defs):
+            graph = defs.resolve_asset_graph()
+            mirror = graph.get(dg.AssetKey(["acme", "shop", "public", "orders"]))
+            assert mirror.owners == ["team:payments"]
+            assert mirror.tags["stage"] == "mirror"
+            assert mirror.parent_keys == {
+                dg.AssetKey(["acme", "shop", stage, "public", "orders"]) for stage in ("changes", "snapshot")
+            }
+
+
+def test_two_sources_and_a_project_of_its_own_are_one_code_location(tmp_path: Path) -> None:
+    @dg.asset(deps=[["shop", "public", "orders"], ["crm", "public", "orders"]])
+    def report() -> None: ...
+
+    own = dg.Definitions(assets=[report], executor=dg.multiprocess_executor, resources={"engines": 1, "source": 2})
+    defs = dg.Definitions.merge(*sources(tmp_path, "shop", "crm"), own)
+    dg.Definitions.validate_loadable(defs)
+    assert {"shop/public/orders", "crm/public/orders", "report"} <= keys_of(defs)
+    assert {job.name for job in defs.resolve_all_job_defs()} >= {"shop_sync", "crm_sync", "shop_repair", "crm_maintain"}
+
+
+def test_names_of_any_table_stay_apart(tmp_path: Path) -> None:
+    save_catalog(catalog_of(*ODD), tmp_path / "state" / "catalog.json")
+    defs = build_pgcdc_defs("shop", DSN, tmp_path / "lake", tmp_path / "state", key_prefix=["acme"])
+    keys = keys_of(defs)
+    assert len(keys) == 4 * len(ODD) + 3
+    assert all(key.startswith("acme/shop/") for key in keys)
+
+
+def test_a_translator_may_choose_any_key(tmp_path: Path) -> None:
+    class Renamed(PgcdcTranslator):
+        def get_asset_spec(self, data: PgcdcTable) -> dg.AssetSpec:
+            return super().get_asset_spec(data).replace_attributes(key=["bronze", data.stage, data.table.name.name])
+
+    (defs,) = sources(tmp_path, "shop", translator=Renamed())
+    assert {f"bronze/{stage}/orders" for stage in ("mirror", "changes", "snapshot")} <= keys_of(defs)
+    mirror = defs.resolve_asset_graph().get(dg.AssetKey(["bronze", "mirror", "orders"]))
+    (dep,) = mirror.metadata["dagster/column_lineage"].value.deps_by_column["id"]
+    assert dep.asset_key == dg.AssetKey(["bronze", "changes", "orders"])
+
+
+def test_the_lineage_of_a_column_begins_at_the_source(tmp_path: Path) -> None:
+    (defs,) = sources(tmp_path, "shop")
+    graph, key, seen = defs.resolve_asset_graph(), dg.AssetKey(["shop", "public", "orders"]), []
+    while "dagster/column_lineage" in graph.get(key).metadata:
+        (dep,) = graph.get(key).metadata["dagster/column_lineage"].value.deps_by_column["id"]
+        key = dep.asset_key
+        seen.append(key.to_user_string())
+    assert seen == ["shop/changes/public/orders", "shop/source/public/orders"]
+
+
+def test_neither_environment_nor_working_directory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PGCDC_SLOT", "not a slot")
+    (tmp_path / "pgcdc.yaml").write_text("no_such_setting: 1\n")
+    (defs,) = sources(tmp_path, "shop")
+    assert "shop/public/orders" in keys_of(defs)
+
+
+def test_a_password_of_the_source_is_in_no_definition(tmp_path: Path) -> None:
+    (defs,) = sources(tmp_path, "shop")
+    graph = defs.resolve_asset_graph()
+    shown = [str(graph.get(key).metadata) + str(graph.get(key).description) for key in graph.get_all_asset_keys()]
+    assert shown
+    assert not any("geheim" in text for text in shown)
+    assert "geheim" not in str(defs.resources)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lake": "lake"}, "lake is no whole path"),
+        ({"source": dg.EnvVar("NO_SUCH_DSN")}, "environment variable NO_SUCH_DSN is not set"),
+        ({"name": "Shop"}, "begins with a letter"),
+        ({"settings": {"retentoin": 1}}, "did you mean `retention`"),
+    ],
+    ids=["a relative lake", "an environment variable that is not set", "a name with a capital", "an unknown setting"],
+)
+def test_a_wrong_value_is_told_in_one_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    values: dict[str, Any] = {"name": "shop", "source": DSN, "lake": tmp_path / "lake", "state": tmp_path / "state"}
+    with pytest.raises(SettingsError) as told:
+        build_pgcdc_defs(**values | given)
+    assert said in str(told.value)
+    assert "geheim" not in str(told.value)
