@@ -1,109 +1,37 @@
-"""No advice names a command, option or setting that does not exist."""
+"""All advice is written down, and none names a command, option or setting that does not exist."""
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import click
 
 from pgcdc_assets.cli.main import pgcdc
 from pgcdc_assets.settings import Settings
+from tests.advice import FOLLOWED, KINDS
+from tests.advised import advice
 
-PACKAGE: Final = Path(__file__).parent.parent / "pgcdc_assets"
-_PLACES: Final = {"Finding": 3, "Problem": 3, "error": 2, "warning": 2}
-"""Calls whose advice is a positional argument."""
-_NAMES: Final = {"do", "advice", "by_hand", "install", "raised", "add"}
-"""Variables, parameters and keys that hold advice."""
-_FUNCTIONS: Final = {"way_back", "_back", "_again", "_set", "_form"}
-"""Functions that return advice."""
-_TABLES: Final = {"_BY_STATE", "_NO_WALSENDER"}
-"""Tables of failures.py whose entries end with advice."""
-
-
-def advice() -> set[str]:
-    """Every advice, with ``{}`` where a value stands."""
-    trees = [ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
-    constants = {name: value for tree in trees for name, value in _constants(tree)}
-    return {
-        text for tree in trees for node in _advising(tree) for text in _texts(node, constants) if text.strip("{}; ")
-    }
-
-
-def _constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            yield node.targets[0].id, node.value
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            yield node.target.id, node.value
-
-
-def _advising(tree: ast.Module) -> Iterator[ast.expr]:
-    """The expressions that are advice."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield from (keyword.value for keyword in node.keywords if keyword.arg == "do")
-            name = node.func.id if isinstance(node.func, ast.Name) else None
-            if name == "say" and len(node.args) == 3:  # an alias of error and warning
-                name = "error"
-            place = _PLACES.get(name or "")
-            if place is not None and len(node.args) > place:
-                yield node.args[place]
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if isinstance(target, ast.Name) and target.id in _NAMES:
-                yield node.value
-            elif isinstance(target, ast.Name) and target.id in _TABLES:
-                yield from _last_of_each(node.value)
-        elif isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
-            yield from (one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value is not None)
-
-
-def _last_of_each(table: ast.expr) -> Iterator[ast.expr]:
-    entries = table.values if isinstance(table, ast.Dict) else table.elts if isinstance(table, ast.Tuple) else []
-    yield from (entry.elts[-1] for entry in entries if isinstance(entry, ast.Tuple))
-
-
-def _texts(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
-    """The texts that an expression can be, with ``{}`` for what is not known."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return [text]
-        case ast.Constant():
-            return []
-        case ast.JoinedStr(values=parts):
-            return _joined(parts, constants)
-        case ast.FormattedValue(value=value) | ast.NamedExpr(value=value):
-            return _texts(value, constants)
-        case ast.IfExp(body=body, orelse=other):
-            return [*_texts(body, constants), *_texts(other, constants)]
-        case ast.BoolOp(values=values):
-            return [text for value in values for text in _texts(value, constants)]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _joined([left, right], constants)
-        case ast.Name(id=name) if name in constants:
-            return _texts(constants[name], constants)
-        case _:
-            return ["{}"]
-
-
-def _joined(parts: list[ast.expr], constants: dict[str, ast.expr]) -> list[str]:
-    texts = [""]
-    for part in parts:
-        texts = [before + text for before in texts for text in _texts(part, constants) or [""]]
-    return texts
-
-
-ADVICE = sorted(advice())
+ROOT = Path(__file__).parent.parent
+WRITTEN = [*FOLLOWED, *(text for texts in KINDS.values() for text in texts)]
 _COMMAND = re.compile(r"(?:`|: )pgcdc ([a-z][a-z-]*)((?: --?[a-z]+)*)")
 _SETTING = re.compile(r"setting `(\w+)`|set `(\w+)` to|`(\w+)` to the (?:matching|primary)")
 
 
+def test_all_advice_is_written_down() -> None:
+    """New advice needs a test that follows it, or a kind."""
+    assert set(WRITTEN) == advice()
+    assert len(WRITTEN) == len(set(WRITTEN))
+
+
+def test_what_follows_an_advice_exists() -> None:
+    for text, node in FOLLOWED.items():
+        path, _, name = node.partition("::")
+        assert f"def {name}(" in (ROOT / path).read_text(), text
+
+
 def test_commands_and_options_exist() -> None:
-    found = [(text, *match.groups()) for text in ADVICE for match in _COMMAND.finditer(text)]
+    found = [(text, *match.groups()) for text in WRITTEN for match in _COMMAND.finditer(text)]
     assert len(found) > 40
     for text, name, given in found:
         command = pgcdc.commands.get(name)
@@ -113,5 +41,5 @@ def test_commands_and_options_exist() -> None:
 
 
 def test_settings_exist() -> None:
-    named = {name for text in ADVICE for match in _SETTING.finditer(text) for name in match.groups() if name}
+    named = {name for text in WRITTEN for match in _SETTING.finditer(text) for name in match.groups() if name}
     assert {"lake", "slot", "source", "tables"} <= named <= Settings.model_fields.keys()

@@ -1,0 +1,170 @@
+"""The advice of a command is followed, and then the command succeeds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.project import load_catalog
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from tests.advice import FOLLOWED
+from tests.cli.conftest import Shell
+from tests.projectfiles import CATALOG_FILE
+
+OTHERS: list[ReplicationConnection] = []
+
+
+def run_sql(shell: Shell, text: str) -> None:
+    with shell.database.connect() as conn:
+        conn.execute(text.encode())
+
+
+def slot_of(shell: Shell) -> str:
+    return f"s_{shell.database.name}"
+
+
+def _log_ahead(shell: Shell) -> None:
+    """As after the source was restored to an earlier time."""
+    shell.pgcdc("setup")
+    saved = load_catalog(CATALOG_FILE)
+    assert saved is not None
+    ChangeLog(Settings.load().layout).create(saved.identity, Lsn(1 << 60), 1)
+
+
+def _new_lake(shell: Shell, _: str) -> None:
+    shell.pgcdc("teardown", "--lake", "--yes")
+    shell.pgcdc("setup")
+
+
+def _drop_as_told(shell: Shell, said: str) -> None:
+    statement = re.search(r"SELECT pg_drop_replication_slot\('\w+'\)", said)
+    assert statement is not None
+    run_sql(shell, statement[0])
+
+
+def _other_slot(shell: Shell, _: str) -> None:
+    shell.set(SLOT=f"other_{shell.database.name}")
+
+
+def _set_up_then(more: Callable[[Shell], object]) -> Callable[[Shell], None]:
+    def prepare(shell: Shell) -> None:
+        shell.pgcdc("setup")
+        more(shell)
+
+    return prepare
+
+
+def _emptied(shell: Shell) -> None:
+    shell.pgcdc("pause", "apply")
+    run_sql(shell, f"ALTER PUBLICATION {slot_of(shell)} DROP TABLE a, b")
+
+
+def _held(shell: Shell) -> None:
+    other = ReplicationConnection.open(shell.database.conninfo, application_name="somebody")
+    other.start(slot_of(shell), ZERO, [slot_of(shell)])
+    OTHERS.append(other)
+
+
+def _terminate_as_told(shell: Shell, said: str) -> None:
+    statement = re.search(r"SELECT pg_terminate_backend\((\d+)\)", said)
+    assert statement is not None
+    # With a time to wait, so that the slot is free when the call returns.
+    run_sql(shell, f"SELECT pg_terminate_backend({statement[1]}, 10000)")
+    OTHERS.pop().close()
+
+
+def _physical(shell: Shell) -> None:
+    with shell.database.connect() as conn:
+        conn.execute("SELECT pg_create_physical_replication_slot(%s)", [slot_of(shell)])
+
+
+def _publication_by_hand(shell: Shell) -> None:
+    """Creates a publication as another owner would have, and a physical slot with the name of our slot."""
+    run_sql(shell, sql.SQL("CREATE PUBLICATION {} FOR TABLE a").format(sql.Identifier(slot_of(shell))).as_string(None))
+    _physical(shell)
+
+
+@dataclass(frozen=True)
+class Case:
+    advice: str
+    """The advice as :mod:`tests.advice` has it."""
+    prepare: Callable[[Shell], object]
+    command: str
+    code: int
+    said: str
+    follow: Callable[[Shell, str], object]
+
+
+SETUP = "run `pgcdc setup`"
+CASES = (
+    Case(SETUP, lambda s: None, "status", 1, SETUP, lambda s, _: s.pgcdc("setup")),
+    Case("run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`", _log_ahead, "status", 1,
+         "run `pgcdc teardown --lake`", _new_lake),
+    Case("make the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{}') and run "
+         "`pgcdc setup`: it copies anew",
+         lambda s: run_sql(s, f"SELECT pg_create_logical_replication_slot('{slot_of(s)}', 'pgoutput')"), "setup", 1,
+         "make the publication yourself", _drop_as_told),
+    Case("choose another name in the setting `slot`", _publication_by_hand, "setup", 1,
+         "choose another name in the setting `slot`", _other_slot),
+    Case("set it to {}, or choose another name in the setting `slot`",
+         _set_up_then(lambda s: s.set(TWO_PHASE="true")), "status", 1, "set it to false",
+         lambda s, _: s.set(TWO_PHASE="false")),
+    Case("set `two_phase` to {}, or choose another name in the setting `slot`",
+         _set_up_then(lambda s: s.set(TWO_PHASE="true")), "setup", 1, "set `two_phase` to false",
+         lambda s, _: s.set(TWO_PHASE="false")),
+    Case("create one", lambda s: run_sql(s, "DROP TABLE a, b"), "setup", 1, "create one",
+         lambda s, _: run_sql(s, "CREATE TABLE c (id int PRIMARY KEY)")),
+    Case("did you mean {}?", lambda s: Path("pgcdc.yaml").write_text('tables: ["public.aa"]\n'), "setup", 1,
+         "did you mean public.a?", lambda s, _: Path("pgcdc.yaml").write_text('tables: ["public.a"]\n')),
+    Case("did you mean `{}`?", lambda s: Path("pgcdc.yaml").write_text("lakes: there\n"), "setup", 2,
+         "did you mean `lake`?", lambda s, _: Path("pgcdc.yaml").write_text("lake: there\n")),
+    Case("add the tables back, or run `pgcdc setup`", _set_up_then(_emptied), "sync", 1,
+         "add the tables back, or run `pgcdc setup`", lambda s, _: s.pgcdc("setup")),
+    Case("stop that process, or SELECT pg_terminate_backend({}) on the source", _set_up_then(_held), "status", 1,
+         "pg_terminate_backend(", _terminate_as_told),
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice[:40])
+def test_a_command_succeeds_after_its_advice_was_followed(case: Case, shell: Shell) -> None:
+    assert FOLLOWED[case.advice].endswith("::test_a_command_succeeds_after_its_advice_was_followed")
+    case.prepare(shell)
+    said = shell.pgcdc(*case.command.split(), expect=case.code)
+    assert case.said in said
+    case.follow(shell, said)
+    assert case.said not in shell.pgcdc(*case.command.split())
+    _drop_any_physical(shell)
+
+
+def _drop_any_physical(shell: Shell) -> None:
+    """A physical slot belongs to no database, so it would stay on the server."""
+    with shell.database.connect() as conn:
+        conn.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND "
+                     "slot_type = 'physical'", [slot_of(shell)])  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_table_that_got_an_identity_is_followed_in_full(shell: Shell) -> None:
+    run_sql(shell, "CREATE TABLE keyless (v int)")
+    said = shell.pgcdc("setup")
+    assert "give it a primary key, or ALTER TABLE public.keyless REPLICA IDENTITY FULL; then run `pgcdc setup`" in said
+    run_sql(shell, "ALTER TABLE public.keyless REPLICA IDENTITY FULL")
+    assert "are not seen" not in shell.pgcdc("setup")
+
+
+def test_each_case_is_named_in_the_table_of_advice() -> None:
+    here = {
+        text
+        for text, node in FOLLOWED.items()
+        if node.endswith("test_advice.py::test_a_command_succeeds_after_its_advice_was_followed")
+    }
+    assert {case.advice for case in CASES} == here

@@ -1,0 +1,45 @@
+"""The oracle of the published boundaries, itself tested: against the source, at commits of overlapping transactions."""
+
+from __future__ import annotations
+
+from tests.fix_postgres import Database
+from tests.journal import Journal
+from tests.oracle import Rows, source_rows
+
+
+def test_the_journal_knows_each_table_at_every_commit(database: Database) -> None:
+    with database.connect() as conn, database.connect() as left, database.connect() as right:
+        conn.execute(
+            "CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v text, f float8,"
+            " d int GENERATED ALWAYS AS (id * 2) STORED);"
+            "CREATE TABLE part (id int, region text) PARTITION BY LIST (region);"
+            "CREATE TABLE \"Odd.leaf\" PARTITION OF part FOR VALUES IN ('n');"
+            "CREATE TABLE south (region text, id int); ALTER TABLE part ATTACH PARTITION south FOR VALUES IN ('s');"
+            "INSERT INTO t SELECT g, 'old', g / 7.0 FROM generate_series(1, 5) g; INSERT INTO part VALUES (1, 'n')"
+        )
+        journal = Journal.keep(conn, "public.t", "public.part")
+        states: list[tuple[Rows, Rows]] = []
+        # One statement at a time; transactions overlap, commit in another order than they began, and roll back.
+        left.execute("BEGIN; UPDATE t SET id = -id; INSERT INTO part VALUES (2, 's'), (2, 's')")
+        right.execute(
+            "BEGIN; INSERT INTO t VALUES (100, NULL, 'NaN'); SAVEPOINT a; INSERT INTO t VALUES (101, 'gone', 1)"
+        )
+        right.execute("ROLLBACK TO a; INSERT INTO t VALUES (102, E'quote '' \" , ( \\\\', 1e300)")
+        for connection, statements in (
+            (right, "COMMIT"),
+            (left, "COMMIT"),
+            (conn, "UPDATE part SET region = 's' WHERE id = 1"),
+            (conn, "INSERT INTO part VALUES (7, 'n'); TRUNCATE part; INSERT INTO part VALUES (8, 'n')"),
+            (conn, "INSERT INTO part VALUES (9, 's'); TRUNCATE \"Odd.leaf\""),
+            (conn, "DELETE FROM t WHERE v = 'old'"),
+            (conn, "TRUNCATE t, part RESTART IDENTITY; INSERT INTO t VALUES (1, 'new', 'infinity')"),
+        ):
+            connection.execute(statements.encode())
+            states.append((source_rows(conn, "public", "t")[1], source_rows(conn, "public", "part")[1]))
+        commits = journal.commits()
+        lsns = sorted(int(high, 16) << 32 | int(low, 16) for high, low in (lsn.split("/") for lsn in commits.values()))
+        assert len(lsns) == len(states)
+        for lsn, before, (t, part) in zip(lsns, [states[0], *states], states, strict=False):
+            assert (journal.rows_at("public.t", lsn + 1)[1], journal.rows_at("public.part", lsn + 1)[1]) == (t, part)
+            if lsn != lsns[0]:
+                assert journal.rows_at("public.t", lsn)[1] == before[0]
