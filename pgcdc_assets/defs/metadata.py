@@ -51,8 +51,16 @@ def of_range(report: RangeReport) -> Metadata:
     positions = lsns(
         start_lsn=span.start, end_lsn=span.end, transform_lsn=report.transform_lsn, replay_lsn=report.replay_lsn
     )
-    return positions | numbers(
-        {"lag_bytes": report.lag_bytes, "lag_seconds": report.lag_seconds, "transactions": report.transactions}
+    times: Metadata = {}
+    if report.committed is not None:
+        first, last = (dg.MetadataValue.timestamp(at.timestamp()) for at in report.committed)
+        times = {"first_commit": first, "last_commit": last}
+    return (
+        positions
+        | times
+        | numbers(
+            {"lag_bytes": report.lag_bytes, "lag_seconds": report.lag_seconds, "transactions": report.transactions}
+        )
     )
 
 

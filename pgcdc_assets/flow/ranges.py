@@ -270,6 +270,7 @@ def range_report(
 ) -> RangeReport:
     """The report of the range ``span``. ``source_position``: the source's flush LSN now."""
     replay_lsn, batches = work.progress.replay_lsn, span.batches
+    first_commit = min((batch.first_commit_ts for batch in batches if batch.first_commit_ts is not None), default=None)
     last_commit = max((batch.last_commit_ts for batch in batches if batch.last_commit_ts is not None), default=None)
     return RangeReport(
         span=span.lsns,
@@ -284,6 +285,7 @@ def range_report(
         seconds=seconds,
         untaken=untaken(work, span),
         messages=messages_report(work, batches),
+        committed=(first_commit, last_commit) if first_commit and last_commit else None,
     )
 
 

@@ -4,6 +4,7 @@ Dagster's events, the progress in a terminal, or the list of a test."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Protocol
 
 from pgcdc_assets.core.catalog import Table
@@ -75,6 +76,8 @@ class RangeReport:
     """Rows that no mirror took, by relation. All other rows went into their mirrors, or were below their copies."""
     messages: MessagesReport | None = None
     """None if the setting ``messages`` is empty, or if the feed has failed."""
+    committed: tuple[datetime, datetime] | None = None
+    """The commit times of the first and of the last transaction, by the source's clock; None without transactions."""
 
 
 @dataclass(frozen=True)

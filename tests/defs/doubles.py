@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psutil
@@ -119,6 +120,7 @@ def report_of(span: LsnRange, *tables: TableName, version: int = 3) -> RangeRepo
         replay_lsn=span.end,
         lag_bytes=16,
         lag_seconds=0.75,
+        committed=(datetime(2026, 1, 1, 14, tzinfo=UTC), datetime(2026, 1, 1, 14, 1, tzinfo=UTC)),
         tables=turns,
         seconds={"transform": 0.1, "apply": 0.2, "publish": 0.01},
     )

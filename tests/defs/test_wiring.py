@@ -136,6 +136,7 @@ def test_a_closed_range_is_registered_and_changed_tables_are_materialised(
         "start_lsn": "0/10", "end_lsn": "0/20", "transform_lsn": "0/20", "transactions": 3, "rows_inserts": 5,
     }  # fmt: skip
     assert (log["end_lsn_int"], log["lag_bytes"], log["lag_seconds"], log["bytes"]) == (0x20, 16, 0.75, 1000)
+    assert log["last_commit"] - log["first_commit"] == 60
     changed = metadata(instance, ["public", "orders"], key)
     assert (changed["rows_inserted"], changed["delta_version"], changed["replay_lsn"]) == (5, 3, "0/20")
     assert metadata(instance, ["changes", "public", "orders"], key)["rows_insert"] == 5
