@@ -120,6 +120,7 @@ def of_mirror(report: RangeReport, turn: TableTurn | None, table: Table | None) 
     }
     if turn is not None:
         found |= numbers({"delta_version": turn.version, "seconds_apply": turn.seconds_apply})
+        found |= numbers({"dagster/row_count": turn.rows})
     found |= numbers(counts)
     return found | ({"dagster/column_schema": column_schema(table)} if table else {})
 

@@ -106,6 +106,12 @@ class DeltaVersion:
             return Schema.from_json(self.metadata["schemaString"])
 
     @property
+    def rows(self) -> int | None:
+        """The number of rows; None if the statistics of a file do not say."""
+        counts = [file.rows - file.deleted for file in self.files if file.rows is not None]
+        return sum(counts) if len(counts) == len(self.files) else None
+
+    @property
     def columns(self) -> pa.Schema:
         """The columns with the table's own names and types."""
         return pa.schema(pa.schema(self.schema.to_arrow()))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -281,12 +281,19 @@ def range_report(
         replay_lsn=replay_lsn,
         lag_bytes=max(0, source_position - replay_lsn),
         lag_seconds=None if last_commit is None else max(0.0, (datetime.now(UTC) - last_commit).total_seconds()),
-        tables={**_from_log(work, span), **turns},
+        tables={name: _with_rows(work, turn) for name, turn in {**_from_log(work, span), **turns}.items()},
         seconds=seconds,
         untaken=untaken(work, span),
         messages=messages_report(work, batches),
         committed=(first_commit, last_commit) if first_commit and last_commit else None,
     )
+
+
+def _with_rows(work: Work, turn: TableTurn) -> TableTurn:
+    """The turn with the number of the mirror's rows. A mirror that cannot be read is reported elsewhere."""
+    with contained():
+        return replace(turn, rows=work.target.rows(turn.table))
+    return turn
 
 
 def _from_log(work: Work, span: LogSpan) -> dict[TableName, TableTurn]:

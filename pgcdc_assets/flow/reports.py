@@ -30,6 +30,8 @@ class TableTurn:
     """Rows of the change feed, by operation."""
     seconds_transform: float = 0.0
     seconds_apply: float = 0.0
+    rows: int | None = None
+    """Rows of the mirror at the range's end; None if that is not known."""
 
 
 @dataclass(frozen=True)

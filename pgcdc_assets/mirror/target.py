@@ -146,6 +146,9 @@ class Target(Protocol):
     def version(self, name: TableName) -> int:
         """The mirror's current version, also if another writer committed it; -1 if there is no mirror."""
 
+    def rows(self, name: TableName) -> int | None:
+        """The number of rows of the mirror's current version; None if there is no mirror, or its files do not say."""
+
     @property
     def changed(self) -> Mapping[TableName, str]:
         """Mirrors whose rows another writer changed since their copy, with a description of the change. Only changes

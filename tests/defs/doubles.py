@@ -108,7 +108,9 @@ def resources(script: Script, names: Names = NAMES) -> dict[str, Any]:
 
 def report_of(span: LsnRange, *tables: TableName, version: int = 3) -> RangeReport:
     turns = {
-        table: TableTurn(table, span.end, version, 5, 2, 1, {"insert": 5, "update_postimage": 2, "delete": 1}, 0.1, 0.2)
+        table: TableTurn(
+            table, span.end, version, 5, 2, 1, {"insert": 5, "update_postimage": 2, "delete": 1}, 0.1, 0.2, 44
+        )
         for table in tables
     }
     return RangeReport(

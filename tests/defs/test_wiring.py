@@ -139,6 +139,7 @@ def test_a_closed_range_is_registered_and_changed_tables_are_materialised(
     assert log["last_commit"] - log["first_commit"] == 60
     changed = metadata(instance, ["public", "orders"], key)
     assert (changed["rows_inserted"], changed["delta_version"], changed["replay_lsn"]) == (5, 3, "0/20")
+    assert changed["dagster/row_count"] == 44
     assert metadata(instance, ["changes", "public", "orders"], key)["rows_insert"] == 5
     points = metadata(instance, ["consistent_points"], key)
     assert (points["tables"], points["tables_changed"]) == (2, 1)

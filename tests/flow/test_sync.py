@@ -49,9 +49,12 @@ def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest
     monkeypatch.setattr(table, "FEWEST_MERGED", 2)
     rig.setup()
     rig.sync()
+    counted: list[int] = []
     for n in range(3):
         rig.conn.execute("INSERT INTO t VALUES (%s, 'x', NULL)", (1000 + n,))
         rig.sync()
+        counted += rig.conn.execute("SELECT count(*) FROM t").fetchone() or ()
+    assert [report.tables[T].rows for report in rig.observer.ranges] == counted
     spans = [report.span for report in rig.observer.ranges]
     assert len(spans) == 3
     assert all(left.end == right.start for left, right in pairwise(spans))

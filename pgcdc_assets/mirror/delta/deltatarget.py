@@ -72,6 +72,10 @@ class DeltaTarget:
     def version(self, name: TableName) -> int:
         return self._mirrors.open(name).version
 
+    def rows(self, name: TableName) -> int | None:
+        delta = self._mirrors.open(name).delta
+        return delta.rows if delta is not None else None
+
     @property
     def changed(self) -> Mapping[TableName, str]:
         return self._durable.changed
