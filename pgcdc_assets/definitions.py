@@ -1,15 +1,17 @@
 """Dagster's code location: the pipeline of the project in the code location's ``working_directory``, or else in the
 current directory."""
 
+import os
+
 import dagster as dg
 
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.defs.replication import Replication
-from pgcdc_assets.project import enter_project, load_catalog
+from pgcdc_assets.project import SENSOR_ON, enter_project, load_catalog
 
 settings = enter_project()
 # Runs of the pipeline are short of cores, not of processes: one process a run is enough.
 defs = dg.Definitions.merge(
-    pipeline(Replication(settings), load_catalog(settings.catalog_file)),
+    pipeline(Replication(settings, running=os.environ.get(SENSOR_ON) == "on"), load_catalog(settings.catalog_file)),
     dg.Definitions(executor=dg.in_process_executor),
 )

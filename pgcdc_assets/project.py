@@ -42,11 +42,6 @@ run_coordinator:
   config:
     dequeue_interval_seconds: 1
 
-# One writer per lake: a run whose source's pool has no free slot stays in the queue. The running sync then gives way.
-concurrency:
-  pools:
-    granularity: run
-
 run_monitoring:
   enabled: true
   start_timeout_seconds: 180

@@ -42,6 +42,7 @@ from pgcdc_assets.errors import SettingsError
 PREFIX = "PGCDC_"
 _NOT_SETTINGS = ("ASSETS_", "TEST_", "FAULTS")
 """Variables whose names begin with PREFIX and one of these are not settings. Our own processes and tests use them."""
+OWN_NAME = "pgcdc"
 STATE_FOLDER = Path(".pgcdc")
 """The default of the setting ``state``: a folder of the project directory."""
 
@@ -56,7 +57,7 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 1
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _LONGEST_RETENTION = timedelta(days=36_500)
 """A hundred years. With a longer time, a date before or after now could be outside the calendar."""
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_NAME = re.compile(r"(?=.{1,40}$)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _URL = re.compile(r"\w+:/")
 _OBJECT_STORE = re.compile(r"(s3|gs)://[^/@:?#]+(/.*)?|abfss://[^/@:?#]+@[^/@:?#]+(/.*)?")
@@ -123,13 +124,19 @@ Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Retention = Annotated[timedelta, WrapValidator(_days)]
 
 
+def _own_name(given: dict[str, Any]) -> str:
+    """The default of ``slot`` and ``publication``. Slots are global in a server, so each source has its own."""
+    name = given.get("name", OWN_NAME)
+    return OWN_NAME if name == OWN_NAME else f"{OWN_NAME}_{name}"
+
+
 class Settings(BaseSettings):
     """The settings as one typed object. docs/operations.md says what each field does."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True,
                                       hide_input_in_errors=True)  # fmt: skip
 
-    name: str = "pgcdc"
+    name: str = OWN_NAME
     """The source's name in Dagster: all keys of assets, jobs and partition sets begin with it."""
     source: str | None = None
     """A libpq conninfo or URL, or ``embedded`` for the embedded server with the sample shop."""
@@ -137,8 +144,8 @@ class Settings(BaseSettings):
     """A folder on this machine, or the URL of a folder in an object store."""
     lake_shared: bool = False
     """Whether the executors of a cluster see the lake's folder under the same path as the driver does."""
-    slot: str = "pgcdc"
-    publication: str = "pgcdc"
+    slot: str = Field(default_factory=_own_name)
+    publication: str = Field(default_factory=_own_name)
     tables: tuple[str, ...] = ()
     """Patterns ``schema.table``. ``*`` and ``?`` are allowed, and a leading ``-`` excludes. Empty: all permanent
     tables."""
@@ -259,7 +266,9 @@ class Settings(BaseSettings):
     @classmethod
     def _name_form(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
-            raise ValueError("a source's name has 1 to 40 characters out of a-z, 0-9 and _, and begins with a letter")
+            raise ValueError(
+                "a source's name has 1 to 40 characters out of a-z, 0-9 and single _, and begins with a letter"
+            )
         return value
 
     @field_validator("slot")

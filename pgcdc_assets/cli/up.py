@@ -90,7 +90,7 @@ def serve(settings: Settings, stop: threading.Event, host: str = HOST, port: int
     try:
         _wait_until_ready(process, stop, url, log)
         click.echo(f"Dagster's UI: {url}")
-        click.echo("sync_sensor is on; Ctrl-C ends it all", err=True)
+        click.echo(f"{settings.name}_sync_sensor is on; Ctrl-C ends it all", err=True)
         while not stop.wait(0.5):
             if process.poll() is not None:
                 raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")

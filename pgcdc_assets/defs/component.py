@@ -18,7 +18,10 @@ class PgcdcScaffold(dg.Model):
     """The options of ``dg scaffold defs pgcdc_assets.PgcdcComponent``."""
 
     source: str = Field(default="{{ env.PGCDC_SOURCE }}", description="A libpq conninfo or URL, or {{ env.NAME }}.")
-    lake: str = Field(default="lake", description="A folder of the project, or the URL of a folder in an object store.")
+    lake: str = Field(
+        default="",
+        description="A folder of the project, or a URL of an object store; lake/<name> if empty.",
+    )
 
 
 class PgcdcScaffolder(dg.Scaffolder[PgcdcScaffold]):
@@ -28,7 +31,7 @@ class PgcdcScaffolder(dg.Scaffolder[PgcdcScaffold]):
 
     def scaffold(self, request: dg.ScaffoldRequest[PgcdcScaffold]) -> None:
         name = request.target_path.name.lower().replace("-", "_")
-        attributes = {"name": name, "source": request.params.source, "lake": request.params.lake}
+        attributes = {"name": name, "source": request.params.source, "lake": request.params.lake or f"lake/{name}"}
         dg.scaffold_component(request=request, yaml_attributes=attributes)
 
 

@@ -27,13 +27,6 @@ class Names:
     """The name of the source: letters, digits and ``_``."""
     prefix: tuple[str, ...] = ()
     """Parts before the name in every asset key."""
-    chosen: frozenset[dg.AssetKey] = frozenset()
-    """Keys of tables' assets that a translator chose."""
-
-    def owns(self, key: dg.AssetKey) -> bool:
-        """Whether the asset is of this source."""
-        own = (*self.prefix, self.source)
-        return tuple(key.path[: len(own)]) == own or key in self.chosen
 
     def key(self, *parts: str) -> dg.AssetKey:
         return dg.AssetKey([*self.prefix, self.source, *parts])

@@ -4,7 +4,6 @@ The job also deletes our old runs from Dagster's storage, once the ranges that t
 hour records about ten thousand events if a hundred tables change all the time. Dagster itself deletes no events.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from pgcdc_assets.defs.runs import stop_for_waiting_runs, writing_run
 from pgcdc_assets.defs.sync import engine_at_rest, watcher
 from pgcdc_assets.defs.translator import STAGES
 from pgcdc_assets.errors import LakeError, LockHeld
-from pgcdc_assets.project import SENSOR_ON, load_catalog
+from pgcdc_assets.project import load_catalog
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
@@ -115,7 +114,8 @@ def forget_runs(
     oldest: datetime,
     runs_out: Callable[[], bool],
 ) -> int:
-    """Delete runs of the source that ended before ``oldest``, with their events and logs. Returns how many.
+    """Delete runs that worked on the source alone and ended before ``oldest``, with their events and logs. Returns how
+    many.
 
     Never deletes a run that is under way, that closed a range whose key still exists, or that recorded an asset's
     newest materialisation. Once ``runs_out`` returns True, the remaining runs are left to the next maintenance.
@@ -124,7 +124,8 @@ def forget_runs(
     gone = 0
     for record in list(_ended(instance, names, oldest)):
         run_id = record.dagster_run.run_id
-        if run_id in needed or (record.end_time or 0.0) >= oldest.timestamp():
+        ours = record.dagster_run.job_name in names.jobs or {*(record.dagster_run.asset_selection or ())} <= {*assets}
+        if not ours or run_id in needed or (record.end_time or 0.0) >= oldest.timestamp():
             continue
         if runs_out():
             break
@@ -213,13 +214,12 @@ def of_maintenance(report: "MaintenanceReport") -> metadata.Metadata:
 
 def maintenance_schedule(of: Replication, job: dg.JobDefinition) -> dg.ScheduleDefinition:
     """The schedule. It is on under ``pgcdc up``, like the sensor. A running sync gives way to the queued run."""
-    running = os.environ.get(SENSOR_ON) == "on"
     config = {"max_seconds": SCHEDULED_SECONDS, "give_way": True}
     return dg.ScheduleDefinition(
         name=of.names.of("maintenance_schedule"),
         job=job,
         cron_schedule=QUIET_HOUR,
         run_config={"ops": {of.names.of(MAINTAIN_OP): {"config": config}}},
-        default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
+        default_status=dg.DefaultScheduleStatus.RUNNING if of.running else dg.DefaultScheduleStatus.STOPPED,
         description="Every night: forgets what nobody needs, and merges what is in pieces.",
     )

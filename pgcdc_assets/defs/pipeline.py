@@ -75,20 +75,25 @@ def build_pgcdc_defs(
     Raises SettingsError. Environment variables ``PGCDC_...`` and ``pgcdc.yaml`` are not read, and the working directory
     does not matter.
     """
-    where = {"lake": lake, "state": state}
-    for setting, place in where.items():
+    given: dict[str, Any] = {
+        "name": name,
+        "source": _value_of(source, name),
+        "tables": tuple(tables),
+        "lake": lake,
+        "state": state,
+    }
+    given |= settings or {}
+    for setting in ("lake", "state"):
+        place = given[setting]
         if "://" not in str(place) and not Path(place).is_absolute():
             raise SettingsError(f"{place} is no whole path", thing=f"setting `{setting}` of source {name}")
-    given = {"name": name, "source": _value_of(source, name), "tables": tuple(tables), **where, **(settings or {})}
     of = Replication(Settings.of(**given), translator or PgcdcTranslator(), tuple(key_prefix))
     return pipeline(of, load_catalog(of.settings.catalog_file))
 
 
 def _value_of(source: str | dg.EnvVar, name: str) -> str:
-    if not isinstance(source, dg.EnvVar):
-        return source
-    value = source.get_value()
+    value = source.get_value() if isinstance(source, dg.EnvVar) else source
     if not value:
-        raise SettingsError(f"environment variable {source.env_var_name} is not set", thing=f"source {name}",
-                            do="set it where Dagster loads the code")  # fmt: skip
+        what = f"environment variable {source.env_var_name} is not set" if isinstance(source, dg.EnvVar) else "is empty"
+        raise SettingsError(what, thing=f"source {name}", do="set it where Dagster loads the code")
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import dagster as dg
@@ -12,8 +12,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import metadata
 from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.defs.partitions import RangeRegister
-from pgcdc_assets.defs.translator import STAGES, PgcdcTable, PgcdcTranslator, Stage
-from pgcdc_assets.project import SavedCatalog, load_catalog
+from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator, Stage
+from pgcdc_assets.project import SavedCatalog
 from pgcdc_assets.settings import Settings
 
 
@@ -23,19 +23,14 @@ class Replication:
     translator: PgcdcTranslator = field(default_factory=PgcdcTranslator)
     prefix: tuple[str, ...] = ()
     """Parts before the source's name in every asset key."""
+    running: bool = False
+    """Whether sensor and schedule are on from the start."""
     pooled: bool = True
     """Whether the ops wait for the slot of the source's pool. Commands wait for the lake instead."""
 
     @cached_property
     def names(self) -> Names:
-        names = Names(self.settings.name, self.prefix)
-        if type(self.translator) is PgcdcTranslator:
-            return names
-        catalog = load_catalog(self.settings.catalog_file)
-        if catalog is None:
-            return names
-        keys = (self._spec(names, stage, table).key for table in catalog.tables for stage in STAGES)
-        return replace(names, chosen=frozenset(keys))
+        return Names(self.settings.name, self.prefix)
 
     @cached_property
     def _catalog(self) -> SavedCatalog:
@@ -48,20 +43,20 @@ class Replication:
 
     def spec(self, stage: Stage, table: Table) -> dg.AssetSpec:
         """The spec of one of the table's assets, with the lineage of its columns: source table, changes, mirror."""
-        spec = self._spec(self.names, stage, table)
+        spec = self._spec(stage, table)
         if stage == "snapshot":
             return spec
         upstream = self.names.source_table(table.name) if stage == "changes" else self.spec("changes", table).key
         return spec.replace_attributes(metadata={**metadata.lineage(table, upstream), **spec.metadata})
 
-    def _spec(self, names: Names, stage: Stage, table: Table) -> dg.AssetSpec:
+    def _spec(self, stage: Stage, table: Table) -> dg.AssetSpec:
         uri = self.settings.layout.mirror(table.name).uri
-        return self.translator.get_asset_spec(PgcdcTable(names, stage, table, uri))
+        return self.translator.get_asset_spec(PgcdcTable(self.names, stage, table, uri))
 
     def key(self, stage: Stage, name: TableName) -> dg.AssetKey:
         """The key under which events of the table are recorded: the translator's, if the table is in the catalog."""
         table = self.table(name)
-        return self._spec(self.names, stage, table).key if table else self.names.of_stage(stage, name)
+        return self._spec(stage, table).key if table else self.names.of_stage(stage, name)
 
     @property
     def pool(self) -> str | None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import parent_process
 
 import dagster as dg
 
@@ -42,18 +43,22 @@ _LOOK_SECONDS = 2.0
 
 def mark_process(context: dg.OpExecutionContext, names: Names) -> None:
     """Write the source and this process into the run's tags."""
-    context.instance.add_run_tags(context.run_id, {**names.tags, PROCESS_TAG: str(ProcessName.own())})
+    # Dagster's default executor runs each step in a process of its own. The run ends with the parent of that process.
+    parent = parent_process()
+    mark = ProcessName.own(parent.pid if parent else None)
+    context.instance.add_run_tags(context.run_id, {**names.tags, PROCESS_TAG: str(mark)})
 
 
 def runs_of(instance: dg.DagsterInstance, names: Names, statuses: Sequence[dg.DagsterRunStatus]) -> list[dg.RunRecord]:
-    """The runs with these statuses that work on the source. A run that the UI asked for has no tag of ours before it
-    begins, but names the assets that it is to materialise."""
+    """The runs with these statuses that write to the source's lake. A run that the UI asked for has no tag of ours
+    before it begins, but Dagster notes the pools of its ops."""
     found = instance.get_run_records(dg.RunsFilter(statuses=[*statuses]), limit=_MOST_RUNS)
     return [record for record in found if _is_of(record.dagster_run, names)]
 
 
 def _is_of(run: dg.DagsterRun, names: Names) -> bool:
-    return run.tags.get(SOURCE_TAG) == names.source or any(map(names.owns, run.asset_selection or ()))
+    pools = run.run_op_concurrency.all_pools if run.run_op_concurrency else None
+    return run.tags.get(SOURCE_TAG) == names.source or names.pool in (pools or ())
 
 
 def report_dead_runs(instance: dg.DagsterInstance, names: Names, layout: Layout, now: float | None = None) -> list[str]:
@@ -67,8 +72,6 @@ def report_dead_runs(instance: dg.DagsterInstance, names: Names, layout: Layout,
     dead = [record.dagster_run for record in records if _died(record, names, now or time.time(), silence)]
     for run in dead:
         instance.report_run_failed(run, "its process is gone; the next run goes on from what is durable")
-        # Dagster itself gives back the slot of a run that died only after some minutes.
-        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return [run.run_id for run in dead]
 
 
@@ -79,7 +82,8 @@ def _died(record: dg.RunRecord, names: Names, now: float, silence: float) -> boo
         return record.dagster_run.job_name in names.jobs and now - started > _START_GRACE_SECONDS
     lives = ProcessName.parse(mark).lives()
     if lives is None:  # The process is on another host or in another container.
-        return min(silence, now - started) > _ELSEWHERE_SECONDS
+        # A run of assets may have other steps there, which do not hold the lake.
+        return record.dagster_run.job_name in names.jobs and min(silence, now - started) > _ELSEWHERE_SECONDS
     return not lives
 
 
@@ -117,18 +121,30 @@ def _watch_queue(context: dg.OpExecutionContext, names: Names, stop: threading.E
 
 
 def waiting_for_pool(instance: dg.DagsterInstance, names: Names) -> set[str]:
-    """Ids of runs that have started, and wait for the slot of the source's pool."""
+    """Ids of live runs that have started, and wait for the slot of the source's pool."""
     storage = instance.event_log_storage
     if not storage.supports_global_concurrency_limits:
         return set()
-    return set(storage.get_concurrency_info(names.pool).pending_run_ids)
+    return {run_id for run_id in storage.get_concurrency_info(names.pool).pending_run_ids if _lives(instance, run_id)}
+
+
+def _lives(instance: dg.DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    return run is not None and not run.is_finished
 
 
 def limit_pool(instance: dg.DagsterInstance, names: Names) -> None:
-    """Give the source's pool one slot, if nobody has set a limit for it."""
+    """Give the source's pool one slot, if nobody has set a limit for it, and take from it the runs that have ended.
+    Dagster itself does so only if its run monitoring is asked to."""
     storage = instance.event_log_storage
-    if storage.supports_global_concurrency_limits and names.pool not in storage.get_concurrency_keys():
+    if not storage.supports_global_concurrency_limits:
+        return
+    if not any(pool.name == names.pool and not pool.from_default for pool in storage.get_pool_limits()):
         storage.set_concurrency_slots(names.pool, 1)
+    info = storage.get_concurrency_info(names.pool)
+    for run_id in info.active_run_ids | info.pending_run_ids | info.assigned_run_ids:
+        if not _lives(instance, run_id):
+            storage.free_concurrency_slots_for_run(run_id)
 
 
 def reserve(of: Replication, instance: dg.DagsterInstance) -> None:

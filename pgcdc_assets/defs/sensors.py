@@ -5,7 +5,6 @@ The check is cheap: plain SQL, and reads of small tables. It opens no replicatio
 moves no position.
 """
 
-import os
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -26,7 +25,7 @@ from pgcdc_assets.defs.runs import RUNNING, WAITING, report_dead_runs, reserve, 
 from pgcdc_assets.defs.sync import SYNC_OP
 from pgcdc_assets.errors import LakeError, PgcdcError, SlotMissing, WrongInstance
 from pgcdc_assets.flow import lock, outcomes
-from pgcdc_assets.project import SENSOR_ON, load_catalog
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.protocol.layouts import CHANGES
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import of_exception
@@ -63,14 +62,12 @@ SELECT EXISTS (
 
 
 def sync_sensor(of: Replication, job: dg.JobDefinition) -> dg.SensorDefinition:
-    running = os.environ.get(SENSOR_ON) == "on"
-
     @dg.sensor(
         name=of.names.of("sync_sensor"),
         job_name=job.name,
         required_resource_keys={of.names.engines},
         minimum_interval_seconds=of.settings.sensor_seconds,
-        default_status=dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED,
+        default_status=dg.DefaultSensorStatus.RUNNING if of.running else dg.DefaultSensorStatus.STOPPED,
         description="Looks at slot and log by plain SQL; requests one sync run when the mirrors are behind.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:

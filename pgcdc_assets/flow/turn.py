@@ -36,7 +36,7 @@ def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]
     does not have, the table stays there until the next catalog check.
     """
     behind = [entry for entry in tables if entry.replay_lsn < upto and not entry.reshaping and entry.unread is None]
-    _hold_strays(work, _span(log, behind, upto), behind)
+    _hold_strays(work, _span(log, behind, max(upto, work.log.position())), behind)
     behind = [entry for entry in behind if _applies(work, entry.table.name)]
     span, router = _span(log, behind, upto), work.progress.router
     names = {name for shape in span.shapes.values() for name in router.place(shape).concerned}
@@ -65,7 +65,8 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
     while, so that its rows came as rows of another table.
 
     Rows of a partition that are published via the root look like all other rows of the root. If the partition has been
-    dropped or detached since, the catalog no longer shows it.
+    dropped or detached since, the catalog no longer shows it. ``span`` reaches to the log's end, beyond the turn: a
+    partition may have been attached, with rows that never come, before its first row that the log has.
     """
     for entry in tables:
         name, oid = entry.table.name, entry.table.oid

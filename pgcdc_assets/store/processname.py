@@ -32,8 +32,10 @@ class ProcessName:
     """Seconds since 1970."""
 
     @classmethod
-    def own(cls) -> Self:
-        return cls(socket.gethostname(), _space(), os.getpid(), int(psutil.Process().create_time()))
+    def own(cls, pid: int | None = None) -> Self:
+        """This process, or another process of this machine."""
+        process = psutil.Process(pid)
+        return cls(socket.gethostname(), _space(), process.pid, int(process.create_time()))
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs.maintenance import MAINTAIN_OP, maintain_job, maintenance_schedule
 from pgcdc_assets.defs.replication import Replication
+from pgcdc_assets.defs.sensors import sync_sensor
+from pgcdc_assets.defs.sync import sync_job
 from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow.maintenance import MaintenanceReport
-from pgcdc_assets.project import SENSOR_ON
 from pgcdc_assets.settings import Settings
 from tests.defs.doubles import QUIET, Script, resources
 
@@ -70,7 +72,8 @@ def test_a_failed_mirror_fails_the_maintenance_run(instance: dg.DagsterInstance)
     assert "t: cannot be read" in str(failure.step_failure_data.user_failure_data)
 
 
-@pytest.mark.parametrize(("value", "status"), [("on", "RUNNING"), ("", "STOPPED")])
-def test_the_schedule_is_on_where_the_sensor_is_on(value: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SENSOR_ON, value)
-    assert maintenance_schedule(OF, maintain_job(OF)).default_status.name == status
+@pytest.mark.parametrize(("running", "status"), [(True, "RUNNING"), (False, "STOPPED")])
+def test_the_schedule_is_on_where_the_sensor_is_on(running: bool, status: str) -> None:
+    of = replace(OF, running=running)
+    assert maintenance_schedule(of, maintain_job(of)).default_status.name == status
+    assert sync_sensor(of, sync_job(of)).default_status.name == status

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,3 +166,36 @@ def test_a_signal_ends_the_run_at_a_boundary_and_a_second_signal_interrupts(numb
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+@pytest.fixture
+def with_pools() -> Iterator[dg.DagsterInstance]:
+    """An instance with a database on disk. One in memory has no pools."""
+    with dg.instance_for_test() as instance:
+        yield instance
+
+
+def test_a_run_that_ended_gives_back_the_slot_of_the_pool(with_pools: dg.DagsterInstance) -> None:
+    """Also if it ended while it waited for the slot, as by a kill."""
+    instance, storage = with_pools, with_pools.event_log_storage
+    runs.limit_pool(instance, NAMES)
+    holder, waiter = run_of(instance), run_of(instance)
+    assert storage.claim_concurrency_slot(NAMES.pool, holder, "step").is_claimed
+    assert not storage.claim_concurrency_slot(NAMES.pool, waiter, "step").is_claimed
+    assert runs.waiting_for_pool(instance, NAMES) == {waiter}
+    for run_id in (holder, waiter):
+        found = instance.get_run_by_id(run_id)
+        assert found is not None
+        instance.report_run_canceled(found)
+    runs.limit_pool(instance, NAMES)
+    assert runs.waiting_for_pool(instance, NAMES) == set()
+    assert storage.claim_concurrency_slot(NAMES.pool, run_of(instance), "step").is_claimed
+
+
+def test_a_pool_gets_one_slot_unless_a_user_has_set_its_limit(with_pools: dg.DagsterInstance) -> None:
+    instance, storage = with_pools, with_pools.event_log_storage
+    runs.limit_pool(instance, NAMES)
+    assert storage.get_concurrency_info(NAMES.pool).slot_count == 1
+    storage.set_concurrency_slots(NAMES.pool, 0)
+    runs.limit_pool(instance, NAMES)
+    assert storage.get_concurrency_info(NAMES.pool).slot_count == 0, "a limit that a user has set"
