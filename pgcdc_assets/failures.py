@@ -75,7 +75,7 @@ _BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
 
 
 def whose(error: PgcdcError) -> Whose:
-    """Whom one of our own errors concerns."""
+    """Whose trouble one of our own errors is."""
     return next(WHOSE[kind] for kind in type(error).__mro__ if kind in WHOSE)
 
 

@@ -297,7 +297,7 @@ class Identity:
     """A renamed database keeps its OID, and a clone has a different OID. 0 if it is not known."""
 
     def is_same(self, other: Identity) -> bool:
-        """Whether both are the same stream."""
+        """Whether the two identities are of the same replication stream."""
         return self.slot == other.slot and self.is_of_same_database(other)
 
     def is_of_same_database(self, other: Identity) -> bool:

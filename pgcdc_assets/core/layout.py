@@ -160,7 +160,7 @@ class Layout:
 
     @property
     def hold(self) -> Location:
-        """The request of a running ``verify`` for a boundary at its LSN."""
+        """The file in which a running ``verify`` asks for a boundary at its LSN."""
         return self.own / "hold"
 
     @property
@@ -175,7 +175,7 @@ class Layout:
 
     @property
     def waiting(self) -> Location:
-        """The place of the command that waits for the lock; see :mod:`pgcdc_assets.flow.lock`."""
+        """The file of the command that waits for the lock; see :mod:`pgcdc_assets.flow.lock`."""
         return self.own / "waiting"
 
     def mirror(self, table: TableName) -> Location:

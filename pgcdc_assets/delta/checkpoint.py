@@ -66,11 +66,9 @@ class Made:
 
 
 def write_checkpoint(folder: Location, version: int) -> Made:
-    """Write the checkpoint of a version; the content is complete and durable before it has its name.
-
-    The name becomes durable with the log's folder. Readers begin from the checkpoint only if the hint names it, or if
-    they search for it.
-    """
+    """Write the checkpoint of a version; the content is durable before the file gets its name. The name becomes
+    durable when the log's folder is synced. Readers begin from the checkpoint only if the hint names it, or if they
+    search for it."""
     log = folder / DELTA_LOG
     parts = checkpoint_files(log, version)
     begin = next((number for number, found in parts.items() if is_whole(found)), -1)

@@ -139,7 +139,8 @@ class FeedTable:
         return len(gone) - len(merged)
 
     def sweep(self, grace: timedelta) -> int:
-        """Delete the files that are needed by no version that was the newest within ``grace``; returns how many."""
+        """Delete the files that are needed only by versions that were replaced more than ``grace`` ago. Returns the
+        number of files."""
         return sweep(self.path, grace)
 
     def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:

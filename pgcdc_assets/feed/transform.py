@@ -1,8 +1,7 @@
 """The transform: derives the change feeds of tables from the rows of the log.
 
-One Spark job a turn does this for all tables: each task reads some segments and writes one file per table. One small
-commit per feed follows. What a feed already holds (up to its ``changes_lsn``) is not derived again unless asked.
-"""
+Each turn runs one Spark job for all tables: each task reads some segments and writes one file per table. One small
+commit per feed follows. What a feed already holds (up to its ``changes_lsn``) is not derived again unless asked."""
 
 from __future__ import annotations
 

@@ -77,8 +77,7 @@ class Thinning:
         """Whether the table has many new versions, and the newest point lists it.
 
         If a point lists the table, the listed version and all newer versions stay, so the run can still make them
-        durable. No copy of the table is in progress either, whose files no version names yet.
-        """
+        durable. While the table is being copied, it is not due: no version names the files of the copy yet."""
         progress = self._work.progress
         if name not in progress or progress[name].state is not TableState.STREAMING:
             return False

@@ -159,8 +159,8 @@ class VerifyRequests:
         """When the request of each tenure was first seen; minus infinity if the request's time is over."""
 
     def current(self) -> VerifyRequest | None:
-        """The request in force; None if there is no request, or if its time is over. A request whose time is over stays
-        without effect, even if it then names an LSN."""
+        """The request in force; None if there is no request, or if its time is over. An expired request has no
+        effect, even if an LSN is written into it later."""
         found = verify_request(self._layout)
         if found is None:
             self._seen.pop(VerifyRequest(None).tenure, None)

@@ -130,7 +130,7 @@ class Sync:
                 self._catalog.compare(change.after)
                 self._turns.point.mark_due()
         if moved:
-            # A table whose change has ended may now wait for a copy.
+            # A table whose change of structure is complete may now wait for a copy.
             self._turns.begin_copies()
         return moved
 

@@ -201,7 +201,7 @@ class ContentByXid:
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:
-        """The transaction is prepared. It is now stored by its key, because its xid may come again."""
+        """The transaction is prepared. It is now stored under its GID, because its xid may be used again."""
         content = self._open.pop(transaction.key.xid, None) or InProgressContent.of(transaction)
         self._prepared[transaction.key] = transaction, content
 

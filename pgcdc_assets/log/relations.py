@@ -75,7 +75,8 @@ class _Versions:
 
 
 class Relations(_Versions):
-    """Filled by the receiving thread, read by the writing thread. A version never changes once it was seen."""
+    """Filled by the receiving thread, read by the writing thread. A version of a relation never changes after it was
+    added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +176,8 @@ class Overlay(_Versions):
 
     @classmethod
     def of(cls, payloads: Iterable[bytes], types: Iterable[bytes]) -> Self:
-        """An overlay from stored :attr:`payloads` and :attr:`types`, for rows with their provisional ids."""
+        """An overlay that is built from stored :attr:`payloads` and :attr:`types`. Rows refer to it by provisional
+        ids."""
         overlay = cls()
         for payload in types:
             described = decode(payload)
@@ -191,7 +193,7 @@ class Overlay(_Versions):
         self._types[oid] = payload
 
     def see(self, relation: Relation, payload: bytes, sequence: int) -> None:
-        """A Relation message is in force for the transaction's own rows, starting with frame ``sequence``."""
+        """Note a Relation message. It applies to the transaction's own rows from frame ``sequence`` on."""
         place = self._places.setdefault(payload, len(self._places))
         self._seen[payload] = OverlaidRelation(relation, payload, sequence)
         self.add(relation.relation_id, place, sequence)

@@ -194,7 +194,7 @@ def read_rows(
 
 
 def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterator[pa.Table]:
-    """The rows of a segment that count, with commit facts filled in, in pieces of about ``size`` bytes. Calls
+    """The committed rows of a segment, with commit facts filled in, in pieces of about ``size`` bytes. Calls
     :func:`check_content` first."""
     check_content(file.path)
     asked = [*columns, *(OPTIONAL if file.commit_facts is not None else ())]

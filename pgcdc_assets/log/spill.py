@@ -158,7 +158,8 @@ class PreparedFolder:
         storage.delete(self._folder / entry.name for entry in storage.list_after(self._folder))
 
     def pending(self) -> list[PreparedTransaction]:
-        """The transactions that are kept. A transaction that has just committed may be among them."""
+        """The prepared transactions whose content is on disk. A transaction that has just committed may be among
+        them."""
         names = [entry.name for entry in storage.list_after(self._folder) if entry.name.endswith(_MANIFEST)]
         found: list[PreparedTransaction] = []
         for name in names:

@@ -61,7 +61,7 @@ class Guard(ABC):
 
     @abstractmethod
     def confirm(self) -> None:
-        """Check against the store, after a file of another writer was found."""
+        """Ask the store whether this process still holds the lease, after a file of another writer was found."""
 
 
 class Store(ABC):

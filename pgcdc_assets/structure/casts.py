@@ -25,7 +25,7 @@ def keeps_text(was: PgType, is_: PgType) -> bool:
 
 
 def holds(was: pa.DataType, is_: pa.DataType) -> bool:
-    """Whether every value of a mirror's column is one of the other type, without a change of what is read."""
+    """Whether each value of the mirror's column also fits the other type, and reads as the same value."""
     if was == is_:
         return True
     decimals = isinstance(was, pa.Decimal128Type) and isinstance(is_, pa.Decimal128Type)

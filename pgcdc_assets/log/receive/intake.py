@@ -206,7 +206,8 @@ class Intake:
         return StreamCommitted(message.xid, _facts(message, transaction.aborted, schema_ids), commit_frame(run, index))
 
     def _be_sure(self, came: StreamedTransaction, end_lsn: Lsn) -> None:
-        """Raises StreamUnsure if the blocks do not show which messages count, or whether there is an origin."""
+        """Raises StreamUnsure if the blocks do not show which messages were committed, or whether the transaction has
+        an origin."""
         if came.ambiguous or (not came.origin_known and self._origins()):
             raise StreamUnsure(end_lsn)
 

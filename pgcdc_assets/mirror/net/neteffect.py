@@ -194,7 +194,7 @@ def _combined(left: Ints, right: Ints) -> Ints:
 
 
 def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """By attnum, which events lack the value. Attnums are left out if all events have the value."""
+    """For each attnum, a mask of the events that lack its value. An attnum that all events have is left out."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:

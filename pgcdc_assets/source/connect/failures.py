@@ -192,7 +192,7 @@ _OTHER_SERVER = re.compile(r"(session|server) is (not )?(read-only|in hot standb
 
 
 def of_refusal(text: str) -> ServerError:
-    """Made from libpq's text about a connection that could not be opened."""
+    """The error for a connection that could not be opened, made from libpq's text."""
     line = first_line(text)
     if _NO_CONNINFO.search(line):
         return Unusable(None, line)
