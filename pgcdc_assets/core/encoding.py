@@ -118,8 +118,8 @@ def marked(text: str) -> bool:
 def _mark(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
-    end = max(error.end, error.start + 1)
-    return "".join(f"{_MARK}{byte:02x}" for byte in error.object[error.start : end]), end
+    # One byte at a time: how many bytes a codec refuses together depends on what follows them.
+    return f"{_MARK}{error.object[error.start]:02x}", error.start + 1
 
 
 def _unmarked(text: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.encoding import Encoding
@@ -20,6 +20,8 @@ def _alone(raw: bytes | None, encoding: Encoding) -> str | None:
 
 
 @given(VALUES, st.sampled_from(ENCODINGS), st.integers(0, 3))
+@example([b"\x8f", None], Encoding.of("EUC_JP"), 0)
+@example([b"\x8f\x8fa", b"\x8f"], Encoding.of("EUC_JP"), 0)
 def test_columns_are_decoded_as_their_values(values: list[bytes | None], encoding: Encoding, cut: int) -> None:
     column = pa.array([b"cut off", *values], pa.binary()).slice(1)[cut:]
     values = values[cut:]
