@@ -80,7 +80,7 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
             turns[name] = _repaired(work, entry, LsnRange(span.start, min(span.end, entry.replay_lsn)))
     forward = [work.progress[name] for name in tables if work.progress[name].replay_lsn < span.end]
     if forward:
-        log = LogSpan(work.log, LsnRange(min(entry.replay_lsn for entry in forward), span.end))
+        log = LogSpan(work.log, LsnRange(min(entry.replay_lsn for entry in forward), work.log.position()))
         for turn in take_turn(work, log, span.end, forward).tables:
             turns[turn.table] = turn
     for name in tables:

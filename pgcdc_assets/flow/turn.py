@@ -29,14 +29,14 @@ class Turn:
 def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]) -> Turn:
     """Bring the tables that are below ``upto`` to ``upto``.
 
-    ``upto`` must be a boundary up to which the log is complete. ``log``: what was read of the log for this turn. Tables
-    without changes move without a commit. A table that cannot be followed is set aside, and the other tables go on. A
-    table stays below ``upto`` in two cases. If another writer's commits to its mirror came first at each attempt, the
-    table stays there until the next turn. If the log has a row with a structure, or of a partition, that the mirror
-    does not have, the table stays there until the next catalog check.
+    ``upto`` must be a boundary up to which the log is complete. ``log``: what was read of the log for this turn, up to
+    the log's end. Tables without changes move without a commit. A table that cannot be followed is set aside, and the
+    other tables go on. A table stays below ``upto`` in two cases. If another writer's commits to its mirror came first
+    at each attempt, the table stays there until the next turn. If the log has a row with a structure, or of a
+    partition, that the mirror does not have, the table stays there until the next catalog check.
     """
     behind = [entry for entry in tables if entry.replay_lsn < upto and not entry.reshaping and entry.unread is None]
-    _hold_strays(work, _span(log, behind, max(upto, work.log.position())), behind)
+    _hold_strays(work, _span(log, behind, max(upto, log.lsns.end)), behind)
     behind = [entry for entry in behind if _applies(work, entry.table.name)]
     span, router = _span(log, behind, upto), work.progress.router
     names = {name for shape in span.shapes.values() for name in router.place(shape).concerned}
@@ -65,7 +65,7 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
     while, so that its rows came as rows of another table.
 
     Rows of a partition that are published via the root look like all other rows of the root. If the partition has been
-    dropped or detached since, the catalog no longer shows it. ``span`` reaches to the log's end, beyond the turn: a
+    dropped or detached since, the catalog no longer shows it. ``span`` reaches beyond the turn, to the log's end: a
     partition may have been attached, with rows that never come, before its first row that the log has.
     """
     for entry in tables:
