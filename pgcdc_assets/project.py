@@ -220,10 +220,10 @@ def dagster_home() -> Path:
     return home
 
 
-def workspace_file() -> Path:
+def workspace_file(state: Path) -> Path:
     """Write a workspace file next to the saved catalog: the installed package, and the project's own
     ``definitions.py``, if there is one."""
-    path, own = STATE_FOLDER.absolute() / "workspace.yaml", OWN_DEFINITIONS.absolute()
+    path, own = state.absolute() / "workspace.yaml", OWN_DEFINITIONS.absolute()
     private_folder(path.parent)
     text = WORKSPACE_YAML
     if own.is_file():

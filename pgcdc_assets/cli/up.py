@@ -103,7 +103,7 @@ def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
     host, port = url.removeprefix("http://").rsplit(":", 1)
     # At level `info`, the daemon would write a line or two every second.
     quiet = ["--log-level", "warning", "--code-server-log-level", "warning"]
-    command = ["--workspace", str(workspace_file()), "--host", host, "--port", port, *quiet]
+    command = ["--workspace", str(workspace_file(log.parent)), "--host", host, "--port", port, *quiet]
     with private_log(log) as file:
         return started("pgcdc_assets.cli.dagsterui", command, file, **{SENSOR_ON: "on"})
 

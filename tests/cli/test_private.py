@@ -13,6 +13,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.requests import place_verify_request
 from pgcdc_assets.project import INSTANCE_YAML, dagster_home, workspace_file
+from pgcdc_assets.settings import STATE_FOLDER
 from pgcdc_assets.store.localfiles import private_log
 from tests.cli.conftest import Shell
 
@@ -25,7 +26,7 @@ def test_everything_that_commands_create_is_private(shell: Shell) -> None:
     before = os.umask(0o022)
     try:
         shell.pgcdc("setup")
-        workspace_file()
+        workspace_file(STATE_FOLDER)
         dagster_home()
         with lake_lock(Layout.of(shell.folder / "lake"), "test"):
             pass
