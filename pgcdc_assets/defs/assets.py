@@ -5,11 +5,12 @@ one Spark job decodes the changes of all tables, and one turn applies them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.defs import metadata
 from pgcdc_assets.defs.keys import op_name
 from pgcdc_assets.defs.partitions import DELETE, Selection
@@ -17,6 +18,10 @@ from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.defs.runs import writing_run
 from pgcdc_assets.defs.sync import SyncConfig, engine_at_rest, run_sync
 from pgcdc_assets.defs.translator import Stage
+
+if TYPE_CHECKING:
+    from pgcdc_assets.flow.engine import Engine
+    from pgcdc_assets.flow.reports import RangeReport
 
 IN_ONE_RUN = dg.BackfillPolicy.single_run()
 """The engine processes a contiguous selection as one range, with one start of Spark."""
@@ -26,6 +31,8 @@ COPY_AGAIN = "Copy the selected tables again. Without it, only tables that have 
 Chosen = Mapping[str, Table]
 """The tables that a run selects, by the names of their op outputs."""
 Outputs = Iterator[dg.Output[None]]
+Process = Callable[["Engine", LsnRange], "RangeReport"]
+"""What a run does with a range."""
 
 
 def pipeline_assets(of: Replication, catalog: Catalog) -> list[dg.AssetsDefinition | dg.AssetSpec]:
@@ -44,47 +51,45 @@ def pipeline_assets(of: Replication, catalog: Catalog) -> list[dg.AssetsDefiniti
 
 
 def change_log_asset(of: Replication) -> dg.AssetsDefinition:
-    description = (
+    return _asset_of_ranges(
+        of,
+        of.names.change_log,
+        of.names.slot,
         "The messages of logical replication as PostgreSQL sent them: append-only, durable before the slot is "
         "confirmed. Written by the sync job. Materialising a range by hand checks that it is in the log, whole; "
-        "it is never received twice."
+        "it is never received twice.",
+        "check of the change log",
+        lambda engine, span: engine.check_range(span),
+        metadata.of_log,
     )
-
-    @_asset_of_ranges(of, of.names.change_log, of.names.slot, description)
-    def change_log(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        with writing_run(of, context.op_execution_context):
-            selection = _selection(of, context)
-            engine = engine_at_rest(of, context.op_execution_context, "check of the change log")
-            report = engine.check_range(selection.span)
-        _tell(context, context.asset_key, selection, metadata.of_log(report))
-        return dg.MaterializeResult()
-
-    return change_log
 
 
 def messages_asset(of: Replication) -> dg.AssetsDefinition:
-    description = (
+    return _asset_of_ranges(
+        of,
+        of.names.messages,
+        of.names.change_log,
         "Logical messages (pg_logical_emit_message) of the prefixes that the setting `messages` names, in the "
         "order of their commits. Written by the sync job, with the mirrors: Lake(root).at(lsn).messages() reads "
-        "those of a consistent point. Materialising a range derives it again from the log."
+        "those of a consistent point. Materialising a range derives it again from the log.",
+        "messages",
+        lambda engine, span: engine.messages_range(span),
+        metadata.of_messages,
     )
-
-    @_asset_of_ranges(of, of.names.messages, of.names.change_log, description)
-    def messages(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        with writing_run(of, context.op_execution_context):
-            selection = _selection(of, context)
-            report = engine_at_rest(of, context.op_execution_context, "messages").messages_range(selection.span)
-        _tell(context, context.asset_key, selection, metadata.of_messages(report))
-        return dg.MaterializeResult()
-
-    return messages
 
 
 def _asset_of_ranges(
-    of: Replication, key: dg.AssetKey, upstream: dg.AssetKey, description: str
-) -> Callable[[Callable[[dg.AssetExecutionContext], dg.MaterializeResult[None]]], dg.AssetsDefinition]:
-    """The decorator of an asset that is for all tables, and has an op of its own."""
-    decorator: Callable[[Callable[..., Any]], dg.AssetsDefinition] = dg.asset(
+    of: Replication,
+    key: dg.AssetKey,
+    upstream: dg.AssetKey,
+    description: str,
+    command: str,
+    process: Process,
+    found: Callable[["RangeReport"], metadata.Metadata],
+) -> dg.AssetsDefinition:
+    """An asset that is for all tables, and has an op of its own. ``found``: what a report says of the asset."""
+
+    @dg.asset(
         key=key,
         deps=[upstream],
         partitions_def=of.names.lsn_ranges,
@@ -95,7 +100,23 @@ def _asset_of_ranges(
         pool=of.pool,
         description=description,
     )
-    return decorator
+    def asset(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        selection, report = _over_selection(of, context, command, process)
+        _tell(context, context.asset_key, selection, found(report))
+        return dg.MaterializeResult()
+
+    return asset
+
+
+def _over_selection(
+    of: Replication, context: dg.AssetExecutionContext, command: str, process: Process
+) -> tuple[Selection, "RangeReport"]:
+    """Process the selected partitions as one range. Logs the selection's warnings."""
+    with writing_run(of, context.op_execution_context):
+        selection = Selection(context.partition_keys, of.register(context.instance))
+        for line in selection.told:
+            context.log.warning(line)
+        return selection, process(engine_at_rest(of, context.op_execution_context, command), selection.span)
 
 
 def source_tables(of: Replication, tables: Sequence[Table]) -> list[dg.AssetSpec]:
@@ -144,10 +165,10 @@ def snapshot_assets(of: Replication, tables: Sequence[Table]) -> dg.AssetsDefini
 
 def changes_assets(of: Replication, tables: Sequence[Table]) -> dg.AssetsDefinition:
     def transform(context: dg.AssetExecutionContext, chosen: Chosen) -> Outputs:
-        with writing_run(of, context.op_execution_context):
-            selection = _selection(of, context)
-            engine = engine_at_rest(of, context.op_execution_context, "changes")
-            report = engine.transform_range([table.name for table in chosen.values()], selection.span)
+        names = [table.name for table in chosen.values()]
+        selection, report = _over_selection(
+            of, context, "changes", lambda engine, span: engine.transform_range(names, span)
+        )
         for out, table in chosen.items():
             found = metadata.of_changes(report, report.tables.get(table.name))
             _tell(context, context.asset_key_for_output(out), selection, found)
@@ -170,10 +191,8 @@ def changes_assets(of: Replication, tables: Sequence[Table]) -> dg.AssetsDefinit
 
 def mirror_assets(of: Replication, tables: Sequence[Table]) -> dg.AssetsDefinition:
     def apply(context: dg.AssetExecutionContext, chosen: Chosen) -> Outputs:
-        with writing_run(of, context.op_execution_context):
-            selection = _selection(of, context)
-            engine = engine_at_rest(of, context.op_execution_context, "apply")
-            report = engine.apply_range([table.name for table in chosen.values()], selection.span)
+        names = [table.name for table in chosen.values()]
+        selection, report = _over_selection(of, context, "apply", lambda engine, span: engine.apply_range(names, span))
         for out, table in chosen.items():
             found = metadata.of_mirror(report, report.tables.get(table.name), table)
             _tell(context, context.asset_key_for_output(out), selection, found)
@@ -211,7 +230,7 @@ def _assets_of_tables(
     materialise: Callable[[dg.AssetExecutionContext, Chosen], Outputs],
     config_schema: Mapping[str, dg.Field] | None = None,
 ) -> dg.AssetsDefinition:
-    """One op for all assets of a kind, with one asset per table. ``materialise`` gets the tables that a run selects.
+    """One op for all assets of a stage, with one asset per table. ``materialise`` gets the tables that a run selects.
 
     Dagster would derive the names of an op's outputs from asset keys, and give the same name to different keys. So the
     outputs are named here, and a run's selection is read from them. It also stays right if the user's project puts a
@@ -253,14 +272,6 @@ def consistent_points(of: Replication, tables: Sequence[Table]) -> dg.AssetSpec:
         description="One row per turn: replay_lsn, and the Delta version of every mirror that stands exactly there. "
         "Lake(root).at(lsn) reads all tables together by it.",
     )
-
-
-def _selection(of: Replication, context: dg.AssetExecutionContext) -> Selection:
-    """The selected partitions as one range. Logs its warnings."""
-    selection = Selection(context.partition_keys, of.register(context.instance))
-    for line in selection.told:
-        context.log.warning(line)
-    return selection
 
 
 def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Selection, found: metadata.Metadata) -> None:

@@ -16,7 +16,6 @@ from pgcdc_assets.core.names import TableName
 _PLAIN = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
 _KEPT_ASCII = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. ")
 
-
 SOURCE_TAG = "pgcdc/source"
 """The tag of every run of ours. Its value is the name of the source."""
 

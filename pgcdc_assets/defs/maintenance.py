@@ -22,7 +22,7 @@ from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.defs.runs import stop_for_waiting_runs, writing_run
-from pgcdc_assets.defs.sync import engine_at_rest, watcher
+from pgcdc_assets.defs.sync import engine_at_rest, job_of_one_op, watcher
 from pgcdc_assets.defs.translator import STAGES
 from pgcdc_assets.errors import LakeError, LockHeld
 from pgcdc_assets.project import load_catalog
@@ -51,25 +51,17 @@ class MaintainConfig(dg.Config):
 
 
 def maintain_job(of: Replication) -> dg.JobDefinition:
-    @dg.op(
-        name=of.names.of(MAINTAIN_OP),
-        out=dg.Out(dg.Nothing),
-        required_resource_keys=of.resource_keys,
-        pool=of.pool,
-        description="Forgets what nobody needs of log, feeds, points and mirrors; merges what is in pieces.",
-    )
-    def maintain_op(context: dg.OpExecutionContext, config: MaintainConfig) -> None:
+    def maintain(context: dg.OpExecutionContext, config: MaintainConfig) -> None:
         _maintain(of, context, config)
 
-    @dg.job(
-        name=of.names.maintain_job,
-        tags=of.names.tags,
-        description="Retention of log, feeds and points; OPTIMIZE and VACUUM of the mirrors.",
+    return job_of_one_op(
+        of,
+        of.names.maintain_job,
+        "Retention of log, feeds and points; OPTIMIZE and VACUUM of the mirrors.",
+        MAINTAIN_OP,
+        "Forgets what nobody needs of log, feeds, points and mirrors; merges what is in pieces.",
+        maintain,
     )
-    def job() -> None:
-        maintain_op()
-
-    return job
 
 
 def _maintain(of: Replication, context: dg.OpExecutionContext, config: MaintainConfig) -> None:

@@ -36,7 +36,8 @@ _ELSEWHERE_SECONDS = 180
 while it waits for it (the lease of a writer that was killed ends after a minute) and while it ends. The value is
 generous, because it compares the clocks of two hosts."""
 _MOST_RUNS = 500
-"""More runs than that are never under way at a time."""
+"""The newest runs of an instance that are looked at. Behind a longer queue of other runs, a run of ours may be missed,
+and then waits until the sync at work ends by itself."""
 _LOOK_SECONDS = 2.0
 """Seconds between two checks of a run whether another run waits."""
 

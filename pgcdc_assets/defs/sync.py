@@ -1,5 +1,6 @@
 """The jobs that write: sync (which also makes new copies) and repair. Each has one op and runs in one process."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -51,38 +52,23 @@ class RepairConfig(dg.Config):
 
 
 def sync_job(of: Replication) -> dg.JobDefinition:
-    @dg.op(
-        name=of.names.of(SYNC_OP),
-        out=dg.Out(dg.Nothing),
-        required_resource_keys=of.resource_keys,
-        pool=of.pool,
-        description="Copies what is not yet copied, receives, applies and publishes; records every range as it closes.",
-    )
-    def sync_op(context: dg.OpExecutionContext, config: SyncConfig) -> None:
+    def sync(context: dg.OpExecutionContext, config: SyncConfig) -> None:
         report = run_sync(of, context, config)
         context.add_output_metadata(of_sync(report))
         watcher(of, context).finished(report)
 
-    @dg.job(
-        name=of.names.sync_job,
-        tags=of.names.tags,
-        description="PostgreSQL's changes into the mirrors, for as long as the run is asked to.",
+    return job_of_one_op(
+        of,
+        of.names.sync_job,
+        "PostgreSQL's changes into the mirrors, for as long as the run is asked to.",
+        SYNC_OP,
+        "Copies what is not yet copied, receives, applies and publishes; records every range as it closes.",
+        sync,
     )
-    def job() -> None:
-        sync_op()
-
-    return job
 
 
 def repair_job(of: Replication) -> dg.JobDefinition:
-    @dg.op(
-        name=of.names.of(REPAIR_OP),
-        out=dg.Out(dg.Nothing),
-        required_resource_keys=of.resource_keys,
-        pool=of.pool,
-        description="Derives the keys that a range touched again from the log, and merges them into the mirror.",
-    )
-    def repair_op(context: dg.OpExecutionContext, config: RepairConfig) -> None:
+    def repair(context: dg.OpExecutionContext, config: RepairConfig) -> None:
         with writing_run(of, context):
             table, span = TableName.parse(config.table), LsnRange.parse(config.span)
             report = engine_at_rest(of, context, f"repair {table}").repair(table, span)
@@ -94,13 +80,32 @@ def repair_job(of: Replication) -> dg.JobDefinition:
                 context.log_event(event)
         watcher(of, context).range_closed(report)
 
-    @dg.job(
-        name=of.names.repair_job,
-        tags=of.names.tags,
-        description="Repair one mirror for one LSN range, from the change log.",
+    return job_of_one_op(
+        of,
+        of.names.repair_job,
+        "Repair one mirror for one LSN range, from the change log.",
+        REPAIR_OP,
+        "Derives the keys that a range touched again from the log, and merges them into the mirror.",
+        repair,
     )
+
+
+def job_of_one_op(
+    of: Replication, name: str, description: str, op: str, about_op: str, work: Callable[..., None]
+) -> dg.JobDefinition:
+    """A job whose only op does ``work``, with the op's context and config. ``op``: the op's name, after the name of the
+    source."""
+    decorated = dg.op(
+        name=of.names.of(op),
+        out=dg.Out(dg.Nothing),
+        required_resource_keys=of.resource_keys,
+        pool=of.pool,
+        description=about_op,
+    )(work)
+
+    @dg.job(name=name, tags=of.names.tags, description=description)
     def job() -> None:
-        repair_op()
+        decorated()
 
     return job
 
