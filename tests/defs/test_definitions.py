@@ -111,7 +111,7 @@ def test_two_sources_and_the_users_own_definitions_merge(
 
 
 def test_names_of_two_sources_never_collide() -> None:
-    """Whatever the sources are named. A name may begin with another name: ``shop`` and ``shop_sync``."""
+    """Also if the name of one source begins with the name of the other: ``shop`` and ``shop_sync``."""
     defs = pipeline(Replication(Settings(name="shop", messages=("app",))), catalog_of(*ODD))
     repository = defs.get_repository_def()
     jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
