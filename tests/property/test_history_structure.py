@@ -64,7 +64,7 @@ def test_known_stories(server: EmbeddedServer, spark: SparkSession, number: int,
 @pytest.mark.parametrize("columns", [False, True], ids=["all", "of columns"])
 def test_many_stories(server: EmbeddedServer, spark: SparkSession, *, columns: bool) -> None:
     """All are played, whatever is found. Of many stories, every move takes effect somewhere."""
-    count = int(os.environ.get("PGCDC_TEST_STORIES") or (40 if columns else 80))
+    count = int(os.environ.get("PGCDC_TEST_STORIES") or (20 if columns else 40))
     first = int(SEED)
     done: Counter[str] = Counter()
     silent: list[str] = []
