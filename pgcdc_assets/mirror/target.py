@@ -1,42 +1,37 @@
-"""The contract of a target, the place that keeps the mirrors: what the flow asks for, and what the flow can rely on.
+"""The contract of a target, which is the place that keeps the mirrors.
 
-The flow (:mod:`pgcdc_assets.flow`) knows the change log, the feeds and the points. It uses its mirrors only through
-this contract. :class:`pgcdc_assets.mirror.delta.deltatarget.DeltaTarget` implements the contract for Delta tables.
+The flow (:mod:`pgcdc_assets.flow`) uses its mirrors only through this contract. Change log, feeds and points belong to
+the flow. :class:`pgcdc_assets.mirror.delta.deltatarget.DeltaTarget` implements the contract for Delta tables.
 
 **Generation.** Each copy of a table begins a new generation of its mirror. A generation holds exactly the rows that the
-source had at the generation's ``replay_lsn``: the rows of the copy's consistent point, with all changes that were
-applied since.
+source had at the generation's ``replay_lsn``: the rows of the copy's consistent point, plus all changes applied since.
 
-**Applied.** A table applies a transaction exactly when ``commit_lsn >=`` its ``replay_lsn``. Rows and ``replay_lsn``
-change together, in one atomic step of the target, both in a copy and in an apply. No reader ever sees one without the
-other, not even after a crash. So every call may be repeated: after a run that died, the next run asks for the same
-again, and the target skips what its mirror already holds. The target never infers its position from rows.
+**Applied.** A table applies exactly the transactions with ``commit_lsn >= replay_lsn``. Rows and ``replay_lsn`` change
+together, in one atomic step, both in a copy and in an apply. No reader sees one without the other, even after a crash.
+So every call may be repeated: the target skips what its mirror already holds. It never infers its position from rows.
 
-**Set aside is a result.** A failure of one table alone (its file, its value, its commit, its structure) is returned as
-that table's part of the result, with the reason as text. Its mirror stays as it was, and the other tables of the call
-continue. A raised error concerns all tables (a full disk, a dead JVM) and ends the run; commits that were made before
-it stay. The questions about one table (:meth:`Target.standing`, :meth:`Target.version` and the upkeep) raise: the flow
-asks :func:`pgcdc_assets.failures.of_one_table` whether the failure concerns that table alone.
+**Set aside is a result.** A failure of one table alone (its file, value, commit or structure) is returned as that
+table's result, with the reason as text. Its mirror does not change, and the other tables of the call continue. A raised
+error concerns all tables (a full disk, a dead JVM) and ends the run; earlier commits stay. Calls about one table
+(:meth:`Target.standing`, :meth:`Target.version` and the upkeep) raise; :func:`pgcdc_assets.failures.of_one_table` then
+says whether the failure concerns that table alone.
 
-**Committed is not yet durable.** What :meth:`Target.copy` and :meth:`Target.apply` have committed can be read, but a
-power cut may undo it. The log still holds these changes, and they are applied again. :meth:`Target.settle` makes
-commits durable. The flow calls it before it records anything that depends on a commit: the state of a copied table, the
-end of a repair, a point.
+**Committed is not yet durable.** What :meth:`Target.copy` and :meth:`Target.apply` commit can be read, but a power cut
+may undo it. The log still holds these changes, and they are applied again. :meth:`Target.settle` makes commits durable.
+The flow calls it before it records anything that depends on a commit: a copied table, the end of a repair, a point.
 
-**Published.** :meth:`Target.publish` makes one LSN readable. As long as the point is kept, each table that it lists can
-be read as the source was at this LSN, also after a power cut. :meth:`Target.publish` first settles the versions that it
-names.
+**Published.** :meth:`Target.publish` settles the versions that it names, and makes one LSN readable. As long as the
+point is kept, each table that it lists can be read as the source was at this LSN, also after a power cut.
 
-**Version.** A number that the target assigns; it grows with each commit to a mirror. The flow keeps versions in points
-and reports, compares them, counts with them, and passes them back to the target. It assumes nothing else about them.
+**Version.** A number that the target assigns; it grows with each commit to a mirror. The flow stores versions, compares
+them, counts with them, and passes them back. It assumes nothing else about them.
 
-**Another writer** may also commit to a mirror. If another writer changed rows, :attr:`Target.changed` reports it until
-the table is copied again. If another writer's commits came first at every attempt, the table is ``outrun``: the next
-turn tries again.
+**Another writer** may also commit to a mirror. If it changed rows, :attr:`Target.changed` reports this until the table
+is copied again. If its commits came first at every attempt, the table is ``outrun``: the next turn tries again.
 
-**Threads.** The run's thread makes all calls except :meth:`Target.copy`. A copy runs in a thread of its own, while the
-run's thread applies changes of other tables and may call :meth:`Target.cancel_copies`. The lake's lock is held all the
-time, so there is only one flow.
+**Threads.** The run's thread makes all calls except :meth:`Target.copy`. A copy has its own thread; the run's thread
+applies changes of other tables during that time, and may call :meth:`Target.cancel_copies`. The lake's lock is held all
+the time, so there is only one flow.
 """
 
 from __future__ import annotations
@@ -68,18 +63,17 @@ class Generation:
     """The effective position: the larger of the mirror's own record and the newest point that lists this generation."""
     version: int
     oid: int | None = None
-    """The OID of the table whose rows the generation has; None if the mirror does not record it."""
+    """OID of the table whose rows the generation has; None if the mirror does not record it."""
     followed: Table | None = None
-    """The table with the structure and name that the mirror's rows have since the last :meth:`Target.reshape` or
-    :meth:`Target.rename`; None before the first."""
+    """The table as the last :meth:`Target.reshape` or :meth:`Target.rename` left it in the mirror; None at first."""
     unlisted: bool = False
-    """Whether no point has listed the mirror since :attr:`followed` began. A point that lists this name may then mean
+    """Whether no point has listed the mirror since :attr:`followed` changed. A point that lists this name may then mean
     the rows of another table."""
 
 
 @dataclass(frozen=True)
 class CopyReport:
-    """``bytes`` is the size of the data files, ``seconds`` the time from the start of the table's job to its commit."""
+    """``bytes``: the size of the data files. ``seconds``: from the start of the table's job to its commit."""
 
     table: TableName
     consistent_point: Lsn
@@ -99,27 +93,24 @@ class Applied:
     """The result of an apply for one table; counts are rows of the mirror."""
 
     table: Table
-    """The table as the feed's part has it, including the columns that appeared."""
+    """The table of the feed's part, including the columns that appeared."""
     version: int
-    """The version of the mirror; -1 if the mirror was not read, or could not be read."""
+    """The mirror's version; -1 if the mirror was not read, or could not be read."""
     replay_lsn: Lsn
-    """The mirror's position after the apply: the end of what was applied, or the unchanged position if it is set
-    aside."""
+    """The mirror's position after the apply: the end of the applied changes. Unchanged if the table is set aside."""
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     seconds: float = 0.0
     set_aside: tuple[Lsn, str] | None = None
-    """Set if the mirror and the changes disagree, or if either cannot be read: the first LSN concerned, and the
-    reason."""
+    """Set if mirror and changes contradict each other, or one cannot be read: the first LSN concerned, and the why."""
     outrun: bool = False
-    """Another writer's commits came first at every attempt: nothing was applied, and the next turn tries again."""
+    """Another writer's commits came first at every attempt. Nothing was applied; the next turn tries again."""
 
 
 @dataclass(frozen=True)
 class Freed:
-    """What was deleted from a mirror: the number of its data files, and their size. Zero if only the log became
-    shorter."""
+    """What was deleted from a mirror: number and size of its data files. Zero if only the log became shorter."""
 
     files: int
     bytes: int
@@ -131,88 +122,74 @@ class Target(Protocol):
     # Standing -----------------------------------------------------------------------------------
 
     def refusal(self, table: Table) -> str | None:
-        """Why no mirror can hold the table as it is, as text; None if a mirror can hold it."""
+        """Why no mirror can hold the table, as text; None if a mirror can hold it."""
 
     def recover(self, names: Iterable[TableName]) -> Mapping[str, tuple[str, ...]]:
-        """Repair what a power cut damaged in these mirrors. Called once, before all other calls.
-
-        Returns the names of the files that were put aside for the repair, by the mirror's place.
-        """
+        """Repair what a power cut damaged in these mirrors. Called once, before all other calls. Returns the names of
+        the files that were put aside for the repair, by the mirror's folder."""
 
     def standing(self, name: TableName) -> Generation | None:
-        """The generation that the mirror holds; None if no copy was committed. IdentityMismatch if the mirror belongs
-        to another stream."""
+        """The generation that the mirror holds; None without a committed copy. IdentityMismatch for another stream."""
 
     def version(self, name: TableName) -> int:
-        """The mirror's current version, also if another writer committed it; -1 if there is no mirror."""
+        """The mirror's newest version, even if another writer committed it; -1 if there is no mirror."""
 
     def rows(self, name: TableName) -> int | None:
-        """The number of rows of the mirror's current version; None if there is no mirror, or its files do not say."""
+        """The row count of the mirror's newest version; None if there is no mirror, or its files do not say."""
 
     @property
     def changed(self) -> Mapping[TableName, str]:
-        """Mirrors whose rows another writer changed since their copy, with a description of the change. Only changes
-        that :meth:`recover` and :meth:`settle` have seen are included."""
+        """Mirrors whose rows another writer changed since their copy, with a description of the change. Includes only
+        changes that :meth:`recover` and :meth:`settle` have read."""
 
     # Copy ---------------------------------------------------------------------------------------
 
     def copy(self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None]) -> Failures:
-        """Begin a generation of each table with the rows that the snapshot shows; returns which tables failed, and why.
-
-        A mirror keeps its old state for readers until its copy is committed. ``on_table`` is called at once after each
-        commit, in the calling thread. CopyOutdated and CopyBlocked are failures of tables that another session altered
-        or locked during the copy: another copy may succeed.
-        """
+        """Begin a generation of each table with the rows of the snapshot; returns which tables failed, and why. Readers
+        see a mirror's old state until its copy is committed. ``on_table`` is called after each commit, in the calling
+        thread. CopyOutdated and CopyBlocked mean that another session altered or locked the table during the copy;
+        another copy may succeed."""
 
     def cancel_copies(self) -> None:
-        """Make a running copy fail soon. The flow calls this repeatedly until the copy has ended, because a single call
-        may fall between two steps of the copy."""
+        """Make a running copy fail soon. The flow repeats this call until the copy has ended, because a single call may
+        come between two steps of the copy."""
 
     # Apply --------------------------------------------------------------------------------------
 
     def apply(self, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]) -> list[Applied]:
-        """Apply these feeds' parts to their mirrors up to ``upto``, a transaction boundary. Each mirror continues from
-        its own position.
-
+        """Apply these parts of the feeds up to ``upto``, a transaction boundary, each mirror from its own position.
         Tables without changes left to apply are not in the result. ``known``: the tables with the columns that their
-        mirrors last had. A column that appeared since is added to the mirror. A known column that the mirror lacks was
-        removed by another writer; the table is then set aside.
-        """
+        mirrors last had. A column that appeared since is added to the mirror. If the mirror lacks a known column,
+        another writer removed it, and the table is set aside."""
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
         """Derive again from the log what ``span`` did, and merge the result. The mirror is at ``replay_lsn`` before and
-        after.
-
-        NotRepairable if the log does not hold enough: no value is guessed.
-        """
+        after. NotRepairable if the log does not hold enough: no value is guessed."""
 
     def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:
         """Change the structure of a mirror from its own rows, without the source; returns its version after the change.
-        Its position stays.
 
-        Columns are identified by attnum. A column that ``before`` lacks gets its ``missing`` value in all rows. Rows
-        and structure change together, in one atomic step, and :attr:`Generation.followed` then has the new structure.
-        The rows are then as if the structure had changed on the source before they were written. So the flow must
-        ensure that no point below the change lists them. Rows of leaves that ``after`` lacks are deleted.
-        ``by_metadata``: rows are not rewritten if the target can express the change without that.
+        Columns are identified by attnum. A column that ``before`` lacks gets its ``missing`` value in all rows. Rows of
+        leaves that ``after`` lacks are deleted. Rows and structure change in one atomic step, the position stays, and
+        :attr:`Generation.followed` then has the new structure. The flow must ensure that no point below the change
+        lists the new rows: they look as if the structure had changed before they were written. ``by_metadata``: rows
+        are not rewritten if the target can express the change without that.
         """
 
     def comment(self, table: Table) -> int:
-        """Write the comments of the table and of its columns to the mirror. Returns the mirror's version after that;
-        the version does not change if the mirror already has these comments. Rows and position do not change.
-
-        A new copy has the comments from its commit on, and :meth:`reshape` and :meth:`rename` keep them. A comment that
-        the source no longer has is removed. A comment by another writer stays if the source has no comment there.
-        """
+        """Write the comments of the table and its columns to the mirror; returns the mirror's version, which stays the
+        same if the mirror already has these comments. Rows and position do not change. A new copy has the comments from
+        its commit on. :meth:`reshape` and :meth:`rename` keep them. A comment that the source removed is removed. A
+        comment by another writer stays if the source has no comment there."""
 
     def rename(self, former: TableName, table: Table, version: int, position: Lsn) -> int:
         """Continue the mirror of a renamed table under its new name; returns its version there.
 
-        The rows are not read. In one atomic step, the rows and columns that ``version`` has at the former name become a
-        generation of the new name, copied at ``position``. This generation replaces everything that the new name held.
-        The mirror at the former name does not change, and may already hold another table's rows. Raises LakeError if
-        the new name holds a copy of another table at the same position to which changes were applied since: the two
-        generations could not be told apart.
+        In one atomic step, the rows and columns that ``version`` has at the former name become a generation of the new
+        name, copied at ``position``. It replaces everything that the new name held. No row is read. The mirror at the
+        former name does not change, and may already hold another table's rows. Raises LakeError if the new name holds a
+        copy of another table at the same position to which changes were applied since: the two generations could not be
+        told apart.
         """
 
     # Publish ------------------------------------------------------------------------------------
@@ -228,40 +205,32 @@ class Target(Protocol):
         messages: Lsn | None = None,
         beside: Point | None = None,
     ) -> None:
-        """Add a consistent point of these versions. The whole point is durable when this returns.
-
-        ``changed``: the tables whose rows another writer has changed, and how. ``messages``: the position of the feed
-        of messages, if that feed is complete to ``lsn``. ``beside``: an existing point. The new point also lists all
-        other tables of that point, with the same versions.
-        """
+        """Add a consistent point of these versions. The whole point is durable when this returns. ``changed``: the
+        tables whose rows another writer has changed, and how. ``messages``: the position of the feed of messages, if
+        that feed is complete to ``lsn``. ``beside``: an existing point, whose other tables the new point lists with the
+        same versions."""
 
     # Upkeep -------------------------------------------------------------------------------------
 
     def unmoved(self, name: TableName, version: int) -> int | None:
-        """The mirror's current version, if it holds the same as ``version``. None if the mirror has taken changes or a
+        """The mirror's newest version, if it holds the same as ``version``. None if the mirror has taken changes or a
         copy since, if ``version`` can no longer be read, or if there is no mirror."""
 
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
-        """Keep a mirror cheap to read, and keep what its readers are promised readable, if it is :meth:`unmoved` since
-        its published version. Does nothing to a mirror that has moved.
-
-        Returns whether the mirror's rows were written to other files; ``may_begin`` is asked before that. ``table``:
-        the table with the structure of the mirror, if known.
-        """
+        """Keep a mirror cheap to read, and keep its promised versions readable. Does nothing unless the mirror is
+        :meth:`unmoved` since its published version. Returns whether the mirror's rows were written to other files;
+        ``may_begin`` is asked before that. ``table``: the table with the mirror's structure, if known."""
 
     def keeps(self, name: TableName) -> bool:
         """Whether there is a mirror of this name. IdentityMismatch if it belongs to another owner."""
 
     def forget(self, name: TableName) -> Freed:
-        """Delete a whole mirror. After a kill at any point, :meth:`keeps` still reports the mirror, or nothing is
-        left."""
+        """Delete a whole mirror. After a kill, either :meth:`keeps` still reports the mirror, or nothing is left."""
 
     def delete_unneeded(
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
     ) -> Freed | None:
         """Delete the files that no kept version needs. Kept versions are the promised versions, versions younger than
-        ``grace``, and the newest version.
-
-        A kill at any point is harmless. None if there was nothing to delete, or if ``may_begin`` returned False.
-        LakeError if a kept version could not be read without the files; then nothing is deleted.
-        """
+        ``grace``, and the newest version. A kill at any point is harmless. None if there was nothing to delete, or if
+        ``may_begin`` returned False. LakeError if a kept version could not be read without the files; then nothing is
+        deleted."""

@@ -1,14 +1,14 @@
 """Applies the changes that the feeds hold for a turn to the mirrors, in one atomic commit per table.
 
-If there are only inserts, they are appended: the feed's own files become files of the mirror, in a commit of
-milliseconds. After a truncate of the whole table, the remaining changes are the complete table, and overwrite the
-mirror. All other changes are collapsed and merged in Spark's tasks. Deletion vectors remove the rows that change or are
-deleted, and a new file holds the changed and inserted rows. Spark's own MERGE has the same effect, but costs seconds of
-CPU time even for a small change. Each commit carries the position with the data.
+If there are only inserts, the feed's own files become files of the mirror, in a commit of milliseconds. After a
+truncate of the whole table, the remaining changes are the complete table, and overwrite the mirror. All other changes
+are collapsed and merged in Spark's tasks: deletion vectors remove the changed and deleted rows, and a new file holds
+the changed and inserted rows. Spark's own MERGE has the same effect, but costs seconds of CPU time even for a small
+change. Each commit carries the position with the data.
 
 A merge fails before its commit if the mirror lacks a row that changed or holds a row that was inserted, if the changes
-contradict each other, or if a file of one table cannot be read. Then the mirror stays as it was, and the table is set
-aside: to continue would hide that the mirror differs from the source. A failure of one table
+contradict each other, or if a file of the table cannot be read. The mirror then stays as it was, and the table is set
+aside: to continue would hide that the mirror differs from the source. Such a failure of one table
 (:mod:`pgcdc_assets.failures`) does not prevent the commits of other tables.
 """
 
@@ -49,10 +49,10 @@ def apply_tables(
     position.
 
     Tables without changes are left out of the result. A failure of one table alone is returned as ``set_aside``. Any
-    other error ends the apply. Commits made before that error stay, and the next apply skips them. ``known``: the
-    tables with the columns that their mirrors last had; a known column that a mirror lacks is not added again. If
-    another writer's commit came first, the table is tried again without the other tables. After the last attempt the
-    table is left for the next turn.
+    other error ends the apply; the next apply skips what was committed before the error. ``known``: the tables with the
+    columns that their mirrors last had; a known column that a mirror lacks is not added again. If another writer's
+    commit came first, the table is tried again without the other tables. After the last attempt, the table is left for
+    the next turn.
     """
     done: list[Applied] = []
     left = list(parts)
@@ -69,8 +69,7 @@ def apply_tables(
 def _attempted(
     spark: SparkSession, mirrors: Mirrors, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]
 ) -> list[Applied]:
-    """Read each mirror and commit to it once. Several tables run together, because a commit mostly waits for the
-    disk."""
+    """Read each mirror and commit to it once. Several tables run together: a commit mostly waits for the disk."""
     done: list[Applied] = []
     rest: list[tuple[TablePlan, list[Collapsing]]] = []
     with ThreadPoolExecutor(_COMMITS, thread_name_prefix="commit") as pool:
@@ -89,8 +88,8 @@ def _attempted(
 def _begun(
     mirrors: Mirrors, upto: Lsn, known: Mapping[TableName, Table], part: FeedPart
 ) -> Applied | tuple[TablePlan, list[Collapsing]] | None:
-    """Read a mirror once, and append the feed's files if nothing else is to be done; otherwise return the work to
-    collapse. None if nothing of the part is left to apply."""
+    """Append the feed's files if nothing else is to be done; otherwise return the work to collapse. None if nothing of
+    the part is left to apply. The mirror is read only once."""
     work = _own(part.table, part.span.start, partial(TablePlan.of, mirrors, part, upto, known))
     if not isinstance(work, TablePlan):
         return work
@@ -111,8 +110,7 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
 
 
 def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
-    """Collapse the units of several tables in one job, many small units per task; returns the effects in the same
-    order."""
+    """Collapse the units of several tables in one job, many small units per task; returns effects in the same order."""
     units = [(place, unit) for place, work in enumerate(works) for unit in work]
     workers = cores(spark)
     groups: list[list[tuple[int, Collapsing]]] = [[] for _ in range(min(2 * workers, len(units)))]

@@ -1,8 +1,8 @@
 """The tasks of an apply: how the changes of a table are divided into units, and what a task does with a unit.
 
-A unit has all changes of a table, or those of one bucket of its keys. A task merges the changes of its units into the
-mirror: it writes the rows to add to a new file, and names the rows to delete by file and position. The driver commits
-both. Imported by Spark's workers, so it must not import Spark.
+A unit has all changes of a table, or the changes of one bucket of its keys. A task merges its units into the mirror: it
+writes the rows to add to a new file, and names the rows to delete by file and position. The driver commits both.
+Imported by Spark's workers, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ class Collapsing:
     files: tuple[Location, ...]
     span: LsnRange
     target: MergeTarget
-    """The folder for new files, and the mirror's files to read. There are no files if none of the mirror's rows is
-    left, or if none of them changes."""
+    """The folder for new files, and the mirror's files to read: none after a truncate, or if there are only inserts."""
     divided: bool = False
     """The unit has only the events of some keys. The other halves of key changes may be in other units."""
     arrivals: tuple[Location, ...] = ()
-    """More feed files: those with the new halves of key changes."""
+    """More feed files: the new halves of key changes."""
     masked: tuple[int, ...] = ()
     leaves: tuple[str, ...] = ()
     """Leaves that were truncated."""
@@ -68,8 +67,7 @@ class Collapsing:
     repair: bool = False
     """The mirror has already applied the span, so it is not known whether the mirror holds a key."""
     touched: LsnRange | None = None
-    """For repairs: only keys that changed in this range, and the keys that their rows moved to, are derived. None: all
-    keys."""
+    """For repairs: only keys that changed in this range are derived, and keys that their rows moved to. None: all."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +75,14 @@ class Effect:
     """What a unit does to the mirror; counts are rows."""
 
     added: FileReport | None = None
-    """The file of the rows to add; None if there are no rows to add."""
+    """The file of the rows to add; None if there are no rows."""
     gone: dict[str, BitMap64] = field(default_factory=dict)
-    """By file of the mirror, the positions of the rows to delete."""
+    """The positions of the rows to delete, by file of the mirror."""
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     mismatch: MergeMismatch | None = None
-    """Set if the changes contradict each other or the mirror, or if a file cannot be read. The unit then has no
-    effect."""
+    """Set if the changes contradict each other or the mirror, or a file cannot be read: the unit has no effect."""
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
@@ -131,7 +128,7 @@ def _events(unit: Collapsing) -> pa.Table:
 
 
 def _write(file: DataFile, target: MergeTarget, rows: pa.Table) -> None:
-    """Append rows to a file of the mirror. A column that the changes do not have yet is NULL."""
+    """Append rows to a file of the mirror. A column that the changes lack is NULL."""
     for name, held in zip(target.names, target.schema, strict=True):
         if name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, held.type))
@@ -146,8 +143,7 @@ def _none(unit: Collapsing) -> pa.Table:
 
 
 def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
-    """The rows of feed files whose transactions lie in the span, with the columns ``names``, or with all that an apply
-    needs."""
+    """The rows of feed files whose transactions lie in the span. Columns: ``names``, or all that an apply needs."""
     data = dataset(files, feed_schema(table))
     columns = list(names) or [name for name in data.schema.names if name not in _OF_FEEDS]
     at = pc.field(COMMIT_LSN)
@@ -202,7 +198,7 @@ class PendingChanges:
 
     @property
     def emptied(self) -> bool:
-        """Whether the whole table was truncated. The remaining changes are then the complete table."""
+        """Whether the whole table was truncated: the remaining changes are then the complete table."""
         return None in self._truncated
 
     @property
@@ -212,9 +208,7 @@ class PendingChanges:
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
         """Divide the work by bucket of keys, unless a bucket needs to know what happened to a row under another key.
-
-        ``together``: rows are followed from key to key, so one unit needs both halves of every key change.
-        """
+        ``together``: rows are followed from key to key, so one unit needs both halves of every key change."""
         size = sum(file.size for file in self.files)
         unit = Collapsing(
             self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves, bytes=size
@@ -231,8 +225,7 @@ class PendingChanges:
 
     @property
     def _halves_stand_alone(self) -> bool:
-        """Whether the new halves of key changes are in separate files, and lack no value that only the row of the old
-        key has."""
+        """Whether new halves of key changes have their own files, and lack no value that only the old row has."""
         arrivals = [file.facts for file in self.files if file.facts.arrivals]
         return sum(facts.rows for facts in arrivals) == self.part.key_changes and not any(f.masked for f in arrivals)
 
@@ -248,6 +241,5 @@ class PendingChanges:
 
 
 def _of_any_key(file: FeedFile) -> bool:
-    """Whether the file has rows of any key. Truncates do not count, because they concern all keys and every bucket
-    reads them."""
+    """Whether the file has rows of any key. Truncates do not count: every bucket reads them."""
     return file.facts.bucket is None and bool(file.facts.counts.keys() - {TRUNCATE})

@@ -1,9 +1,9 @@
 """Rewrites files of mirrors without a change of rows or position: during sync, and by ``pgcdc maintain`` (OPTIMIZE).
 
-Each turn leaves a small file in each mirror that changed. Once there are many small files, their live rows are written
-to one file, so that a turn's cost does not grow with the number of turns. Each turn also rewrites the whole deletion
-vector of every file that it touches. So a large file with many deleted rows is rewritten without these rows, one file
-at a time. Files of medium size are left to ``pgcdc maintain``, which merges files for readers.
+Each turn leaves a small file in each mirror that changed. Many small files are merged into one, so that a turn's cost
+does not grow with the number of turns. Each turn also rewrites the whole deletion vector of every file that it touches.
+So a large file with many deleted rows is rewritten without these rows, one file at a time. Files of medium size are
+left to ``pgcdc maintain``, which merges files for readers.
 """
 
 from __future__ import annotations
@@ -32,15 +32,13 @@ if TYPE_CHECKING:
 TURN_SMALL_BYTES: Final = 4 << 20
 """Smaller files may be rewritten during sync."""
 FILE_BYTES: Final = 128 << 20
-"""The target size of a file, the same as in a copy. Files of one gigabyte, Delta's own default, would be rewritten too
-often."""
+"""The target size of a file, as in a copy. Files of one gigabyte, Delta's default, would be rewritten too often."""
 SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
 """Up to this many small files are left alone: each costs a reader a millisecond."""
 DELETED_SHARE: Final = 5
-"""Files are worth rewriting if one row in this many is deleted but still in them; see FEWEST_DELETED."""
+"""OPTIMIZE runs if one row in this many is deleted but still in the files, and at least FEWEST_DELETED rows are."""
 FEWEST_DELETED: Final = 100_000
-"""Files with fewer deleted rows are not worth rewriting, at any share."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,13 @@ class Compaction:
     """When files of a mirror are rewritten."""
 
     look_every: int = 10
-    """Versions of a mirror between two checks of its files. Each version adds one small file, and adds the rows that it
-    deletes to the vectors."""
+    """Versions of a mirror between two checks of its files. Each version adds a small file, and deleted rows."""
     most_small: int = 32
     """Up to this many small files are left alone: to open a file costs a merge less than a millisecond."""
     worn_share: int = 32
-    """A file is worn if one row in this many is deleted. A vector has two bytes for each deleted row, and is written
-    with every turn."""
+    """A file is worn if one row in this many is deleted. A vector takes two bytes a row, and every turn writes it."""
     fewest_worn: int = 10_000
-    """A file with fewer deleted rows than this is not worn."""
+    """A file with fewer deleted rows is not worn."""
 
     def worth_rewriting(self, live: Sequence[Added]) -> tuple[Added, ...]:
         """The files to rewrite as one now: the small files if there are many, or the most worn file; usually none."""
@@ -79,10 +75,10 @@ COMPACTION: Final = Compaction()
 
 @dataclass(frozen=True)
 class Compacted:
-    """The result of rewriting a mirror's files. ``failure``: why one of these files could not be read."""
+    """The result of rewriting a mirror's files. ``failure``: why a file could not be read."""
 
     reports: tuple[FileReport, ...] = ()
-    """The file that holds the rows. There is no file if there are no live rows."""
+    """The new file; none if there are no live rows."""
     failure: str | None = None
 
 
@@ -106,8 +102,8 @@ def compact_file(target: MergeTarget) -> tuple[FileReport, ...]:
 def compact_applied(
     spark: SparkSession, mirrors: Mirrors, compaction: Compaction, done: Sequence[Applied]
 ) -> list[Applied]:
-    """Rewrite files of mirrors that have many small files or a worn file after an apply; returns what was applied, with
-    the versions after the rewrite."""
+    """Rewrite files of mirrors that have many small files or a worn file after an apply; returns ``done`` with the
+    versions after the rewrite."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[MergeTarget] = []
@@ -124,7 +120,7 @@ def compact_applied(
 
 
 def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
-    """Commit a merged file. If another writer's commit came first, the files are left for the next check."""
+    """Commit a merged file. If another writer's commit came first, the next check tries again."""
     if made.failure is not None:
         return replace(result, set_aside=(result.replay_lsn, made.failure))
     with contained() as failed:
@@ -146,10 +142,7 @@ def worth_optimizing(live: Sequence[Added]) -> bool:
 
 def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
     """Merge the mirror's small files, and rewrite files with many deleted rows; returns the mirror's version after
-    that.
-
-    No row and no position changes: the new version is at the same position as the previous version.
-    """
+    that. No row and no position changes."""
 
     def attempt() -> int:
         now = mirror.again()
@@ -165,8 +158,7 @@ def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
 
 
 def worth_merging(live: Sequence[Added]) -> list[list[Added]]:
-    """Groups of files; each group is written as one file. They are small files, and files with many deleted rows, which
-    may also be alone in a group."""
+    """Groups of files, each to be written as one file: small files, and files with many deleted rows, even alone."""
     chosen = [file for file in live if file.rows is not None and (file.size < SMALL_BYTES or _many_gone(file))]
     groups: list[list[Added]] = []
     size = float(FILE_BYTES)

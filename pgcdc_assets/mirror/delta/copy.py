@@ -53,8 +53,8 @@ PIECES_PER_CORE: Final = 4
 TABLES_PER_JOB: Final = 10
 """At most this many small tables share the cost of a connection and a job; they are committed after the job."""
 JOBS: Final = 2
-"""At least this many Spark jobs run at a time. The tasks of the next job use cores that are idle while the last tasks
-of a job run. The mirrors of the next job are created during that time, too."""
+"""At least this many Spark jobs run at a time. When the last tasks of a job leave cores idle, the next job's tasks use
+them, and the next job's mirrors are created."""
 
 
 def copy_tables(
@@ -66,7 +66,7 @@ def copy_tables(
 
     A failure of one table does not prevent the commits of the other tables. Returns which tables failed, and why:
     CopyOutdated and CopyBlocked if another session altered or locked a table during the copy, IdentityMismatch if a
-    mirror's folder holds a table of another owner. ``retention``: how long versions of the mirrors are promised to
+    mirror's folder holds a table of another owner. ``retention``: how long the mirrors' versions are promised to
     readers.
     """
     copier = _Copier(session, conninfo, mirrors, snapshot, retention)
@@ -84,7 +84,7 @@ _Outcome = tuple[list[CopyReport], Failures]
 def _in_parallel(
     copy: Callable[[list[CopyTask]], _Outcome], jobs: Sequence[list[CopyTask]], at_a_time: int
 ) -> Iterator[_Outcome]:
-    """Run the jobs, ``at_a_time`` together; yields the outcome of each job when the job ends."""
+    """Run ``at_a_time`` jobs together; yields the outcome of each job when the job ends."""
     pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="copy")
     waiting = iter(jobs)
     running: set[Future[_Outcome]] = set()
@@ -115,8 +115,7 @@ class _Copier:
     # Planning -------------------------------------------------------------------------------------
 
     def jobs(self, tables: Sequence[Table]) -> tuple[list[list[CopyTask]], Failures]:
-        """Plan Spark jobs, the largest tables first. Each piece of a large table has a task of its own; several small
-        tables share a task."""
+        """Plan Spark jobs, largest tables first. Each piece of a large table has a task; small tables share tasks."""
         with connect(self._conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             cut, failures = self._cut(conn, tables)
         sizes = {name: sum(piece.bytes_estimate for piece in found) for name, found in cut.items()}
@@ -175,8 +174,7 @@ class _Copier:
         return targets, failures
 
     def _target(self, table: Table) -> CopyTarget:
-        """The mirror's folder, and the columns that the mirror has or is to get. Creates the mirror if there is
-        none."""
+        """The mirror's folder and its columns after the copy. Creates the mirror if there is none."""
         schema = MirrorSchema.of(table)
         mirror = self._opened(table.name)
         point = int(self._snapshot.consistent_point)
@@ -193,8 +191,7 @@ class _Copier:
         return CopyTarget(table, mirror.path, mirror.physical(schema), point)
 
     def _opened(self, name: TableName) -> Mirror:
-        """The mirror. If its own log cannot be read, the mirror is first moved away, so that the copy creates a new
-        one."""
+        """The mirror. If its own log cannot be read, it is first moved away, so that the copy creates a new mirror."""
         layout = self._mirrors.layout
         try:
             return self._mirrors.open(name)
@@ -221,7 +218,6 @@ class _Copier:
 def _pieces(
     conn: SourceConnection, tables: Sequence[Table], size: int
 ) -> tuple[dict[TableName, list[Piece]], Failures]:
-    """The pieces of each table; a table that no longer exists is among the failures."""
     found: dict[TableName, list[Piece]] = {}
     gone: Failures = {}
     for table in tables:
@@ -233,8 +229,7 @@ def _pieces(
 
 
 def _packed(small: Sequence[CopyPart], sizes: dict[TableName, int]) -> Iterator[list[CopyPart]]:
-    """Group small tables into shares of about one piece's size. The number of tables in a share is limited, because
-    their commits wait for each other."""
+    """Group small tables into shares of about one piece's size, with few tables each: their commits are sequential."""
     share: list[CopyPart] = []
     size = 0
     for table, cut in small:
@@ -248,7 +243,6 @@ def _packed(small: Sequence[CopyPart], sizes: dict[TableName, int]) -> Iterator[
 
 
 def _ready(job: Sequence[CopyTask], targets: dict[TableName, CopyTarget]) -> list[CopyTask]:
-    """The tasks with the targets of their tables. Tables without a target are left out."""
     ready: list[CopyTask] = []
     for task in job:
         parts = tuple(part for part in task.parts if part[0].name in targets)
@@ -258,7 +252,6 @@ def _ready(job: Sequence[CopyTask], targets: dict[TableName, CopyTarget]) -> lis
 
 
 def _sound(written: Sequence[WrittenPart]) -> list[FileReport]:
-    """The files of one table; raises the failure of one of its pieces."""
     for one in written:
         if one.error is not None:
             raise one.error

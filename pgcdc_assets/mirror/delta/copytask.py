@@ -32,8 +32,7 @@ from pgcdc_assets.source.snapshot.pieces import Piece
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
 
 BLOCK_BYTES: Final = 8 << 20
-"""Bytes of CSV that a task converts at a time, which limits its memory to about 100 MB. A block is a row group of its
-file."""
+"""Bytes of CSV that a task converts at a time: a row group of its file. Limits the task's memory to about 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class CopyTarget:
     schema: pa.Schema
     commit_lsn: int
     columns: Columns | None = None
-    """The columns that the table gets with the commit, if its columns are to change."""
+    """The columns that the commit gives the table, if its columns change."""
 
     @property
     def reader(self) -> BlockReader:
@@ -104,8 +103,7 @@ def copy_failure(name: TableName, error: Exception) -> PgcdcError | None:
 
 
 def _file(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
-    """Write one reading of the pieces to a file. The file of an interrupted reading is deleted, because the next
-    reading begins its own file."""
+    """Write one reading of the pieces to a file; an interrupted reading deletes its file, because it is repeated."""
     reader = target.reader
     with DataFile(target.folder, target.schema) as file:
         try:
@@ -121,8 +119,7 @@ def _file(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[Piece]
 
 @dataclass(frozen=True)
 class BlockReader:
-    """``commit_lsn`` of all rows is the copy's consistent point, because the transactions that wrote them are not
-    known."""
+    """``commit_lsn`` of all rows is the copy's consistent point: the transactions that wrote the rows are not known."""
 
     table: Table
     own: tuple[str, ...]
@@ -132,8 +129,7 @@ class BlockReader:
     def columns(
         self, block: bytes, leaf: TableName | None, encoding: Encoding = UTF8
     ) -> list[pa.Array | pa.ChunkedArray]:  # fmt: skip
-        """The rows of a block in the mirror's order of columns. ProtocolError for a value that is not text in its
-        encoding."""
+        """A block's rows in the mirror's column order. ProtocolError for a value that is not text in its encoding."""
         names = [column.name for column in self.table.columns]
         fields, rows = self._fields(block)
         text = [self._text(fields, place, encoding) for place in range(len(fields))]
@@ -159,7 +155,7 @@ class BlockReader:
                                 thing=f"copy of {self.table.name}") from None  # fmt: skip
 
     def _fields(self, block: bytes) -> tuple[list[pa.BinaryArray], int]:
-        """The CSV as columns of bytes: an empty unquoted field is NULL, any quoted field is not."""
+        """The CSV as columns of bytes: an empty unquoted field is NULL, a quoted field is not."""
         places = [str(place) for place in range(len(self.table.columns))]
         if not places:
             # The rows of a table without columns are empty lines.

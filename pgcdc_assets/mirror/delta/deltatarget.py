@@ -86,7 +86,7 @@ class DeltaTarget:
         return copy_tables(self._spark(), snapshot.conninfo, tables, self._mirrors, snapshot, on_table, self._retention)
 
     def cancel_copies(self) -> None:
-        """Cancels all Spark jobs. Applies are not affected: none is running while the run's thread calls this."""
+        """Cancels all Spark jobs. No apply is affected: none runs while the run's thread calls this."""
         if self._spark.started is not None:
             cancel_jobs(self._spark.started)
 

@@ -1,8 +1,8 @@
 """Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself records.
 
 A consistent point names only settled versions. Settling happens once a turn, for all tables together. For our own
-commits it syncs only the names, because their content is already durable. For commits that other writers made in
-between, it syncs names and content.
+commits it syncs only the names, because their content is already durable. For other writers' commits in between, it
+syncs names and content.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class DurableVersions:
         self._owner = owner
         self._settled: dict[TableName, _Settled] = {}
         self.changed: dict[TableName, str] = {}
-        """Mirrors whose rows another writer changed since their copy, as far as this run has seen, with a
-        description."""
+        """Mirrors whose rows another writer changed since their copy, as this run has read, with a description."""
 
     def recover(self, names: Iterable[TableName], points: ConsistentPoints) -> dict[TableName, tuple[str, ...]]:
         """Put aside the torn files that a power cut left in these mirrors' logs, and settle what remains. Returns the
@@ -77,7 +76,7 @@ class DurableVersions:
         return {name: self._position(name) for name in versions}
 
     def forget(self, name: TableName) -> None:
-        """Forget a mirror that is deleted, because another mirror may be created in its place."""
+        """Forget a deleted mirror, because another mirror may be created in its place."""
         self._settled.pop(name, None)
         self.changed.pop(name, None)
 

@@ -1,8 +1,7 @@
 """Finds the commits by which another writer changed rows of a mirror.
 
-Comments, properties, columns that another writer adds, OPTIMIZE and VACUUM leave the rows as they were. Any other
-commit makes the mirror differ from the source, and no position shows the difference. The table is reported until it is
-copied again.
+Comments, properties, columns that another writer adds, OPTIMIZE and VACUUM change no row. Any other commit makes the
+mirror differ from the source, and no position shows the difference. The table is reported until it is copied again.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from pgcdc_assets.delta.logfiles import Action, commit_if_there
 from pgcdc_assets.delta.recovery import is_own
 
 _SPARK: Final = "Apache-Spark"
-"""The engine that reads INT96 timestamps exactly. Other engines may read them as nanoseconds, and then write wrong
-values."""
+"""The engine that reads INT96 timestamps exactly. Others may read nanoseconds, and then write wrong values."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The effect of a sequence of commits. ``copied``: the commits include a copy. ``change``: the first change of rows
-    by another writer after the last copy."""
+    """The effect of a sequence of commits. ``copied``: they include a copy. ``change``: the first change of rows by
+    another writer after the last copy."""
 
     copied: bool = False
     change: str | None = None

@@ -1,8 +1,8 @@
 """Finds the rows of a target that have one of the keys in a merge source.
 
-Key columns are compared one after the other, so the second column is compared only in rows where the first column
-matches. Values compare as in PostgreSQL's keys, except that 0 and -0 are equal. A value that does not fit its Arrow
-type is stored as NULL, and is identified by its text in ``_pgcdc_raw``.
+Key columns are compared one after the other, so the second column is compared only in rows where the first matches.
+Values compare as in PostgreSQL's keys, except that 0 and -0 are equal. A value that does not fit its Arrow type is
+stored as NULL, and is identified by its text in ``_pgcdc_raw``.
 """
 
 from __future__ import annotations
@@ -52,15 +52,13 @@ class KeyIndex:
 
 @dataclass
 class _Step:
-    """One key column, or its texts. Numbers the distinct pairs (number from the preceding columns, value) without
-    gaps."""
+    """One key column, or its texts. Numbers the distinct pairs (number from the preceding columns, value) densely."""
 
     column: FeedColumn
     text: bool
 
     def number(self, rows: pa.Table, before: Ints) -> Ints:
-        """Number the indexed rows. ``before``: their numbers from the preceding columns. :meth:`found` uses the
-        numbers."""
+        """Number the indexed rows for :meth:`found`. ``before``: their numbers from the preceding columns."""
         values = self._values(rows)
         self._spelling = _Spelling(values) if pa.types.is_list(values.type) else None
         values = self._comparable(values)

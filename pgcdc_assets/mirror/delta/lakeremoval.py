@@ -16,10 +16,8 @@ from pgcdc_assets.store import storage
 
 
 def remove_lake(layout: Layout) -> list[str]:
-    """Delete the mirrors and the folder with all other files of this project, then the lake's folder if it is empty.
-
-    Returns the files that stay because they are not ours. Raises MachineError if a file of ours could not be deleted.
-    """
+    """Delete the mirrors and this project's own folder, then the lake's folder if it is empty. Returns the files that
+    stay because they are not ours. Raises MachineError if a file of ours could not be deleted."""
     mirrors = list(_mirrors(layout))
     with suppress(OSError):
         for folder in mirrors:
@@ -37,10 +35,8 @@ def remove_lake(layout: Layout) -> list[str]:
 
 
 def _mirrors(layout: Layout) -> Iterator[Location]:
-    """The folders of our mirrors. Their own Delta logs identify them, or the tables' states if a log is damaged.
-
-    Also deletes what copies have written for tables that have no Delta log yet.
-    """
+    """The folders of our mirrors, found by their Delta logs, or by the tables' states if a log is damaged. Also deletes
+    what copies have written for tables that have no Delta log yet."""
     known: set[Location] = set()
     with suppress(PgcdcError, OSError, *MALFORMED):
         known = {layout.mirror(name) for name in TableStates(layout).all()}

@@ -34,8 +34,7 @@ SOURCE_TABLE: Final = "pgcdc.table"
 SOURCE_OID: Final = "pgcdc.oid"
 """Table property: the OID of the table whose rows the mirror has. The table's name may belong to another table now."""
 STRUCTURE: Final = "pgcdc.structure"
-"""Table property: the table as the mirror's rows have it since a change of its structure or name. The property also
-names the copy that it applies to."""
+"""Table property: the table as the mirror's rows have it since a structure change or rename, and the copy's LSN."""
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
@@ -49,8 +48,7 @@ PROPERTIES: Final = {
 
 
 def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
-    """:data:`SOURCE_OID` and :data:`STRUCTURE` of a mirror that has the rows of this table. Comments are left out,
-    because the mirror's own metadata has them."""
+    """:data:`SOURCE_OID` and :data:`STRUCTURE` of this table's mirror, without comments: the metadata has these."""
     told = {"copy": copy, "table": replace(table, comments=()).to_json()}
     return {SOURCE_OID: str(table.oid), STRUCTURE: json.dumps(told)}
 
@@ -64,7 +62,7 @@ def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str,
 
 def clear_unfinished(path: Location) -> None:
     """Delete the log of a run that died before the first commit, and data files of a copy whose log a power cut
-    destroyed. LakeError if there are files with other names, which belong to another owner."""
+    destroyed. LakeError if the folder holds files of another owner, which have other names."""
     storage.delete_folder(path / DELTA_LOG)
     names = [entry.name for entry in storage.list_after(path)]
     storage.delete([path / name for name in names if OWN_NAME.fullmatch(name)])
@@ -74,20 +72,16 @@ def clear_unfinished(path: Location) -> None:
 
 
 def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
-    """The position that a version of a mirror itself records; None if no copy was committed.
-
-    ``positions`` are the application transactions of the version, ``owner`` is :meth:`Identity.app_id`. Each copy
-    begins a new generation with an application id of its own. The position of changes applied to a generation is above
-    the position of its copy.
-    """
+    """The position that a version of a mirror itself records; None if no copy was committed. ``positions``: the
+    version's application transactions. ``owner``: :meth:`Identity.app_id`. Each copy begins a generation with an
+    application id of its own. Changes applied to a generation have a position above the position of its copy."""
     snapshot = positions.get(f"{owner}/snapshot/{name.folder}")
     return None if snapshot is None else Lsn(max(snapshot, positions.get(f"{owner}/{snapshot:X}", snapshot)))
 
 
 @dataclass(frozen=True)
 class Mirrors:
-    """The mirrors of a lake, as one run uses them. Their logs stay open: opening a mirror again reads only the commits
-    that were added since."""
+    """The mirrors of a lake, as one run uses them. Logs stay open, so opening a mirror again reads only new commits."""
 
     layout: Layout
     identity: Identity
@@ -95,7 +89,7 @@ class Mirrors:
     _logs: OpenLogs = field(default_factory=OpenLogs)
 
     def open(self, name: TableName) -> Mirror:
-        """The mirror in its current state. IdentityMismatch if another stream or another owner has its folder."""
+        """The mirror's newest version. IdentityMismatch if the folder belongs to another stream or another owner."""
         path, owner = self.layout.mirror(name), self.identity.app_id()
         table = self._logs.of(path).newest()
         if table is None:
@@ -117,13 +111,13 @@ class Mirrors:
         return Mirror(self, name, table)
 
     def forget(self, name: TableName) -> None:
-        """Forget the log of a mirror that is deleted or moved away, because another one may be created in its place."""
+        """Forget the log of a mirror that is deleted or moved away: another mirror may be created in its place."""
         self._logs.forget(self.layout.mirror(name))
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """One table's mirror at one version. A later version is another value: :meth:`again` returns the newest."""
+    """One table's mirror at one version. A later version is another value; :meth:`again` returns the newest."""
 
     mirrors: Mirrors
     name: TableName
@@ -143,7 +137,7 @@ class Mirror:
         return self.mirrors.open(self.name)
 
     def at(self, version: int) -> Mirror | None:
-        """The same mirror at one of its versions; None if its log no longer holds that version."""
+        """The mirror at one of its versions; None if its log no longer holds that version."""
         if version == self.version:
             return self
         try:
@@ -188,16 +182,13 @@ class Mirror:
 
     @property
     def replay_lsn(self) -> Lsn | None:
-        """The position that the mirror itself records: the consistent point of its copy, or the end of the changes
-        applied since."""
+        """The position that the mirror records: its copy's consistent point, or the end of changes applied since."""
         return None if self.delta is None else own_position(self.delta.positions, self.identity.app_id(), self.name)
 
     def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
-        """The larger of :attr:`replay_lsn` and the LSN of the newest point that lists this copy of the table.
-
-        A point can be newer than a copy and still list the previous copy, because turns continue while tables are
-        copied. If a version is at another position than the point says, it is not the version that was published.
-        """
+        """The larger of :attr:`replay_lsn` and the LSN of the newest point that lists this copy of the table. A newer
+        point may list the previous copy, because turns continue while tables are copied. A point also does not count if
+        its version is at another position than the point says: the published version was a different one."""
         listing = points.listing(self.name)
         if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
             return self.replay_lsn
@@ -208,8 +199,7 @@ class Mirror:
 
     @property
     def followed(self) -> Table | None:
-        """The table as the mirror's rows have it; None if the mirror still has the structure and the name of its
-        copy."""
+        """The table as the mirror's rows have it; None if structure and name are those of its copy."""
         told = None if self.delta is None else self.delta.configuration.get(STRUCTURE)
         if told is None:
             return None
@@ -224,8 +214,8 @@ class Mirror:
         return None if told is None else int(told)
 
     def unlisted(self, points: ConsistentPoints) -> bool:
-        """See :attr:`Generation.unlisted`. The position of a copy does not decide this: two tables may have been
-        copied, or abandoned, at the same position."""
+        """See :attr:`Generation.unlisted`. The copy's position does not decide this: two tables may have been copied,
+        or abandoned, at the same position."""
         if self.followed is None:
             return False
         listing = points.listing(self.name)
@@ -246,7 +236,7 @@ class Mirror:
         return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema.arrow).fields]
 
     def physical(self, schema: MirrorSchema) -> pa.Schema:
-        """The columns as data files name them: mapped tables have separate names and ids there."""
+        """The columns as data files name them: mapped tables have other names, and ids, in their files."""
         have = {field.name for field in self.existing.schema.fields}
         missing = [field.name for field in schema.arrow if field.name not in have]
         if missing:

@@ -1,4 +1,4 @@
-"""What the metadata of mirrors says: columns and comments. Also says which tables cannot have a mirror."""
+"""The metadata of mirrors: columns and comments. Also decides which tables cannot have a mirror."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))
 
 
 def needs_column_mapping(names: Sequence[str]) -> bool:
-    """Whether a column name requires column mapping. Other tables are not mapped: some readers cannot read mapped
-    tables."""
+    """Whether a column name requires column mapping. Other tables are not mapped: some readers lack column mapping."""
     return any(REFUSED.search(name) for name in names)
 
 
 def refusal(table: Table) -> str | None:
-    """Why a table cannot be mirrored at all, as text; None if it can."""
+    """Why a table cannot be mirrored, as text; None if it can."""
     if (unread := _unread(table)) is not None:
         return f"{unread} is not text in the source's encoding"
     names = [column.name for column in table.columns]
@@ -50,8 +49,7 @@ def refusal(table: Table) -> str | None:
 
 
 def _unread(table: Table) -> str | None:
-    """The part of the table's definition that is not text in the source's encoding. A mirror or a query would use
-    another text in its place."""
+    """The part of the table's definition that is not text in the source's encoding, so a mirror would misstate it."""
     if marked(str(table.name)):
         return "its name"
     for column in table.columns:
@@ -66,8 +64,7 @@ def _unread(table: Table) -> str | None:
 
 
 def way_back(name: TableName, *, refused: bool) -> str:
-    """What the operator can do about a table that is set aside. A new copy does not help if the table cannot be
-    mirrored."""
+    """What the operator can do about a table that is set aside. A new copy cannot help a table that was refused."""
     if refused:
         return f"change that on the source, or leave the table out: '-{name}' in the setting `tables`"
     return f"run `pgcdc snapshot {name.shell}`"
@@ -75,8 +72,8 @@ def way_back(name: TableName, *, refused: bool) -> str:
 
 @dataclass(frozen=True)
 class MirrorSchema:
-    """The columns of a mirror: the table's own with their exact names, then ours. All columns are nullable, also keys:
-    delta-rs lets a NULL into a NOT NULL column, and readers then see the value of a neighbouring row."""
+    """The columns of a mirror: the table's own with their exact names, then ours. All are nullable, even keys: delta-rs
+    lets a NULL into a NOT NULL column, and readers then see the value of a neighbouring row."""
 
     arrow: pa.Schema
 
@@ -94,8 +91,7 @@ class MirrorSchema:
         return needs_column_mapping(self.arrow.names)
 
     def columns(self, *, mapped: bool = False, highest: int = 0) -> Columns:
-        """The columns as a Delta table states them: mapped if a name needs it, or if the table is already mapped; see
-        :meth:`Columns.of`."""
+        """The columns as a Delta table states them: mapped if a name needs it, or if the table already is."""
         return Columns.of(self.arrow, mapped=mapped or self.mapped, highest=highest)
 
 
@@ -117,10 +113,10 @@ def own_fields(table: Table) -> list[pa.Field]:
 class Commented:
     """The metadata of a mirror with the comments of its table, where readers of Delta look for them.
 
-    A column's comment is the ``comment`` of the column's metadata. A table's comment is the description in the table's
-    metadata. Each comment from the source has a mark beside it (:data:`pgcdc_assets.delta.mapping.OURS`): in the
-    column's metadata, or among the table's properties. The mark shows which comments may be removed when the source
-    removes them. A comment by another writer stays if the source has no comment there.
+    A column's comment is the ``comment`` in the column's metadata; a table's comment is the table's description. A mark
+    (:data:`pgcdc_assets.delta.mapping.OURS`) in the column's metadata, or among the table's properties, shows that the
+    comment is from the source, and is removed when the source removes it. A comment by another writer stays if the
+    source has no comment there.
     """
 
     columns: Columns
@@ -130,8 +126,7 @@ class Commented:
 
     @classmethod
     def of(cls, delta: DeltaVersion, table: Table, columns: Columns | None = None) -> Self:
-        """``columns``: the columns that the mirror is to get in place of its own. Columns of the table that it lacks
-        are skipped."""
+        """``columns``: the columns that replace the mirror's own. Table columns that the mirror lacks are skipped."""
         held = stated(delta.metadata)
         same = {field["name"]: field["name"] for field in held.fields}
         left = Columns(held.fields, {}) if columns is None else columns.commented_as(held, same)

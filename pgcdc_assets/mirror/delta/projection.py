@@ -24,11 +24,11 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Sourced:
-    """A column that the rows get. Its values are those of ``held``, an existing column, or one value for all rows."""
+    """A column of the new rows. Its values are those of ``held``, an existing column, or one value for all rows."""
 
     name: str
     type: pa.DataType
-    """Name and type are those of the mirror."""
+    """Name and type in the mirror."""
     held: str | None
     column: Column | None = None
     """The column of PostgreSQL, if its ``missing`` is the value for all rows."""
@@ -45,7 +45,7 @@ class Sourced:
 
 @dataclass(frozen=True)
 class Projection:
-    """The live rows of some files, and the columns that they get."""
+    """The live rows of some files, and their new columns."""
 
     held: MergeTarget
     """The files, with the mirror's names for their columns."""
@@ -53,7 +53,7 @@ class Projection:
     files: pa.Schema
     """The columns as the new files name them."""
     raw_names: Mapping[str, str | None] = field(default_factory=dict)
-    """Names that change in ``_pgcdc_raw``; None for the names of columns that are dropped."""
+    """Names that change in ``_pgcdc_raw``; None for the names of dropped columns."""
 
 
 def project(work: Projection) -> FileReport | None:
@@ -94,8 +94,7 @@ def _projected(work: Projection, group: RowGroup) -> pa.Table:
 
 
 def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Array | pa.ChunkedArray:
-    """The values of a column for these rows. If all rows get one value that the type cannot hold, its text is added to
-    ``misfits``."""
+    """The values of a column for these rows. If the one value for all rows does not fit, ``misfits`` gets its text."""
     if column.held is not None:
         held = rows[column.held]
         return held if held.type == column.type else held.cast(column.type)

@@ -1,15 +1,15 @@
 """Changes the structure or the name of a mirror from its own rows: the source is not read.
 
 Structure: one commit changes the columns, adds the rows under these columns, and records the table as the mirror now
-has it (:data:`STRUCTURE`). So a run that opens the mirror after a crash knows which structure its rows have. The
-position stays. If no row gets another value, the commit changes only the columns. With ``by_metadata``, this is also
-done if columns are only renamed, dropped or widened in type: the files stay, and fewer readers can read the mirror.
-Rows of removed partitions are deleted by deletion vectors.
+has it (:data:`STRUCTURE`), so that a run after a crash knows the rows' structure. The position stays. If no row gets
+another value, the commit changes only the columns. ``by_metadata`` does this too if columns are only renamed, dropped
+or widened in type: the files stay, and fewer readers can read the mirror. Deletion vectors delete the rows of removed
+partitions.
 
-Name: the mirror continues in another folder, and no row is read or written. The files of the newest version are linked
-into the new folder, or copied by the object store. Then one commit there adds the files and the columns, and records
-the position of the old mirror as the position of a copy. The old folder stays as it is, for readers of older points.
-Each folder owns its files, so that the upkeep of one folder never deletes files of the other.
+Name: the mirror continues in another folder, and no row is read or written. The newest version's files are linked into
+that folder, or copied by the object store. Then one commit there adds the files and the columns, and records the old
+mirror's position as the position of a copy. The old folder stays as it is, for readers of older points. Each folder
+owns its files, so that the upkeep of one folder never deletes files of the other.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ from pgcdc_assets.store import storage
 from pgcdc_assets.structure.casts import holds
 
 TASK_BYTES: Final = 64 << 20
-"""Size of the files that one task rewrites as one file, so that small files do not stay small. A task that has one
-large file writes one file."""
+"""Size of the files that one task merges into one file. A larger file has its own task."""
 LEFT_CORES: Final = 1
 """Cores that are left for the turns of other tables. Spark runs the tasks of an earlier job first, so each wave of
 tasks is a job of its own."""
@@ -58,11 +57,9 @@ def reshape_mirror(
     spark: SparkOnDemand, mirrors: Mirrors, before: Table, after: Table, *, by_metadata: bool = False
 ) -> int:
     """Change the mirror from one structure to the next (of :func:`pgcdc_assets.structure.successor.successor`); returns
-    its version after that. The mirror may already have that structure.
-
-    Dropped columns are removed. Rows of leaves that ``after`` lacks are deleted; in this case the columns do not
-    change. ``by_metadata``: no file is rewritten if Delta's column mapping and type widening can express the change.
-    """
+    its version after that. The mirror may already have that structure. Dropped columns are removed. Rows of leaves that
+    ``after`` lacks are deleted; the columns do not change in this case. ``by_metadata``: no file is rewritten if
+    Delta's column mapping and type widening can express the change."""
     found = mirrors.open(after.name)
     if found.snapshot_lsn is None:
         raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
@@ -93,16 +90,15 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
 
 
 def _taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
-    """The table's columns that the mirror has, by attnum. A run may have added columns, and died before it recorded
-    them."""
+    """The table's columns in the mirror, by attnum. A run may have added columns, and died before it recorded them."""
     told = mirror.followed
     columns = (*(told.columns if told is not None else ()), *known.columns)
     return {column.attnum: column.name for column in columns}
 
 
 def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tuple[Sourced, ...]:
-    """The columns that the mirror gets: the table's, ours, and those of other writers. ``names``: the mirror's names of
-    the table's columns, by attnum."""
+    """The columns that the mirror gets: the table's, ours, and those of other writers. ``names``: the names that the
+    mirror has for the table's columns, by attnum."""
     held = {field.name: field.type for field in delta.columns}
     found: list[Sourced] = []
     own = {field.name for field in own_fields(after)}
@@ -128,7 +124,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
 
 
 def _same_rows(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay: no column is removed or gets other values, and all new columns have no value."""
+    """Whether the files can stay: no column is removed or gets other values, and new columns have no value."""
     held = {field.name: str(field.type) for field in delta.schema.fields}
     wanted = {field.name: str(field.type) for field in DeltaSchema.from_arrow(_schema(columns)).fields}
     if not held.keys() <= wanted.keys():
@@ -149,8 +145,8 @@ def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[
 
 
 def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay under other columns: new columns have no value, no value is cast, and the texts that
-    fit no type are under names that stay."""
+    """Whether the files can stay under other columns: new columns have no value, no value is cast, and texts that fit
+    no type are under names that stay."""
     held = delta.columns
     if not all(one.null if one.held is None else holds(held.field(one.held).type, one.type) for one in columns):
         return False
@@ -161,8 +157,7 @@ def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
 def _with_names(
     mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
 ) -> int:  # fmt: skip
-    """Column mapping begins only if the change needs it: readers that do not support it can still read other
-    mirrors."""
+    """Column mapping begins only if the change needs it, because fewer readers support it."""
     sources = {one.name: one.held for one in columns if one.held is not None}
     stay = all(one.unchanged or one.held is None for one in columns) and set(delta.columns.names) == set(sources)
     mapped = mirror.mapped or not stay or needs_column_mapping([one.name for one in columns])
@@ -197,7 +192,7 @@ def _projected(spark: SparkOnDemand, work: Projection, files: Sequence[Added]) -
 
 
 def _raw_names(held: pa.Schema, columns: Sequence[Sourced]) -> Mapping[str, str | None]:
-    """The names in ``_pgcdc_raw`` that change, with their new names; None if their columns are dropped."""
+    """The names in ``_pgcdc_raw`` that change, with their new names; None for dropped columns."""
     now = {one.held: one.name for one in columns if one.held is not None}
     return {name: now.get(name) for name in held.names if now.get(name) != name}
 
@@ -220,10 +215,8 @@ def without_leaves(
     properties: Mapping[str, str],
 ) -> int:  # fmt: skip
     """Delete the rows of these leaves from this version of a mirror, and set properties in the same commit; returns the
-    new version. ``table``: the table as the mirror has it, including the leaves.
-
-    This has the effect of a TRUNCATE of the leaves, and the same task does the work.
-    """
+    new version. The effect and the task are those of a TRUNCATE of the leaves. ``table``: the table as the mirror has
+    it, including the leaves."""
     names = tuple(str(leaf.name) for leaf in leaves)
     shares = max(1, cores(spark())) if delta.files else 0
     units = [Collapsing(table, (), LsnRange(ZERO, ZERO), mirror.target(table, delta.files[share::shares]), leaves=names)
@@ -239,11 +232,8 @@ def without_leaves(
 
 def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, position: Lsn) -> int:
     """Continue the mirror ``former``, as it was read, at ``place``, as a copy of ``table`` at ``position``; returns the
-    version there.
-
-    ``position``: the position of the former mirror; its own commits may record a lower position. ``root``: the lake's
-    folder.
-    """
+    version there. ``position``: the former mirror's position, although its own commits may record a lower position.
+    ``root``: the lake's folder."""
     held = former.delta
     if held is None:
         raise LakeError("is no table that could go on under another name", thing=f"mirror {former.name}")
@@ -260,14 +250,14 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
 
 
 def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
-    """The commit records which table has these rows, because the place may have been another table's mirror."""
+    """The commit records which table has these rows, because the folder may have been another table's mirror."""
     mirror = place.again()
     owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
     return continue_table(mirror.existing, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})
 
 
 def _link(source: Location, to: Location) -> None:
-    """Copy a file; its name is unique across folders. A run that died may have copied the file, or a part of it."""
+    """Copy a file whose name is unique across folders. A run that died may have copied the file, or a part of it."""
     if (there := storage.head(to)) is not None:
         found = storage.head(source)
         if found is not None and found.size == there.size:

@@ -26,12 +26,11 @@ from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.failures import unreadable
 
 GROUP_BYTES: Final = 32 << 20
-"""Size in memory of the rows in a row group. Many small groups would cost a merge as much as many small files."""
+"""Size in memory of a row group's rows. Many small groups would cost a merge as much as many small files."""
 
 MATCHED_BYTES: Final = 48 << 20
 """Bytes of a target's columns that are matched at a time. A file of a million rows with uuid keys has 40 MB of keys.
-Each match hashes all keys of the source. This takes 22 ms for 200,000 keys, which is most of the time if every row
-group is matched alone."""
+Each match hashes all keys of the source (22 ms for 200,000 keys), so matching row groups one by one costs too much."""
 
 WantedKeys = Mapping[str, NDArray[Any]]
 """Wanted values, ascending, by the column's name in the feed. Only integers and texts: other types prune nothing."""
@@ -89,8 +88,7 @@ class MergeTarget:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Row groups of one file whose rows are matched together, and columns of all of them. A place is a row number
-    within these groups."""
+    """Row groups of one file, matched together, and columns of them all. A place is a row number within the groups."""
 
     groups: Sequence[RowGroup]
     columns: pa.Table
@@ -127,8 +125,8 @@ class RowGroups:
         return np.concatenate([np.arange(group.start, group.start + group.rows) for group in self.groups])
 
     def apart(self, at: Ints) -> Iterator[tuple[RowGroup, Ints, Ints]]:
-        """Split the places ``at`` by row group. For each group with some of these places: the group, their indexes in
-        ``at``, and their places in that group alone."""
+        """Split the places ``at`` by row group. For each group with such places: the group, their indexes in ``at``,
+        and their places in that group alone."""
         first = 0
         for group in self.groups:
             mine = np.flatnonzero((at >= first) & (at < first + group.rows))
@@ -183,8 +181,7 @@ def _opened(path: Location) -> pq.ParquetFile:
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """The key columns that can prune, with their values. A column with a NULL cannot prune: the NULL stands for any
-    value."""
+    """The key columns that can prune, with their values. A column with a NULL cannot prune."""
     return {
         name: _sorted(pc.unique(values))
         for name, values in keys.items()
@@ -206,8 +203,7 @@ def _may_hold(values: NDArray[Any], bounds: tuple[Any, Any] | None) -> bool:
 
 
 def _leaves(schema: pa.Schema) -> dict[str, range]:
-    """The numbers of the leaf columns of each column in a Parquet file. Names are not used, because they may contain
-    dots."""
+    """The numbers of each column's leaf columns in a Parquet file. Names are not used: they may contain dots."""
     found: dict[str, range] = {}
     place = 0
     for field in schema:
@@ -235,8 +231,7 @@ def gathered(groups: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def live_rows(table: DeltaVersion) -> Iterator[pa.Table]:
-    """All live rows, by row groups, under the table's own column names. LakeError for a file that is missing or
-    damaged."""
+    """All live rows, by row groups, under the table's own column names. LakeError if a file is missing or damaged."""
     source = MergeTarget.of(table)
     for group in source.groups({}):
         rows = group.read(source.names)

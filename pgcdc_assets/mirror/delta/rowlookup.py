@@ -1,11 +1,9 @@
 """Merges a net effect into a mirror's files: finds the rows to delete, and writes the rows to add.
 
 No file is rewritten. Rows to delete are named by file and position, for a deletion vector. Rows to add, including
-changed rows, make one new file. The merge also checks what the target must hold: a row that changes must be there, a
-row that is inserted must not. If the mirror disagrees, nothing is committed, so that a mirror that differs from its
-source is never overwritten.
-
-Imported by Spark's workers, so it must not import Spark.
+changed rows, make one new file. The merge also checks the target: a row that changes must be there, a row that is
+inserted must not. If the mirror disagrees, nothing is committed, so that a mirror that differs from its source is never
+overwritten. Imported by Spark's workers, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -55,11 +53,8 @@ def merge_keyed(
     target: MergeTarget, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
     write: Write,
 ) -> Merged:  # fmt: skip
-    """Merge a source (of :func:`pgcdc_assets.mirror.net.neteffect.collapse`). Values of the ``masked`` attnums may be
-    missing in it.
-
-    All rows of ``leaves`` are deleted. Raises MergeMismatch if the target does not hold what it must.
-    """
+    """Merge a source (of :func:`pgcdc_assets.mirror.net.neteffect.collapse`); it may lack values of the ``masked``
+    attnums. All rows of ``leaves`` are deleted. Raises MergeMismatch if the target does not hold what it must."""
     match = _Match(source, columns, masked, write)
     emptied = _Emptied(leaves)
     gone = _Gone()
@@ -114,11 +109,10 @@ class _Emptied:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that :meth:`of` needs."""
         return [LEAF] if self.leaves else []
 
     def of(self, rows: RowGroups) -> Bools:
-        """Per row, whether it is live and lies in one of these leaves."""
+        """Per row, whether it is live and in one of these leaves."""
         if not self.leaves:
             return np.zeros(len(rows.alive), dtype=bool)
         names = rows.columns[LEAF]
@@ -166,7 +160,6 @@ class _Match:
 
     @property
     def columns(self) -> list[str]:
-        """The columns of the target that :meth:`take` needs."""
         return list(dict.fromkeys([*self._own.columns, *self._from.columns]))
 
     def take(self, rows: RowGroups, emptied: Bools) -> Ints:
@@ -191,8 +184,7 @@ class _Match:
             self._write_fetched()
 
     def check(self) -> None:
-        """Raise MergeMismatch if the target lacks a row that it must hold, holds a row that it must not, or holds a row
-        twice."""
+        """Raise MergeMismatch if the target lacks a row, holds a row that it must not hold, or holds a row twice."""
         present = self._source[PRESENT]
         must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
         if (must & (self.hits == 0)).any() or (self._lacking & (self._fetched_count == 0)).any():
@@ -225,7 +217,7 @@ class _Match:
 def _raw_filled(
     own: pa.ChunkedArray, given: pa.ChunkedArray, masks: Mapping[str, pa.ChunkedArray]
 ) -> pa.Array | pa.ChunkedArray:
-    """The ``_pgcdc_raw`` of each row. The text of a masked column comes from the same row as its value."""
+    """The ``_pgcdc_raw`` of each row. A masked column's text comes from the same row as its value."""
     if own.null_count + given.null_count == 2 * len(own):
         return own
     names = pc.unique(pa.concat_arrays([map_keys(own), map_keys(given)])).to_pylist()
@@ -236,8 +228,8 @@ def _raw_filled(
 
 
 class _Copies:
-    """Selects the rows to delete: the first rows found that equal the removed rows of a multiset. Which of several
-    equal rows is deleted does not matter."""
+    """Selects the rows to delete: the first rows found that equal a multiset's removed rows. It does not matter which
+    of several equal rows is deleted."""
 
     def __init__(self, removed: pa.Table, columns: Sequence[FeedColumn]) -> None:
         own = [name for name in (HASH, LEAF) if name in removed.column_names]

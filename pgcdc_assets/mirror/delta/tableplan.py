@@ -60,7 +60,7 @@ class TablePlan:
     def of(
         cls, mirrors: Mirrors, part: FeedPart, upto: Lsn, known: Mapping[TableName, Table] | None = None
     ) -> TablePlan | None:
-        """None if the mirror has already applied all of the part, or if the part holds nothing."""
+        """None if the mirror has already applied the whole part, or if the part holds nothing."""
         mirror = mirrors.open(part.table.name)
         stands = mirror.replay_lsn
         if stands is None:
@@ -85,11 +85,8 @@ class TablePlan:
     @property
     def linkable(self) -> bool:
         """Whether the feed's files can become files of the mirror: they hold only inserts, all of their rows are
-        wanted, and their columns are those of the mirror.
-
-        The current state of the mirror decides. A mirror that was mapped stays mapped after the column with the odd
-        name was dropped. A column that another writer added is in no file of the feed.
-        """
+        wanted, and their columns are the mirror's. The mirror's present state decides: a mapped mirror stays mapped
+        after its odd column name was dropped, and the feed lacks columns that another writer added."""
         if not (self.pending.part.insert_only and self.pending.whole) or self.mirror.mapped:
             return False
         files = (read_footer(path).schema.to_arrow_schema() for path in self.pending.paths)
@@ -102,8 +99,7 @@ class TablePlan:
         return {app_id: self.pending.span.end}
 
     def widened(self) -> TablePlan:
-        """Add the new columns to the mirror, before the data; returns the work on the mirror that has them. This
-        changes no row."""
+        """Add the new columns to the mirror, before the data; returns the work on the wider mirror. No row changes."""
         missing = pa.schema(_missing(self.table, self.mirror))
         if not missing.names:
             return self
@@ -193,15 +189,13 @@ def total(effects: Sequence[Effect]) -> Counts:
 
 
 def _linked(path: Location, folder: Location, file: FeedFile) -> FileReport:
-    """Give the feed's file a second name, in the mirror's folder. Both names share their bytes if the store can do
-    that."""
+    """Give the feed's file a second name, in the mirror's folder. Both share their bytes if the store can do that."""
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
     storage.copy(path, target)
     return replace(file.report, path=target.name)
 
 
 def _missing(table: Table, mirror: Mirror) -> list[pa.Field]:
-    """Columns that must be added to the mirror."""
     if mirror.delta is None:
         return []
     have = {field.name for field in mirror.delta.schema.fields}

@@ -1,10 +1,10 @@
 """Which versions of a mirror stay readable: protects promised versions, and deletes what only other versions need.
 
-A turn a second makes 86,400 versions a day, each with a commit and a deletion vector for every file that it touched.
-Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so are the versions between those that the
-remaining points name. Each version that a point names gets a checkpoint and keeps its commit. From the newest
-checkpoint that is old enough, the log stays complete. The protection is against other writers, whose VACUUM or clean-up
-of the log could delete promised versions.
+A turn a second makes 86,400 versions a day, each with a commit and a deletion vector for every file that it touches.
+Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so are the versions between the points'
+versions. Each version that a point names gets a checkpoint and keeps its commit. From the newest checkpoint that is old
+enough, the log stays complete. Promised versions are protected because another writer's VACUUM or clean-up of the log
+could delete them.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ class Unneeded:
     """Total size of ``files``."""
 
     def delete(self) -> None:
-        """Delete these parts. After a kill or a power cut at any point, the next search finds what is left of them.
-
-        LakeError if a version that stays could not be read without them; then nothing is deleted.
-        """
+        """Delete these parts. After a kill or a power cut, the next search finds what is left of them. LakeError if a
+        version that stays could not be read without them; then nothing is deleted."""
         log = self.mirror.path / DELTA_LOG
         if self.log_files:
             self._keep_readable_alone(log)
@@ -63,8 +61,8 @@ class Unneeded:
         storage.settle([log])
 
     def _keep_readable_alone(self, log: Location) -> None:
-        """Make each promised version readable without the commits before it, and let readers begin at a checkpoint that
-        stays."""
+        """Make promised versions readable without the commits before them, and let readers begin at a kept
+        checkpoint."""
         going, there = frozenset(self.log_files), checkpoint_files(log)
         try:
             for version in sorted(self.alone):
@@ -83,13 +81,10 @@ class Unneeded:
 
 
 def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
-    """Find what no kept version needs. Kept versions are these promised versions, versions younger than ``grace``, and
-    the newest version.
-
-    This includes what a killed run left, if it is older than ``grace``, because the run's last process may take a
-    moment to die. LakeError if the log does not say what a version refers to, or if another writer commits during the
-    search.
-    """
+    """Find what no kept version needs. Kept versions are the ``promised`` versions, versions younger than ``grace``,
+    and the newest version. Files younger than ``grace`` are left alone, because a killed run's last process may still
+    be alive. LakeError if the log does not say what a version refers to, or if another writer commits during the
+    search."""
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError("goes on meanwhile", thing=f"mirror {mirror.name}")
@@ -110,8 +105,8 @@ QUIET: Final = timedelta(days=10)
 
 
 def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
-    """Set the mirror's properties so that no VACUUM by any writer deletes what is promised for ``retention``. Returns
-    whether the properties had to be changed."""
+    """Set the mirror's properties so that no writer's VACUUM deletes what is promised for ``retention``. Returns
+    whether they had to be changed."""
     properties = missing_properties(mirror.existing.configuration, retention)
     if properties:
         again_after_lost_races(lambda: commit_properties(mirror.again().existing, properties))
@@ -119,11 +114,8 @@ def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
 
 
 def unchanged_since(mirror: Mirror, version: int) -> bool:
-    """Whether the mirror has taken nothing from the source since that version: it has the same copy, ``replay_lsn`` and
-    structure.
-
-    This is true after an OPTIMIZE or a repair. False also if the version can no longer be opened.
-    """
+    """Whether the mirror has the same copy, ``replay_lsn`` and structure as at that version, as after an OPTIMIZE or a
+    repair. False if the version can no longer be opened."""
     older = mirror.at(version)
     if older is None or mirror.snapshot_lsn is None:
         return False
@@ -135,12 +127,10 @@ def _standing(mirror: Mirror) -> tuple[Lsn | None, Lsn | None, str | None]:
 
 
 def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
-    """Write a checkpoint of the newest version if it has been the newest for long; returns whether that was needed.
-
-    Delta deletes commits and checkpoints older than ``delta.logRetentionDuration`` when it writes the next checkpoint.
-    A version that was the newest for longer would be deleted with the first changes after it, although the points of
-    the last days name it. A recent checkpoint of that version is not deleted.
-    """
+    """Write a checkpoint of the newest version if it has been the newest for ``quiet``; returns whether that was
+    needed. When Delta writes a checkpoint, it deletes commits and checkpoints older than
+    ``delta.logRetentionDuration``. The first changes after a longer quiet time would delete the version, although the
+    points of the last days name it. A recent checkpoint of the version prevents that."""
     before = time.time() - quiet.total_seconds()
     of_version = (entry for entry in storage.list_after(mirror.path / DELTA_LOG)
                   if (match := VERSIONED.match(entry.name)) and int(match[1]) == mirror.version)  # fmt: skip

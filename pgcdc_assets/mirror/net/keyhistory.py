@@ -24,13 +24,10 @@ _INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(
 
 @dataclass(frozen=True)
 class KeyOutcomes:
-    """The net effect as row numbers into the events, one entry per remaining key.
-
-    ``last`` is the deciding event. ``live``: whether the key exists after it. ``present``: whether the key existed
-    before its first event. ``sources[attnum]`` names for each entry the event that carries the value. If
-    ``masked[attnum]`` is true, the value is instead in the target row of the key of event ``origin`` (-1: the entry's
-    own key).
-    """
+    """The net effect as row numbers into the events, one entry per remaining key. ``last``: the deciding event.
+    ``live``: whether the key exists after it. ``present``: whether the key existed before its first event.
+    ``sources[attnum]``: the event that carries the value. Where ``masked[attnum]`` is true, the value is instead in the
+    target row of the key of event ``origin`` (-1: the entry's own key)."""
 
     last: Ints
     live: Bools
@@ -47,10 +44,10 @@ def key_outcomes(
     """Compute the net effect of the events per key.
 
     ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be removed first.
-    ``masks`` says by attnum which events lack a value. Keys that are inserted and deleted within the events are left
-    out unless ``keep_transient``. ``divided`` is given if the events are those of some keys only, so that one half of a
-    key change may be there without the other. It marks the new halves, which lack no value. Raises MergeMismatch if
-    events contradict each other: an insert of a key that exists, or an update or delete of a key that was deleted.
+    ``masks``: by attnum, the events that lack a value. Keys that are inserted and deleted within the events are left
+    out unless ``keep_transient``. ``divided``: given if the events are those of some keys only, so that one half of a
+    key change may be there without the other; marks the new halves, which lack no value. Raises MergeMismatch if events
+    contradict each other: an insert of a key that exists, or an update or delete of a key that was deleted.
     """
     order = np.lexsort((ordinal, commit_lsn))
     by_key = order[np.argsort(key[order], kind="stable")]
@@ -72,7 +69,7 @@ def key_outcomes(
 
 
 def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: Ints) -> Ints:
-    """For each new half of a key change, the place of its old half, else -1. The halves are neighbours in ``order``."""
+    """For each new half of a key change, the index of its old half, else -1. The halves are neighbours in ``order``."""
     old_half = np.full(len(op), -1, dtype=np.int64)
     places = np.flatnonzero(op[order] == _PREIMAGE)
     if not len(places):
@@ -87,8 +84,7 @@ def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: In
 
 
 def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn: Ints) -> None:
-    """Raise MergeMismatch unless each event that arrives on a key finds the key dead, and each other event finds it
-    alive."""
+    """Raise MergeMismatch unless arriving events find their key dead, and all other events find it alive."""
     bad = np.flatnonzero((before >= 0) & (live[before] == arrives))
     if len(bad):
         at = bad[np.argmin(commit_lsn[bad])]
@@ -118,7 +114,7 @@ def _with_masks(
 
 
 def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:
-    """Per key number, whether one of the ``touched`` events is of this key, or of a row that moved to it later."""
+    """Per key number, whether a ``touched`` event is of this key, or of a row that moved to this key later."""
     order = np.lexsort((ordinal, commit_lsn))
     old_half = _old_halves(op, commit_lsn, ordinal, order)
     news = np.flatnonzero(old_half >= 0)

@@ -36,8 +36,8 @@ COUNT = "_pgcdc_count"
 
 @dataclass(frozen=True)
 class NetRows:
-    """``added``: mirror rows under feed names, ready to insert. ``removed``: each distinct row once, with COUNT. It has
-    the leaf only if the target row must be in the same leaf."""
+    """``added``: mirror rows under feed names, ready to insert. ``removed``: each distinct row once, with COUNT, and
+    with the leaf if the target row must be in the same leaf."""
 
     added: pa.Table
     removed: pa.Table
@@ -46,13 +46,10 @@ class NetRows:
 
 
 def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool = True) -> NetRows:
-    """Net the images of a span; truncates and the events that they make void must be removed first.
-
-    ``by_leaf``: the events have the leaf of each row, if there are leaves. Events published via the root do not have
-    the leaf, but the rows of a copy do.
-
-    Copies that are added and deleted within the span cancel each other. Of the added copies, the latest images remain.
-    """
+    """Net the images of a span. Truncates and the events that they make void must be removed first. Copies that are
+    added and deleted within the span cancel each other. Of the added copies, the latest images remain. ``by_leaf``: the
+    events have the leaf of each row, if there are leaves. Events published via the root lack the leaf, but the rows of
+    a copy have it."""
     events = events.combine_chunks()
     group = _groups(events, columns)
     leaving = pc.is_in(events[OP], pa.array([DELETE, PREIMAGE])).to_numpy().astype(bool)

@@ -1,9 +1,9 @@
-"""Computes the net effect of a table's changes per key: the source of the merge.
+"""Computes the net effect of a table's changes per key: the source of the merge. Pure Arrow and numpy.
 
-Pure Arrow and numpy. The last event of a key decides its row (:mod:`pgcdc_assets.mirror.net.keyhistory`). What a target
-must hold is known exactly. A key whose first event is an update, a delete or an old half must be there. A key whose
-first event is an insert or a new half must not be there. The column ``PRESENT`` passes this to
-:mod:`pgcdc_assets.mirror.delta.rowlookup`, which refuses the merge if the mirror disagrees.
+The last event of a key decides its row (:mod:`pgcdc_assets.mirror.net.keyhistory`). The first event says what the
+target must hold. If it is an update, a delete or an old half, the key must be there. If it is an insert or a new half,
+the key must not be there. The column ``PRESENT`` passes this to :mod:`pgcdc_assets.mirror.delta.rowlookup`, which
+refuses the merge if the mirror disagrees.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MASK = "_pgcdc_masked_"
 
 @dataclass(frozen=True)
 class Remaining:
-    """The events that remain without the truncates and without the events that the truncates make void."""
+    """The events that remain without the truncates and the events that the truncates make void."""
 
     events: pa.Table
     truncated: bool
@@ -57,8 +57,7 @@ class Remaining:
 
 
 def after_truncates(events: pa.Table) -> Remaining:
-    """Drop every truncate and the events that it makes void: all earlier events, or only the earlier events of its leaf
-    if it names a leaf."""
+    """Drop every truncate and the events that it makes void: all earlier events, or only its leaf's earlier events."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
         return Remaining(events, False, ())
@@ -89,13 +88,10 @@ def _later(events: pa.Table, lsn: int, ordinal: int) -> pa.ChunkedArray:
 
 
 def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int] = ()) -> pa.Table:
-    """Collapse the events of one table to a merge source: one row per key.
-
-    Columns: ``_pgcdc_op`` (``U``, ``D``), ``_pgcdc_present``, ``_pgcdc_commit_lsn``,
-    ``_pgcdc_commit_ts``, ``_pgcdc_raw``, ``_pgcdc_leaf`` if the feed has it, the value columns under
-    their feed names, ``_pgcdc_masked_<attnum>`` for each attnum of ``masked`` (the columns of which some
-    value was not sent), and ``_pgcdc_origin``.
-    """
+    """Collapse the events of one table to a merge source: one row per key. Columns: ``_pgcdc_op`` (``U``, ``D``),
+    ``_pgcdc_present``, ``_pgcdc_commit_lsn``, ``_pgcdc_commit_ts``, ``_pgcdc_raw``, ``_pgcdc_leaf`` if the feed has it,
+    the values under their feed names, ``_pgcdc_origin``, and ``_pgcdc_masked_<attnum>`` for each attnum of ``masked``
+    (the columns of which some value was not sent)."""
     events = events.combine_chunks()
     if any(column.key for column in columns):
         arrives = events[ARRIVES].to_numpy() if ARRIVES in events.column_names else None
@@ -110,12 +106,9 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
 def collapse_touched(
     events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], touched: LsnRange | None
 ) -> pa.Table:
-    """The merge source of a repair: ``events`` reach up to the mirror's position.
-
-    It has only the keys that changed in ``touched`` (None: all keys), and the keys that their rows moved to. Whether
-    the target holds these keys is not known. Only a masked value requires a row in the target, under the row's present
-    key.
-    """
+    """The merge source of a repair: ``events`` reach up to the mirror's position. It has only the keys that changed in
+    ``touched`` (None: all keys), and the keys that their rows moved to. It is not known whether the target holds these
+    keys. Only a masked value requires a target row, under the row's present key."""
     events = events.combine_chunks()
     places = _places(events, columns)
     net = key_outcomes(*places, _present_masks(events, masked), keep_transient=True)
@@ -212,7 +205,7 @@ def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
 
 
 def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: KeyOutcomes) -> pa.Array:
-    """The ``_pgcdc_raw`` of each remaining row: every entry comes from the same event as its value."""
+    """The ``_pgcdc_raw`` of each remaining row: each entry comes from the same event as its value."""
     raw = events[RAW]
     sources = {column.source: net.sources[column.attnum] for column in columns if column.attnum in net.sources}
     if raw.null_count == len(raw) or not sources:
@@ -229,7 +222,7 @@ def map_keys(raw: pa.ChunkedArray) -> pa.Array:
 
 
 def raw_maps(texts: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> pa.Array:
-    """Maps of column name to text, made from one sparse array per name (at least one); NULL if no name has a text."""
+    """Maps of column name to text, from one sparse array per name (at least one); NULL where no name has a text."""
     found = [(name, np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))) for name, text in texts.items()]
     owner = np.concatenate([at for _, at in found])
     order = np.argsort(owner, kind="stable")
