@@ -34,19 +34,16 @@ from pgcdc_assets.store.scratch import DraftFile
 _STALE_SECONDS: Final = 3600
 """The age at which a staged commit, which has no number yet, is deleted: its writer is dead."""
 _SCRATCH: Final = "_checkpoint"
-"""A folder in the table's folder. Everyone who can read the table can read it; no reader takes it for a part of the
-table."""
+"""A folder in the table's folder, which gives it the same access rights. No reader takes it for a part of the table."""
 _STAGED: Final = ("_", ".tmp")
 """How the name of a staged commit begins and ends."""
 
 
 def make_checkpoint(folder: Location, version: int) -> None:
-    """Write the checkpoint of the newest version, from which readers then begin.
-
-    The names of the files that the checkpoint holds are durable before it is written. Commits that the properties no
-    longer keep, and files that killed writers left in the log, are deleted after the checkpoint itself is durable. In
-    another order, a power cut could leave neither the checkpoint nor the commits.
-    """
+    """Write the checkpoint of the newest version, from which readers then begin. The names of the files in the
+    checkpoint are durable before it is written. After the checkpoint is durable, commits that the properties no longer
+    keep, and files that killed writers left in the log, are deleted. In another order, a power cut could leave neither
+    the checkpoint nor the commits."""
     storage.settle([folder, folder / DELTA_LOG])
     made = write_checkpoint(folder, version)
     log = folder / DELTA_LOG
@@ -66,9 +63,8 @@ class Made:
 
 
 def write_checkpoint(folder: Location, version: int) -> Made:
-    """Write the checkpoint of a version; the content is durable before the file gets its name. The name becomes
-    durable when the log's folder is synced. Readers begin from the checkpoint only if the hint names it, or if they
-    search for it."""
+    """Write the checkpoint of a version. The content is durable before the file gets its name; the name becomes durable
+    when the log's folder is synced. Readers begin from it only if the hint names it, or if they search for it."""
     log = folder / DELTA_LOG
     parts = checkpoint_files(log, version)
     begin = next((number for number, found in parts.items() if is_whole(found)), -1)
@@ -89,9 +85,8 @@ def write_checkpoint(folder: Location, version: int) -> Made:
 
 
 def _clean_up(log: Location, retention: timedelta) -> None:
-    """Delete files of the log that are older than ``retention`` and come before a checkpoint that is also that old:
-    each version since that checkpoint stays readable. Also delete what killed writers left while they created a
-    file."""
+    """Delete files of the log that are older than ``retention`` and below a checkpoint that is also that old, so that
+    each version from that checkpoint stays readable. Also delete what writers that were killed left in the log."""
     now = time.time()
     entries = storage.list_after(log)
     before = now - retention.total_seconds()

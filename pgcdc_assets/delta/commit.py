@@ -3,9 +3,8 @@
 A commit is one JSON file in the table's log, as the protocol defines it. It is created under its number completely or
 not at all, and never under a number that another writer took.
 
-Content is durable before it gets a name that counts. The content of data files is durable when their task reports them;
-the content of deletion vectors and commits is made durable here. Names are not durable at first: :func:`settle` makes
-them durable, for all tables of a turn together.
+Content is durable before it gets a name that counts: data files when their task reports them, deletion vectors and
+commits here. Names become durable later: :func:`settle` syncs them for all tables of a turn together.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -38,7 +37,7 @@ FEATURES: Final = frozenset({
 """Writer features that require nothing more of our commits."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
 _CHECKPOINT_EVERY: Final = 10
-"""Commits from one checkpoint to the next if no property of the table gives a number: Delta's default."""
+"""Delta's default number of commits between checkpoints, if no property of the table gives a number."""
 
 LEADER: Final = "pgcdc/leader"
 """The application whose transaction says who may write to the table; see :func:`fence`."""
@@ -48,7 +47,7 @@ Mode = Literal["append", "overwrite"]
 
 @dataclass(frozen=True)
 class FileChange:
-    """What a commit changes in a version of a table: the files that it adds, and the rows that it deletes, by file."""
+    """What a commit changes in a version of a table: the added files, and the deleted rows by file."""
 
     added: Sequence[FileReport]
     gone: Mapping[str, BitMap64]
@@ -56,12 +55,9 @@ class FileChange:
 
 def commit_files(table: DeltaVersion, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:
     """Add the files to the table, or replace its whole content with them, on top of this version; returns the new
-    version.
-
-    ``positions``: application id → version of its transaction that the table has after the commit. Raises LakeError for
-    a position that the table has already passed, for a file that differs from its report or from the table, and if
-    another writer's commit came first. No reader sees the files before all of them are part of the table.
-    """
+    version. ``positions``: by application id, the version of its transaction after the commit. Raises LakeError for a
+    position that the table has already passed, for a file that differs from its report or from the table, and if
+    another writer's commit came first. Readers see all of the files or no file."""
     _check_passed(table, mode, positions)
     return replace_files(table, table.files if mode == "overwrite" else (), files, positions)
 
@@ -70,11 +66,9 @@ def replace_files(
     table: DeltaVersion, gone: Sequence[Added], files: Sequence[FileReport], positions: Mapping[str, int],
     *, changes: bool = True, optional: Collection[str] = (),
 ) -> int:  # fmt: skip
-    """Like :func:`commit_files`, for any files that are removed and added, and for positions that may go down.
-
-    Without ``changes`` the rows stay the same, and readers of the change data see no change. Files may lack the
-    ``optional`` columns of the table, whose values are NULL there.
-    """
+    """Like :func:`commit_files`, for any files that are removed and added, and for positions that may go down. Without
+    ``changes`` the rows stay the same, and readers of the change data see no change. Files may lack the ``optional``
+    columns, which are NULL then."""
     refuse_features(table)
     now = now_ms()
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}
@@ -87,11 +81,8 @@ def commit_change(
     table: DeltaVersion, change: FileChange, positions: Mapping[str, int], metrics: Mapping[str, int],
     properties: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
-    """Commit deleted and added rows on top of this version; returns the new version.
-
-    ``positions`` and errors are as for :func:`commit_files`; ``metrics`` are written to the history. ``properties`` of
-    the table change in the same commit.
-    """
+    """Commit deleted and added rows on top of this version; returns the new version. ``positions`` and errors are as
+    for :func:`commit_files`; ``metrics`` go to the history. ``properties`` of the table change in the same commit."""
     refuse_features(table, vectors=True)
     _check_passed(table, "append", positions)
     now = now_ms()
@@ -135,11 +126,8 @@ def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
 
 def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
     """Write a commit of the actions, the first of which is its ``commitInfo``; CommitLost if another commit has its
-    number.
-
-    The content is durable when this returns; the name becomes durable with the log's folder. No two commits are equal,
-    so that a store whose answer was lost can check whether the commit at that number is this commit.
-    """
+    number. The content is durable when this returns; the name becomes durable with the log's folder. No two commits are
+    equal, so that a store whose answer was lost can check whether the commit at that number is this commit."""
     actions[0]["commitInfo"] |= {ACTIONS: len(actions), "txnId": str(uuid.uuid4())}
     try:
         storage.create(log / commit_name(version), "".join(json.dumps(action) + "\n" for action in actions).encode())
@@ -149,11 +137,8 @@ def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
 
 
 def fence(folder: Location, version: int, leader: int) -> None:
-    """Claim the next commit number, so that a writer that has lost its right to write, and does not know it yet, cannot
-    commit.
-
-    ``version``: the newest version that was seen. Commits that came after it are below the fence.
-    """
+    """Claim the next commit number, so that a writer that has lost its lease, and does not know it yet, cannot commit.
+    ``version``: the newest version that was seen. Commits that came after it are below the fence."""
     while True:
         version += 1
         with suppress(CommitLost):
@@ -168,7 +153,7 @@ def transactions(positions: Mapping[str, int], now: int) -> list[Action]:
 
 
 def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int]) -> None:
-    """A table's positions never go down; an overwrite may repeat a position."""
+    """A table's positions never go down; only an overwrite may repeat a position."""
     for app_id, version in positions.items():
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
@@ -220,10 +205,8 @@ def _with_vector(file: Added, vector: Descriptor) -> Action:
 
 
 def loosened(stats: str) -> str:
-    """Statistics of a file that loses rows: bounds remain valid, but are no longer tight.
-
-    They are edited as text. A decimal that was converted to a float would be a different bound, and would hide rows.
-    """
+    """Statistics of a file that loses rows: bounds remain valid, but are no longer tight. They are edited as text,
+    because a decimal that becomes a float is a different bound, and would hide rows."""
     text, told = _TIGHT.subn('"tightBounds":false', stats)
     if told:
         return text

@@ -34,12 +34,11 @@ if TYPE_CHECKING:
 
 OWN_PREFIX: Final = "_pgcdc_"
 INDEXED_COLUMNS: Final = 32
-"""Columns with statistics, besides our own. This is Delta's default, and keeps the log of wide tables small."""
+"""Columns with statistics, besides our own: Delta's default, which keeps the log of wide tables small."""
 LONGEST_BOUND: Final = 64
-"""Statistics hold a string only if it has at most this many characters, and never shorten it. A shortened bound would
-hide rows."""
+"""Longest string in statistics, in characters. Longer strings are left out: a shortened bound would hide rows."""
 HIGHEST_CHARACTER: Final = "\U0010ffff"
-"""Delta puts it at the end of a shortened bound. delta-rs and Polars find no row if a complete bound begins with it."""
+"""Delta ends a shortened bound with it. delta-rs and Polars find no row if a complete bound begins with it."""
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
     # Measured on mixed rows: less than half of snappy's size at no more CPU.
     "compression": "zstd",
@@ -49,8 +48,7 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 }
 
 DICTIONARY_SAMPLE: Final = 1000
-"""Rows that are checked to find columns with few values. A dictionary of many values costs a third of all the
-writing."""
+"""Rows that are checked to find columns with few values. A dictionary of many values costs a third of the writing."""
 DICTIONARY_SHARE: Final = 8
 
 
@@ -62,8 +60,7 @@ File = TypeVar("File")
 
 @dataclass(frozen=True)
 class FileReport:
-    """A finished data file. ``path`` is its name in the table's folder, ``stats`` is Delta's JSON, ``tags`` are the
-    tags of its add action."""
+    """A data file: its name in the table's folder, Delta's statistics as JSON, and the tags of its add action."""
 
     path: str
     size: int
@@ -73,10 +70,8 @@ class FileReport:
 
 
 class DataFile:
-    """A Parquet file that is being written. The first rows create it, so that there is no file without rows.
-
-    ``schema`` names the columns as the file is to have them (:meth:`Mirror.physical` for mapped tables).
-    """
+    """A Parquet file that is being written. The first rows create it, so that there is no file without rows. ``schema``
+    names the columns as the file does (:meth:`Mirror.physical` for mapped tables)."""
 
     def __init__(self, folder: Location, schema: pa.Schema) -> None:
         self.path = folder / f"part-{uuid.uuid4().hex}.parquet"
@@ -88,7 +83,7 @@ class DataFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close the file in any case. A file that failed is an orphan."""
+        """Close the file. A file that failed is an orphan."""
         if self._writer is not None and self._writer.is_open:
             self._writer.close()
 
@@ -112,7 +107,7 @@ class DataFile:
         return FileReport(self.path.name, size, footer.num_rows, statistics(footer, self._schema))
 
     def discard(self) -> None:
-        """Delete what was written, because the file is not needed."""
+        """Delete what was written."""
         if self._draft is not None:
             self._draft.discard()
 
@@ -134,12 +129,9 @@ def _repeating(table: pa.Table) -> list[str]:
 
 
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
-    """Delta's statistics of a file, from its footer.
-
-    They hold bounds only if these mislead no reader. Floats have no bounds: NaN lies outside of them. Spark also skips
-    by the footer's own bounds, so floats have no bounds there either. Decimals are JSON strings, because a JSON number
-    loses digits. Strings are complete or left out.
-    """
+    """Delta's statistics of a file, from its footer. They hold bounds only if these mislead no reader. Floats have no
+    bounds, because NaN lies outside of them; Spark also skips by the footer's bounds, so floats have none there either.
+    Decimals are JSON strings, because a JSON number loses digits. Strings are complete or left out."""
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
     nulls: dict[str, int] = {}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -195,8 +187,8 @@ def _stated(value: Any) -> Any:
 
 
 def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, optional: Collection[str] = ()) -> None:
-    """Check that each file exists, has the reported size, and has the table's columns (it may lack the ``optional``
-    columns) with exactly their types."""
+    """Check that each file exists, has the reported size, and has the table's columns with exactly their types (it may
+    lack the ``optional`` columns)."""
     places = [folder / file.path for file in files]
     heads = storage.together(folder, [partial(storage.head, data) for data in places])
     footers = storage.together(folder, [partial(read_footer, data) for data in places])
@@ -218,10 +210,8 @@ def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) 
 
 
 def in_int96(footer: pq.FileMetaData) -> bool:
-    """Whether a file's timestamps are in Parquet's old form, INT96, which is Spark's default.
-
-    Readers that take them for nanoseconds, as delta-rs does, read wrong values before 1678 and after 2261.
-    """
+    """Whether a file's timestamps are in Parquet's old form, INT96, which is Spark's default. Readers that take them
+    for nanoseconds, as delta-rs does, read wrong values before 1678 and after 2261."""
     return any(footer.schema.column(place).physical_type == "INT96" for place in range(footer.num_columns))
 
 
@@ -262,10 +252,8 @@ def _physical(field: Any) -> str:
 def neighbours(
     files: Iterable[File], weight: Callable[[File], int], *, largest: int, full: int, fewest: int = 2
 ) -> Iterator[list[File]]:
-    """Groups of the files in their order; each group becomes one file of at most ``full``.
-
-    Files of ``largest`` and more are left alone. The last group, which may still grow, has at least ``fewest`` files.
-    """
+    """Groups of the files in their order; each group becomes one file of at most ``full``. Files of ``largest`` and
+    more are left alone. The last group, which may still grow, has at least ``fewest`` files."""
     group: list[File] = []
     size = 0
     for file in files:

@@ -36,7 +36,7 @@ _NEEDS: Final[Mapping[str, Callable[[str, Mapping[str, str]], bool]]] = {
     "typeWidening": lambda _, properties: properties.get(WIDENING) == "true",
     "changeDataFeed": lambda _, properties: properties.get("delta.enableChangeDataFeed") == "true",
 }
-"""The features, and when a table needs each. A feature that is not needed would keep readers away without a reason."""
+"""The features, and when a table needs each. A feature without need would keep readers away for no reason."""
 _OF_WRITERS: Final = frozenset({"changeDataFeed"})
 _LEGACY: Final = ("appendOnly", "invariants")
 """The features that writers of version 2 know; a table that lists its features also lists these."""
@@ -47,10 +47,7 @@ def create_table(
     root: Location,
 ) -> None:  # fmt: skip
     """Commit version 0 of a table without rows. The table and its folders, up to ``root``, are durable when this
-    returns.
-
-    CommitLost if there already is a version 0.
-    """
+    returns. CommitLost if there already is a version 0."""
     if isinstance(schema, Columns):
         properties = {**properties, **schema.properties}
     now = now_ms()
@@ -82,11 +79,9 @@ def commit_columns(
     table: DeltaVersion, schema: Schema | Columns, properties: Mapping[str, str] | None = None, *,
     gone: Sequence[Added] = (), positions: Mapping[str, int] | None = None, description: str | None = None,
 ) -> int:  # fmt: skip
-    """Give the table these columns on top of this version; returns the new version.
-
-    The same commit removes the ``gone`` files. Columns that a remaining file lacks are read as NULL. ``description``:
-    the new description of the table; None leaves it as it is, an empty text removes it.
-    """
+    """Give the table these columns on top of this version; returns the new version. The same commit removes the
+    ``gone`` files. Columns that a remaining file lacks are read as NULL. ``description``: the new description of the
+    table; None leaves it as it is, an empty text removes it."""
     refuse_features(table)
     now = now_ms()
     more = schema.properties if isinstance(schema, Columns) else {}
@@ -127,10 +122,7 @@ def continue_table(
     table: DeltaVersion, held: DeltaVersion, positions: Mapping[str, int], configuration: Mapping[str, str]
 ) -> int:  # fmt: skip
     """Replace the columns, rows and description of the table with those of another table, on top of this version;
-    returns the new version.
-
-    The other table's files are already in this table's folder, under the names that they have there.
-    """
+    returns the new version. The other table's files are already in this table's folder, under the same names."""
     for version in (table, held):
         refuse_features(version, vectors=True)
     now = now_ms()
@@ -158,7 +150,7 @@ def _metadata(table: DeltaVersion, schema: str, configuration: Mapping[str, str]
 
 
 def _joined(one: Action, other: Action) -> Action:
-    """A protocol with the features of both protocols, each of which lists its features."""
+    """A protocol with the features of both protocols, which list their features."""
     features = ("readerFeatures", "writerFeatures")
     versions = {name: max(one[name], other[name]) for name in ("minReaderVersion", "minWriterVersion")}
     return {**versions, **{name: sorted({*one.get(name, ()), *other.get(name, ())}) for name in features}}

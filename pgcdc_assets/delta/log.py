@@ -40,10 +40,9 @@ _FIELDS: Final = (
     "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
     "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
 )  # fmt: skip
-"""The fields of an add action. Checkpoints may hold more fields, derived from these: Spark's checkpoints hold
-statistics by column."""
+"""The fields of an add action. Checkpoints may hold more, derived from these: Spark's hold statistics by column."""
 _OUTSIDE: Final = re.compile(r"^/|:/|(^|/)\.\.(/|$)|[\x00\ud800-\udfff]")
-"""In the path of a file: the path leads out of the table's folder, or nowhere."""
+"""Matches the path of a file that leads out of the table's folder, or nowhere."""
 _AHEAD: Final = 16
 """Commits that are read at the same time."""
 
@@ -97,7 +96,7 @@ class DeltaVersion:
 
     @property
     def features(self) -> frozenset[str]:
-        """Features that a writer must know. Older protocols list no features: they have only a version number."""
+        """Features that a writer must know. Older protocols have only a version number."""
         return frozenset(self.protocol.get("writerFeatures") or ())
 
     @cached_property
@@ -127,10 +126,10 @@ class Replay:
     files: dict[tuple[str, str], Added] = field(default_factory=dict)
     """A file with another deletion vector is another file."""
     with_files: bool = True
-    """If false, files are skipped, because the files of a large table take much memory."""
+    """If false, files are skipped: the files of a large table take much memory."""
 
     def play(self, action: Action) -> Added | None:
-        """Apply an action; returns the file that the action adds, or None."""
+        """Apply an action; returns the file that it adds, or None."""
         if not self.with_files and ("add" in action or "remove" in action):
             return None
         if remove := action.get("remove"):
@@ -146,7 +145,7 @@ class Replay:
 
 
 def _position(version: Any) -> int:
-    """A transaction's version: a signed 64-bit number, which in our transactions is an LSN."""
+    """A transaction's version: a signed 64-bit number. In our transactions it is an LSN."""
     number = int(version)
     if not 0 <= number < 1 << 63:
         raise ValueError(f"{number} is no version")
@@ -178,7 +177,7 @@ class DeltaLog:
             return self._told()
 
     def at(self, version: int) -> DeltaVersion:
-        """The table at this version. LakeError if the log does not, or no longer, hold the version."""
+        """The table at this version. LakeError if the log does not hold the version, or no longer holds it."""
         with self._lock, reading(f"log of Delta table {self.folder}"):
             try:
                 self._seek(version)
@@ -195,9 +194,8 @@ class DeltaLog:
         self._play_upto(version)
 
     def _lost(self) -> bool:
-        """Read further; returns whether this no longer leads to the newest version. In that case the log was last read
-        so long ago that the last commit read, or the next commits, were deleted since. The log is complete from the
-        checkpoint that the hint names."""
+        """Read further; returns whether this no longer leads to the newest version. The last read was then so long ago
+        that its last commit, or the next commits, were deleted. The log is complete from the checkpoint of the hint."""
         number, log = self._number, self._log
         following, hint, there = storage.together(log, [
             partial(commit_if_there, log, number + 1), partial(hinted, log),
@@ -268,11 +266,8 @@ class DeltaLog:
 
 class OpenLogs:
     """The logs of tables that one run reads repeatedly; each read continues from the previous read. Threads may share
-    it.
-
-    Only for a time in which no other process writes to the lake: a table that is deleted and created again between two
-    reads may seem to be the same table.
-    """
+    it. Only for a time in which no other process writes to the lake: a table that is deleted and created again between
+    two reads may look unchanged."""
 
     def __init__(self) -> None:
         self._logs: dict[Location, DeltaLog] = {}
@@ -281,7 +276,7 @@ class OpenLogs:
         return self._logs.setdefault(folder, DeltaLog(folder))
 
     def forget(self, folder: Location) -> None:
-        """Forget a table that is deleted, because another table may be created in its place."""
+        """Forget a deleted table: another table may be created in its place."""
         self._logs.pop(folder, None)
 
 
@@ -291,8 +286,8 @@ def open_delta(folder: Location) -> DeltaVersion | None:
 
 
 def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:
-    """The newest readable checkpoint at or below a version: its version and its actions; -1 and no actions if there is
-    none. TornLog if a checkpoint cannot be read and the commits below it are gone."""
+    """Version and actions of the newest readable checkpoint at or below ``upto``; -1 and no actions if there is none.
+    TornLog if a checkpoint cannot be read and the commits below it are gone."""
     return _readable(log, checkpoint_files(log, upto))
 
 

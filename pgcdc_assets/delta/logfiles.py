@@ -22,12 +22,12 @@ COMMIT: Final = re.compile(r"(\d{20})\.json")
 CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 """One file, or one of several parts. The newer form with sidecars is not written here."""
 ASIDE: Final = "_torn_"
-"""How the names of files begin that were put aside, in the log's own folder."""
+"""Prefix of the names of files that were put aside, in the log's own folder."""
 VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
 """Files of a log that belong to a version: commits, checkpoints, and the checksums that Spark keeps beside them."""
 ACTIONS: Final = "pgcdcActions"
-"""Field of ``commitInfo`` in our commits: how many actions the commit has, including this action. Without this number,
-a commit that was cut between two lines would look complete."""
+"""Field of ``commitInfo`` in our commits: how many actions the commit has, including this action. Without it, a commit
+that was cut between two lines would look complete."""
 
 ENGINE: Final = "pgcdc_assets"
 """The name of our commits' writer in a table's history."""
@@ -44,8 +44,8 @@ _OTHERS: Final = frozenset({"commitInfo", "cdc", "domainMetadata", "checkpointMe
 
 
 def commit_actions(log: Location, number: int) -> list[Action]:
-    """All actions of one commit, in order. LakeError if there is no commit, or if it holds an unknown action; TornLog
-    if it is not complete."""
+    """All actions of one commit, in order. LakeError if there is no commit, or if an action is unknown; TornLog if the
+    commit is not complete."""
     actions = commit_if_there(log, number)
     if actions is None:
         raise LakeError("lacks a commit that its versions need", thing=str(log / commit_name(number)))
@@ -90,7 +90,7 @@ def commits_among(names: Iterable[str]) -> list[int]:
 
 
 def checkpoint_files(log: Location, upto: int | None = None) -> dict[int, list[Location]]:
-    """The checkpoints with all of their parts, at or below a version, the newest first. Lists the folder."""
+    """The complete checkpoints at or below a version with all of their parts, newest first. Lists the folder."""
     return checkpoints_among((entry.name for entry in storage.list_after(log)), log, upto)
 
 
@@ -107,8 +107,7 @@ def checkpoints_among(names: Iterable[str], log: Location, upto: int | None = No
 
 
 def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
-    """The commits above a version, up to the first that is torn or missing. LakeError for a complete commit with
-    unknown content."""
+    """The commits above a version, up to the first torn or missing commit. LakeError for unknown content."""
     found: dict[int, list[Action]] = {}
     number = base + 1
     while True:
@@ -133,8 +132,8 @@ def above(log: Location, last: int) -> list[Location]:
 
 
 def put_aside(log: Location, paths: Sequence[Location]) -> tuple[str, ...]:
-    """Rename files of a log so that no reader takes them for files of the log; the new names are durable. Returns the
-    former names. The hint is also renamed if its checkpoint does not stay."""
+    """Rename files of a log so that no reader takes them for files of the log; the new names are durable. The hint is
+    also renamed if its checkpoint does not stay. Returns the former names."""
     names = {path.name for path in paths}
     hint = log / LAST_CHECKPOINT
     if storage.exists(hint) and not _believable(hint, names):

@@ -20,14 +20,14 @@ from deltalake import Schema
 
 MODE: Final = "delta.columnMapping.mode"
 HIGHEST: Final = "delta.columnMapping.maxColumnId"
-"""Table property: the highest id. Ids only go up, also past columns that were removed."""
+"""Table property: the highest id. Ids are never reused, even after a column was removed."""
 WIDENING: Final = "delta.enableTypeWidening"
 _ID: Final = "delta.columnMapping.id"
 _PHYSICAL: Final = "delta.columnMapping.physicalName"
 _TYPE_CHANGES: Final = "delta.typeChanges"
 _COMMENT: Final = "comment"
 OURS: Final = "pgcdc.comment"
-"""Beside a comment in a column's metadata: the comment is the source's, and is removed when the source removes it."""
+"""Mark beside a comment in a column's metadata: it is the source's, and is removed when the source removes it."""
 
 Field = dict[str, Any]
 """A column in a table's metadata."""
@@ -55,11 +55,9 @@ class Columns:
         return Columns([*self.fields, *more], properties)
 
     def followed_by(self, schema: pa.Schema, held: Mapping[str, str], *, mapped: bool) -> Columns:
-        """The columns of ``schema`` over the same files.
-
-        ``held``: for each column that exists here, its name here. All other columns are new, and have no values in the
-        files. ``mapped``: files may name columns differently from the table. Types may only become wider.
-        """
+        """The columns of ``schema`` over the same files. ``held``: for each column that exists here, its name here. All
+        other columns are new, and have no values in the files. ``mapped``: files may name columns differently from the
+        table. Types may only become wider."""
         here = self._mapped() if mapped else self
         told = {field["name"]: field for field in here.fields}
         new = pa.schema([field for field in schema if field.name not in held])
@@ -71,15 +69,14 @@ class Columns:
         return Columns(fields, {**here.properties, **more.properties, **widened})
 
     def commented(self, comments: Mapping[str, str | None]) -> Columns:
-        """The same columns with these comments. If a comment is None, our comment is removed, and another writer's
-        comment stays. Columns that are not named stay as they are."""
+        """The same columns with these comments. None removes our comment, and leaves another writer's. Columns that are
+        not named keep their comments."""
         fields = [_commented(field, comments[field["name"]]) if field["name"] in comments else field
                   for field in self.fields]  # fmt: skip
         return replace(self, fields=fields)
 
     def commented_as(self, held: Columns, sources: Mapping[str, str]) -> Columns:
-        """The same columns with the comments of ``held``. ``sources``: for each column that ``held`` has, its name
-        there."""
+        """The same columns with the comments of ``held``. ``sources``: the names that columns have in ``held``."""
         known = {field["name"]: _comment(field) for field in held.fields}
         fields = [{**field, "metadata": {**field["metadata"], **known.get(sources.get(field["name"], ""), {})}}
                   for field in self.fields]  # fmt: skip
@@ -142,7 +139,7 @@ def _commented(of: Field, comment: str | None) -> Field:
 
 
 def _as_named(of: Field, ids: Iterator[int]) -> Field:
-    """A column with an id, which files name by its current name. Columns of structs inside it also get ids."""
+    """A column with an id, which files name by its present name. Columns of structs inside it also get ids."""
     metadata = {**of["metadata"], _ID: next(ids), _PHYSICAL: of["name"]}
     return {**of, "type": _nested(of["type"], ids), "metadata": metadata}
 

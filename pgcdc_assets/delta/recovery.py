@@ -1,8 +1,8 @@
 """Repairs a Delta log after a power cut, under the lake's lock, before any process builds on it.
 
-Published content is durable. Content that came later may be complete, torn or missing, in any mixture. From the first
-incomplete version, everything is put aside, under names that no reader takes for files of the log. The log continues
-from the version below, and the content of the lost versions is derived again.
+Published content is durable. Later content may be complete, torn or missing, in any mixture. From the first incomplete
+version, everything is put aside, under names that no reader takes for files of the log. The log continues from the
+version below, and the content of the lost versions is derived again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Recovered:
     """A log after its recovery."""
 
     number: int
-    """The newest version; -1 if there is no version, or no version that can be read."""
+    """The newest version; -1 if there is no version, or no readable version."""
     positions: Mapping[str, int]
     aside: tuple[str, ...] = ()
     """Names of the files that were put aside."""
@@ -45,10 +45,7 @@ class Recovered:
 
 def recover(folder: Location, promised: int = -1) -> Recovered:
     """Put aside what is incomplete above ``promised``, the version known to be durable, and make the rest durable.
-
-    A power cut does not cause damage at or below ``promised``. Such damage stays as it is, and opening the table
-    reports it.
-    """
+    Damage at or below ``promised`` is not from a power cut: it stays, and opening the table reports it."""
     log = folder / DELTA_LOG
     numbers = commit_numbers(log)
     base, replay, torn = _base(log, promised, frozenset(numbers))
@@ -74,7 +71,7 @@ def recover(folder: Location, promised: int = -1) -> Recovered:
 
 
 def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> list[Location]:
-    """Files whose content nobody has synced: commits of other writers, and the files that they add."""
+    """Files whose content was never synced: commits of other writers, and the files that they add."""
     found: list[Location] = []
     for number, actions in commits.items():
         if is_own(actions):
@@ -88,8 +85,8 @@ def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> 
 
 
 def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]]) -> None:
-    """Delete the checksums of files that other writers wrote and nobody has synced, because a complete file cannot be
-    read beside a torn checksum. Delta's own checksum of the version is also deleted."""
+    """Delete the checksums of other writers' files, and Delta's checksum of the version. They were never synced, and a
+    complete file cannot be read beside a torn checksum."""
     for number, actions in commits.items():
         if not is_own(actions):
             version = folder / DELTA_LOG / f"{number:020}.crc"
@@ -97,18 +94,14 @@ def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]])
 
 
 def is_own(actions: Sequence[Action]) -> bool:
-    """Whether a commit is ours: its content, and the content of the files that it adds, was durable before it had its
-    name."""
+    """Whether a commit is ours: its content, and its added files, were durable before it had its name."""
     return any(action.get("commitInfo", {}).get("engineInfo") == ENGINE for action in actions)
 
 
 def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Location]]:
-    """The checkpoint to begin from, its state, and the files of checkpoints that cannot be read.
-
-    It is the newest checkpoint at or below ``promised``, so that everything later is checked. If the commits above it
-    do not lead to the newest checkpoint, it is the newest checkpoint: that was durable before the commits below it were
-    deleted.
-    """
+    """The checkpoint to begin from, its state, and the files of checkpoints that cannot be read. Begins at the newest
+    checkpoint at or below ``promised``, so that everything later is checked. If the commits above it do not lead to the
+    newest checkpoint, begins at that: it was durable before the commits below it were deleted."""
     torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
     for number, parts in checkpoint_files(log).items():
@@ -151,7 +144,7 @@ def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, S
 
 
 def _sound(folder: Location, file: Added, *, own: bool) -> bool:
-    """Whether a file is there as it was added. Our files were durable before they had a name that counts. Files of
+    """Whether a file is there as it was added. Our files were durable before they had a name that counts; files of
     other writers are read to find out."""
     path = folder / file.path
     try:

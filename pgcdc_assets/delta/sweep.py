@@ -1,9 +1,9 @@
 """Finds the files that some versions of a table need, and deletes the others, or all files of a table.
 
-VACUUM's own rule goes by the time of removal, and forgets a removal after a while. Here a file, also of deletion
-vectors, stays as long as a version that somebody may be reading refers to it: a promised version, the newest version,
-or a version that was the newest recently. The log may lack the versions between two promised versions if there is a
-checkpoint to continue from (:mod:`pgcdc_assets.mirror.delta.versionexpiry`).
+VACUUM goes by the time of removal, and forgets a removal after a while. Here a file (or deletion vector) stays as long
+as a version that may still be read refers to it: a promised version, the newest version, or a version that was the
+newest recently. The log may lack versions between two promised versions if there is a checkpoint to continue from
+(:mod:`pgcdc_assets.mirror.delta.versionexpiry`).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LogListing:
         return 0 if before < 0 else min((number for number in self.checkpoints if number >= before), default=before)
 
     def first_young(self, begin: int, before: float) -> int:
-        """The lowest version, at most ``begin``, such that this version and all versions above it were the newest
-        after ``before``, or may still be published."""
+        """The lowest version, at most ``begin``, such that all versions from it were the newest after ``before``, or
+        may still be published."""
         version = begin
         while version > 0 and version in self.commits and self.commits[version].written > before:
             version -= 1
@@ -94,8 +94,7 @@ def needed_files(listing: LogListing, versions: Collection[int], newest: int) ->
 
 
 class _Walk:
-    """Goes up through a log's versions: by commits, or by a checkpoint at the beginning and where commits are
-    missing."""
+    """Goes up through a log's versions: by commits, and by checkpoints at the start and where commits are missing."""
 
     def __init__(self, listing: LogListing) -> None:
         self._listing = listing
@@ -132,17 +131,15 @@ def _names(files: Iterable[Added]) -> set[str]:
 
 
 def unneeded(listing: LogListing, versions: Collection[int], newest: int, before: float) -> list[Entry]:
-    """The data files and deletion vectors that neither these versions nor the newest refer to, and that have been in
-    the folder since ``before``. The age matters because a file is put there before the commit that names it."""
+    """The data files and deletion vectors that neither these versions nor the newest refer to, and that were placed at
+    ``before`` or earlier. The age matters because a file is placed before the commit that names it."""
     needed = needed_files(listing, versions, newest)
     return [entry for entry in storage.walk(listing.folder) if entry.name not in needed and entry.placed <= before]
 
 
 def sweep(folder: Location, grace: timedelta) -> int:
     """Delete the files that are needed by no version that was the table's newest within ``grace``; returns how many.
-
-    This is for tables without promised older versions. 0 if there is no table.
-    """
+    This is for tables without promised older versions. 0 if there is no table."""
     table = open_delta(folder)
     if table is None:
         return 0
@@ -155,10 +152,8 @@ def sweep(folder: Location, grace: timedelta) -> int:
 
 
 def remove_table(folder: Location) -> tuple[int, int]:
-    """Remove all files of a table; returns their number and their bytes.
-
-    The log is removed last, and its first file last of all, because that file says whose table it is.
-    """
+    """Remove all files of a table; returns their number and their bytes. The log is removed last, and its first file
+    last of all, because that file says whose table it is."""
     found = {entry.name: entry.size for entry in storage.walk(folder, hidden=True)}
     of_log = sorted((name for name in found if name.startswith(f"{DELTA_LOG}/")), reverse=True)
     storage.delete([folder / name for name in found.keys() - set(of_log)])

@@ -43,8 +43,7 @@ def retention_properties(retention: timedelta) -> dict[str, str]:
 
 
 def missing_properties(configuration: Mapping[str, str], retention: timedelta) -> dict[str, str]:
-    """The properties of :func:`retention_properties` that a mirror lacks or has too short. A longer value by another
-    writer stays."""
+    """The properties of :func:`retention_properties` that a mirror lacks or has too short. Longer values stay."""
     has = {name: _span(configuration.get(name)) or _NONE for name in (LOG, DELETED_FILES)}
     return {name: _interval(span) for name, span in _kept(retention).items() if has[name] < span}
 
@@ -60,8 +59,7 @@ def log_retention(configuration: Mapping[str, str]) -> timedelta:
 
 
 def drop_short_lived(folder: Location, checkpoint: Location) -> int:
-    """Rewrite a checkpoint that is not yet part of the log, without the removals that it need not name; returns how
-    many were left out."""
+    """Rewrite a checkpoint outside of the log without the removals that it need not name; returns their number."""
     with opened_parquet(checkpoint) as file:
         table = file.read()
     removed = table["remove"].to_pylist()

@@ -32,10 +32,8 @@ Descriptor = dict[str, Any]
 
 
 def vector_file(vector: Descriptor) -> str | None:
-    """The file that holds the vector, relative to the table's folder; None if the vector is inline in the log.
-
-    The protocol's kind ``u`` names an optional folder, then a UUID in Z85. Raises LakeError for all other kinds.
-    """
+    """The file that holds the vector, relative to the table's folder; None if the vector is inline in the log. The
+    protocol's kind ``u`` names an optional folder, then a UUID in Z85. Raises LakeError for all other kinds."""
     kind, text = vector["storageType"], vector["pathOrInlineDv"]
     if kind == "i":
         return None
