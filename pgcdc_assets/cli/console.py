@@ -43,10 +43,8 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 class ConsoleProgress:
-    """Shows a run's progress to the user of a command. It is the watcher of :class:`DagsterObserver`.
-
-    It writes to its own copy of stderr, because a run redirects the process's streams.
-    """
+    """Shows a run's progress to the user of a command, as the watcher of :class:`DagsterObserver`. Writes to its own
+    copy of stderr, because a run redirects the process's streams."""
 
     def __init__(self) -> None:
         from rich.console import Console

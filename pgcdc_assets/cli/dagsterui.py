@@ -1,8 +1,8 @@
 """``python -m pgcdc_assets.cli.dagsterui``: ``dagster dev``, with a webserver that refuses requests of other sites.
 
-``dagster dev`` starts its webserver as a separate process, and has no setting for middleware. So this module replaces
-the command of that process by a command of its own, and wraps the application in that process. Both places are private
-API of Dagster. If one of them is missing, the start fails.
+``dagster dev`` starts its webserver as a process, and has no setting for middleware. So this module replaces the
+command of that process by its own, and wraps the application there. Both places are private API of Dagster. If one of
+them is missing, the start fails.
 
 The UI has no login, and Dagster answers every request that reaches its port. So any page in the user's browser could
 start runs by an image whose address is a mutation, or read answers under a host name of its own (DNS rebinding). Four
@@ -37,7 +37,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _OWN: Final = (None, "same-origin", "none")
-"""Values of ``Sec-Fetch-Site`` in requests of the UI itself, and in the request for an address that the user typed."""
+"""Values of ``Sec-Fetch-Site`` in requests of the UI itself, and for an address that the user typed."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ def _webserver(arguments: Sequence[str]) -> None:
 
 
 class SameOrigin:
-    """An ASGI application in front of Dagster's application. ``host`` is the address that the server listens at."""
+    """An ASGI application in front of Dagster's. ``host`` is the address that the server listens at."""
 
     def __init__(self, app: App, host: str) -> None:
         self._app = app
@@ -131,9 +131,8 @@ def _name(host: str) -> str:
 
 
 def _is_ours(name: str, listening: str) -> bool:
-    """Whether ``name`` is a name of this server. A server that listens on loopback has the names of loopback. Any other
-    server also has this machine's names and any IP address: an address is safe, because DNS rebinding needs a host
-    name."""
+    """Whether ``name`` is a name of this server: on loopback, the names of loopback; otherwise also this machine's
+    names and any IP address. Addresses are safe, because DNS rebinding needs a host name."""
     if name in LOOPBACK or name == listening.lower():
         return True
     if listening in LOOPBACK:

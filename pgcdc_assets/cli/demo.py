@@ -34,13 +34,12 @@ RATE = 50.0
 """Transactions per second: a busy shop, and a light load for a machine with two cores that also runs Spark."""
 LONGEST_SECONDS = 60
 _FOLLOW_SECONDS = 165
-"""Seconds for the start of the JVM, the copy, live changes and the proof. With the steps before these, the demo takes
-less than three minutes on a machine that does nothing else."""
+"""Seconds for the start of the JVM, the copy, live changes and the proof. With the steps before, the demo takes less
+than three minutes on an idle machine."""
 _PROOF_SECONDS = 60
 """Seconds reserved for the proof. If the copy takes long, live changes are followed for a shorter time."""
 _END_SECONDS = 900
-"""Seconds after which the sync ends even if the proof has not ended. It is long, so that the demo does not fail on a
-busy machine."""
+"""Seconds after which the sync ends even without a proof: long, so that the demo does not fail on a busy machine."""
 
 
 @click.command()
@@ -75,7 +74,7 @@ def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
 
 
 def fresh_folder(lake: str | None) -> Path:
-    """Make and enter a project directory that does not depend on the caller's settings. The lake is in this directory,
+    """Make and enter a project directory that does not depend on the caller's settings. Its lake is in the directory,
     or in a new folder of ``lake``."""
     for name in [name for name in os.environ if name.startswith("PGCDC_") or name == "DAGSTER_HOME"]:
         del os.environ[name]
@@ -102,7 +101,6 @@ class Show:
         self._started = time.monotonic()
         self._proof: VerifyReport | BaseException | None = None
         self.transactions = 0
-        """Transactions that the generator has committed."""
 
     @property
     def report(self) -> SyncReport | None:
@@ -143,7 +141,7 @@ class Show:
 
     def _prove(self) -> None:
         """Wait until all tables are copied and were followed for some time. Then compare source and mirrors, while
-        writers and sync go on."""
+        writers and sync continue."""
         from pgcdc_assets.cli.status_verify import verified
 
         stop = self._progress.stop

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.defs.replication import Replication
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
-"""Keeps Dagster's event log off the terminal. The instance stores it, and our own progress informs the user."""
+"""Keeps Dagster's event log off the terminal: the instance stores it, and our own progress informs the user."""
 _NO_COMPUTE_LOGS = {
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
 }
@@ -32,8 +32,8 @@ _NO_COMPUTE_LOGS = {
 
 
 def project_settings(*, set_up: bool = True) -> Settings:
-    """The settings. Raises an error, before a run is started, if the settings are wrong, or if source or lake is not
-    the project's own. With ``set_up``, raises SetupNeeded if there is no saved catalog."""
+    """The settings. Raises an error, before a run starts, if they are wrong, or if source or lake is not the project's
+    own. With ``set_up``, raises SetupNeeded if there is no saved catalog."""
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.projectsource import refuse_other_source
 
@@ -47,8 +47,8 @@ def project_settings(*, set_up: bool = True) -> Settings:
 
 
 def saved_settings() -> Settings:
-    """The settings of a project that has been set up, without a check of the source. Raises WrongLake, or SetupNeeded
-    if there is no saved catalog."""
+    """The settings of a project that was set up, without a check of the source. Raises WrongLake, or SetupNeeded if
+    there is no saved catalog."""
     from pgcdc_assets.flow.ownlake import refuse_other_lake
 
     settings = Settings.load()
@@ -58,7 +58,7 @@ def saved_settings() -> Settings:
 
 
 def refuse_unknown(settings: Settings, tables: Sequence[TableName]) -> None:
-    """Raise UnknownTable if the catalog does not have a table. Called before a run is started for the tables."""
+    """Raise UnknownTable if the catalog lacks a table. Called before a run starts for the tables."""
     catalog = load_catalog(settings.catalog_file)
     for table in tables:
         if catalog and catalog.table(table) is None:
@@ -104,8 +104,7 @@ def release_instance(settings: Settings) -> None:
 
 @contextmanager
 def noise_in_file(log: Path) -> Iterator[None]:
-    """Redirect the output of Java and libraries on stderr to a file, so that only the command writes to the
-    terminal."""
+    """Redirect stderr output of Java and libraries to a file, so that only the command writes to the terminal."""
     sys.stderr.flush()
     with private_log(log) as file, os.fdopen(os.dup(2), "wb") as kept:
         os.dup2(file.fileno(), 2)
@@ -141,7 +140,7 @@ def _run(
     config: Mapping[str, Any],
     progress: ConsoleProgress,
 ) -> None:
-    """Run the job. If the run fails, raises its own error, as if the work had been called directly."""
+    """Run the job. If the run fails, raise its own error, as if the work had been called directly."""
     import dagster as dg
 
     from pgcdc_assets.defs.replication import Replication

@@ -53,7 +53,7 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """The entry point of the installed command. A signal that asks it to end always ends it."""
+    """The entry point of the installed command. A signal that asks the process to end always ends it."""
     ENDING.own()
     with ENDING.at_once():
         code = run(sys.argv[1:])
@@ -100,8 +100,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """Report an unexpected error. Its message may quote secret data, so message and traceback are written only to the
-    file."""
+    """Report an unexpected error. Message and traceback go only to the file, because they may quote secret data."""
     where = ""
     try:
         private_folder(STATE_FOLDER)

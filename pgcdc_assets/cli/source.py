@@ -81,7 +81,7 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
 
 
 def _to_remove(settings: Settings, shared: bool) -> list[str]:
-    """What teardown will remove from the source. Raises UsageError for a publication that another project reads."""
+    """What teardown will remove from the source. UsageError for a publication that another project reads."""
     from pgcdc_assets.projectsource import is_embedded, require_same_source, source_of
     from pgcdc_assets.source.setup.setup import traces
 
@@ -140,8 +140,8 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
 
 
 def _check_slot(settings: Settings, conninfo: str) -> None:
-    """Raise WrongLake if the slot has been read for another lake. Raise SlotMissing if this lake has a change log but
-    its slot is gone."""
+    """Raise WrongLake if the slot was read for another lake, SlotMissing if this lake's change log has lost its
+    slot."""
     from pgcdc_assets.flow.ownlake import log_id, refuse_taken_slot
     from pgcdc_assets.source.connect.connection import APPLICATION, connect
     from pgcdc_assets.source.connect.failures import COPY_ANEW
@@ -161,7 +161,7 @@ def _check_slot(settings: Settings, conninfo: str) -> None:
 
 
 def _saved_source(settings: Settings) -> list[Finding]:
-    """Write the source into pgcdc.yaml, so that commands in a shell without PGCDC_SOURCE work on the same source."""
+    """Write the source into pgcdc.yaml, so that shells without PGCDC_SOURCE work on the same source."""
     from pgcdc_assets.source.setup.findings import Finding
 
     source = settings.source or EMBEDDED
@@ -176,7 +176,7 @@ def _saved_source(settings: Settings) -> list[Finding]:
 
 
 def _refused(catalog: Catalog) -> list[Finding]:
-    """Findings for tables that are published but cannot be mirrored. Sync, status and verify report them too."""
+    """Findings for published tables that cannot be mirrored. Sync, status and verify report them too."""
     from pgcdc_assets.mirror.delta.mirrorschema import refusal, way_back
     from pgcdc_assets.source.setup.findings import Finding
 
@@ -193,7 +193,7 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
 
 
 def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) -> int:
-    """Remove everything, under the lake's lock, so that no other process writes to the lake. Returns the exit code."""
+    """Remove everything, under the lake's lock, so that no other process writes. Returns the exit code."""
     from pgcdc_assets.projectsource import origin_file
 
     with ExitStack() as stack:
@@ -217,12 +217,9 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) 
 
 
 def _hold_lake(stack: ExitStack, settings: Settings, *, must: bool) -> None:
-    """Take the lake's lock if the lock file exists. Without a lake there is no writer, and taking the lock would create
-    the folder.
-
-    If the lake is not writable or out of reach, teardown goes on without the lock, so that the slot does not stay on
-    the source. ``must``: raise an error also in this case, because the lake is to be deleted.
-    """
+    """Take the lake's lock if the lock file exists. Without a lake there is no writer, and the lock would create the
+    folder. If the lake is not writable or out of reach, teardown continues without the lock, so that no slot stays on
+    the source. ``must``: raise an error in this case too, because the lake is to be deleted."""
     try:
         try:
             there = storage.exists(settings.layout.lock)
@@ -248,15 +245,13 @@ def _remove_lake(settings: Settings) -> None:
 
 
 def _forgotten(settings: Settings) -> dict[str, bool]:
-    """Warn that the slot may still exist on a source. Returns an empty dict, because it is not known what stays on the
-    source."""
+    """Warn that the slot may still exist on a source. Returns an empty dict: it is not known what stays."""
     say(f"pgcdc: where slot {settings.slot} still stands on a source, drop it: it holds WAL there", err=True)
     return {}
 
 
 def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]:
-    """Remove what setup made, and report what stays. Returns each thing that stays, and whether this project made
-    it."""
+    """Remove what setup made, and report what stays. Returns what stays, and whether this project made it."""
     from pgcdc_assets.projectsource import is_embedded, started_source
     from pgcdc_assets.source.setup.setup import teardown, traces
 
@@ -274,10 +269,8 @@ def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]
 
 
 def _retire_log(settings: Settings) -> bool:
-    """Rename the log, and keep it. Without its slot it can never go on, and the next slot needs a new log.
-
-    Returns whether this succeeded or there is no log. Otherwise reports the reason.
-    """
+    """Rename the log, and keep it: without its slot it can never continue, and the next slot needs a new log. Returns
+    whether this succeeded or there is no log. Otherwise reports the reason."""
     from pgcdc_assets.log.reader import ChangeLog
 
     try:

@@ -92,7 +92,7 @@ def verified(
     progress: ConsoleProgress,
     sync_to: SyncTo,
 ) -> VerifyReport:
-    """Compare the tables (None: all). A running sync makes the boundary at the snapshot's LSN. If no sync is running,
+    """Compare the tables (None: all). A running sync makes the boundary at the snapshot's LSN. Without a running sync,
     ``sync_to`` is called for this."""
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.flow.boundary import Boundary
@@ -121,7 +121,6 @@ _WORDS: Final = {
     "not_compared": "could not be compared",
     "failed": "could not be read",
 }
-"""The words for each verdict of a comparison, by its value."""
 
 
 def print_report(report: VerifyReport) -> None:
@@ -162,7 +161,7 @@ def _result(table: TableReport) -> str:
 
 
 def _in_progress(found: Announcement) -> str:
-    """The transactions in progress that are being received before their commit, in words."""
+    """Describes the transactions that are being received before their commit."""
     from pgcdc_assets.checks.health import span
 
     number = f"{found.number} transaction{'s' * (found.number != 1)}, {found.bytes:,} bytes received"

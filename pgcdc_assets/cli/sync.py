@@ -167,8 +167,8 @@ def sync_json(report: SyncReport) -> dict[str, Any]:
 
 
 def _code(report: SyncReport) -> int:
-    """The exit code: 3 if the run succeeded but left a table behind (set aside, its mirror changed by another writer,
-    or not at the position of the other tables). So this differs from a run that failed."""
+    """The exit code: 3 if the run succeeded but left a table behind (set aside, changed by another writer, or not at
+    the position of the other tables), to distinguish this from a run that failed."""
     return 3 if report.set_aside or report.changed or report.left else 0
 
 

@@ -45,7 +45,7 @@ HOST = "127.0.0.1"
 
 _READY_SECONDS = 120
 _END_SECONDS = 6.5
-"""Seconds for Dagster and the run at work to end. In this time the run reaches its next boundary or is interrupted."""
+"""Seconds for Dagster and the run at work to end. The run reaches its next boundary in this time, or is interrupted."""
 _PR_SET_PDEATHSIG = 1
 
 _MUTATION = """mutation ($name: String!) {
@@ -125,8 +125,8 @@ def started(module: str, arguments: list[str], output: IO[Any], **variables: str
 
 
 def _end_with_parent() -> None:
-    """Runs in the child. Has the kernel send SIGINT to the child when its parent is killed, so that it ends as by
-    Ctrl-C (prctl(2))."""
+    """Runs in the child: the kernel sends SIGINT when the parent is killed, so the child ends as by Ctrl-C
+    (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
@@ -140,7 +140,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], stop: threading.Event, u
 
 
 def end(process: subprocess.Popen[bytes], layout: Layout) -> None:
-    """End Dagster and all processes that it started. The run at work is ended first, at its next boundary."""
+    """End Dagster and all processes that it started. The run at work ends first, at its next boundary."""
     family = _family(process.pid)
     writer = lock.holder(layout)
     if writer is not None and writer.is_here and writer.pid in {member.pid for member in family}:
@@ -171,7 +171,7 @@ def free_port(host: str) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether the port is free. Without this check, we could announce the UI of another program as ours."""
+    """Whether the port is free. Without this check, we could announce another program's UI as ours."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):
@@ -182,7 +182,7 @@ def _is_free(host: str, port: int) -> bool:
 
 class Reloading:
     """Has the definitions reloaded when the catalog shows other tables. ``reload`` returns whether Dagster has reloaded
-    them. Create the object when Dagster first loads the definitions, because it notes the catalog's present tables."""
+    them. Create the object when Dagster first loads the definitions: it notes the catalog's tables at that time."""
 
     def __init__(self, catalog_file: Path, reload: Callable[[], bool]) -> None:
         self._file = catalog_file
@@ -192,7 +192,7 @@ class Reloading:
         self._under_way: threading.Thread | None = None
 
     def look(self) -> None:
-        """Start a reload if the catalog shows other tables. Returns at once. If the reload fails, a later call tries
+        """Start a reload if the catalog shows other tables; returns at once. After a failed reload, a later call tries
         again."""
         if self._under_way is not None and self._under_way.is_alive():
             return
