@@ -1,5 +1,4 @@
-"""Dagster's code location: the pipeline of the project in the code location's ``working_directory``, or else in the
-current directory."""
+"""Dagster's code location: the pipeline of the project in ``working_directory``, or else in the current directory."""
 
 import os
 

@@ -19,7 +19,7 @@ class PgcdcError(Exception):
     retryable: ClassVar[bool] = False
     exit_code: ClassVar[int] = 1
     advice: ClassVar[str] = ""
-    """What to do next. Used if the error is raised without its own advice (``do``)."""
+    """What to do next, if the error is raised without its own advice (``do``)."""
 
     def __init__(self, what: str, *, thing: str | None = None, lsn: object = None, do: str | None = None) -> None:
         self.what = what
@@ -59,7 +59,7 @@ class SettingsError(UsageError):
 
 
 class WrongSource(SettingsError):
-    """The settings name no source, or a source that the project was not set up with. Nothing was started or written."""
+    """The settings name no source, or another source than the project's. Nothing was started or written."""
 
 
 class WrongInstance(SettingsError):
@@ -80,8 +80,8 @@ class BadRange(UsageError):
 
 
 class RangeGap(PgcdcError):
-    """Part of the ranges is missing: the log does not hold a whole range, a range is not registered, or two ranges do
-    not follow each other. Names the ranges or LSNs."""
+    """Part of the ranges is missing: the log lacks part of a range, a range is not registered, or two ranges do not
+    follow each other. Names the ranges or LSNs."""
 
 
 class UnknownTable(PgcdcError):
@@ -152,11 +152,8 @@ class RightLacking(SourceNotReady):
 
 
 class SetupRefused(SourceNotReady):
-    """Lists everything that ``setup`` found to be wrong on the source. Nothing was created.
-
-    ``str()`` is one line if there is one finding. Otherwise it has a line for each finding, and for each statement that
-    fixes a finding.
-    """
+    """Lists everything that ``setup`` found to be wrong on the source. Nothing was created. ``str()`` has one line for
+    one finding, otherwise a line for each finding and for each statement that fixes a finding."""
 
     def __init__(self, lines: Sequence[str], do: str | None = None) -> None:
         super().__init__("is not ready", thing="source", do=do)
@@ -255,8 +252,7 @@ class LakeError(PgcdcError):
 
 
 class CommitLost(LakeError):
-    """Another writer took the commit's number first. Nothing was committed. A new attempt may succeed, from the table's
-    newest version."""
+    """Another writer took the commit's number first. Nothing was committed. A new attempt may succeed."""
 
     retryable = True
 
@@ -280,8 +276,7 @@ class NotRepairable(LakeError):
 
 
 def of_plain(plain: Mapping[str, str | None], *, otherwise: type[PgcdcError]) -> PgcdcError:
-    """Makes the error of another process again. ``otherwise``: the class to use if this process cannot make an error of
-    the original class."""
+    """Makes the error of another process again; of class ``otherwise`` if its own class cannot be made here."""
     kind = globals().get(plain["class"] or "")
     if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
         kind = otherwise

@@ -45,11 +45,11 @@ class Whose(Enum):
     """Whom an error concerns, and what happens then."""
 
     WAITS = auto()
-    """One table. The table waits, and is tried again automatically."""
+    """One table, which waits and is tried again automatically."""
     ASIDE = auto()
-    """One table. The table is set aside until a person has fixed the cause."""
+    """One table, which is set aside until a person has fixed the cause."""
     ALL = auto()
-    """All tables. The run ends."""
+    """All tables: the run ends."""
 
 
 WHOSE: Final[dict[type[PgcdcError], Whose]] = {
@@ -63,9 +63,8 @@ WHOSE: Final[dict[type[PgcdcError], Whose]] = {
     SourceFailed: Whose.ASIDE,
     PgcdcError: Whose.ALL,
 }
-"""Whom each class of errors concerns. The nearest base class in this table counts. The table is for errors of one
-table's statements, files and rows. An error of the connection, the stream or the change log belongs to no table, and
-always ends the run."""
+"""Whom each class of errors concerns; the nearest base class in this table counts. The table is for errors of one
+table's statements, files and rows. An error of the connection, the stream or the change log always ends the run."""
 _OF_THE_MACHINE: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
 })  # fmt: skip
@@ -75,15 +74,13 @@ _BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
 
 
 def whose(error: PgcdcError) -> Whose:
-    """Whose trouble one of our own errors is."""
+    """Whom one of our own errors concerns."""
     return next(WHOSE[kind] for kind in type(error).__mro__ if kind in WHOSE)
 
 
 def of_one_table(error: BaseException) -> str | None:
-    """The failure in words, if one table is set aside for it; None otherwise.
-
-    The texts of errors of Arrow, Spark and Python are left out, because they may quote values.
-    """
+    """The failure as text if one table is set aside for it; None otherwise. Texts of errors of Arrow, Spark and Python
+    are left out, because they may quote values."""
     if isinstance(error, PgcdcError):
         return _named(error) if whose(error) is Whose.ASIDE else None
     if isinstance(error, MemoryError):
@@ -96,11 +93,9 @@ def of_one_table(error: BaseException) -> str | None:
 
 
 class contained:  # noqa: N801 (used as a statement)
-    """Contains a failure for which one table is set aside. Other failures are raised.
-
-    After ``with contained() as failed: ...``, ``failed.reason`` is the failure in words, or None. If the block ends
-    with ``return``, the code below the block runs only after a failure. There ``failed.told`` is the failure.
-    """
+    """Contains a failure for which one table is set aside. Other failures are raised. After ``with contained() as
+    failed: ...``, ``failed.reason`` is the failure as text, or None. If the block ends with ``return``, the code below
+    the block runs only after a failure, and ``failed.told`` is the failure there."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -130,8 +125,8 @@ def lost_race(error: BaseException) -> bool:
 
 
 def again_after_lost_races(step: Callable[[], Result]) -> Result:
-    """Run a step that reads a table and commits to it. Run it again if another writer's commit came first, up to
-    :data:`ATTEMPTS` times; then raise the last failure."""
+    """Run a step that reads a table and commits to it, again if another writer's commit came first: up to
+    :data:`ATTEMPTS` times. Then raise the last failure."""
     for _ in range(ATTEMPTS - 1):
         try:
             return step()
@@ -152,15 +147,14 @@ def unreadable(path: Location, error: Exception) -> PgcdcError:
 
 
 def of_the_machine(error: OSError) -> MachineError | None:
-    """The error in our words, if the operating system would refuse the same to every table; None if the error concerns
-    one table."""
+    """The error in our words, if the operating system would refuse the same to every table; None otherwise."""
     return MachineError(_system(error), thing="lake", do=ROOM) if _of_the_machine(error) else None
 
 
 @contextmanager
 def machine_told(lake: Location) -> Iterator[None]:
-    """Raise MachineError, which names the folder, for an error of the operating system that concerns all tables. The
-    error may be reported by Python, delta-rs, Arrow or Spark."""
+    """Raise MachineError, which names the folder, for an error of the operating system that concerns all tables,
+    reported by Python, delta-rs, Arrow or Spark."""
     try:
         yield
     except OSError as error:
@@ -179,7 +173,7 @@ def machine_told(lake: Location) -> Iterator[None]:
 
 
 def _refused_to_spark(error: Exception) -> str | None:
-    """What the operating system refused to a Spark job. Only the text of the job's failure says it."""
+    """What the operating system refused to a Spark job, which only the text of the job's failure says."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -190,8 +184,8 @@ def _refused_to_spark(error: Exception) -> str | None:
 
 
 def _by_spark(error: BaseException) -> str | None:
-    """An error of Spark's driver for one statement, in words; None for any other error. Failures within tasks do not
-    appear here, because tasks return their failures as values."""
+    """An error of Spark's driver for one statement, as text; None for any other error. Failures within tasks do not
+    appear here, because tasks return them as values."""
     # Imported here, because the receiver uses this module to read files, and has no Spark.
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException, PythonException

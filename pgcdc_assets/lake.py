@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 READ_EXACTLY: Final = {"datafusion.execution.parquet.coerce_int96": "us"}
-"""Setting for DataFusion. An OPTIMIZE that a user runs writes timestamps as INT96. DataFusion would read INT96 as
-nanoseconds, and timestamps before 1678 and after 2261 would be wrong."""
+"""Setting for DataFusion. An OPTIMIZE by a user writes timestamps as INT96. DataFusion would read these as nanoseconds,
+and timestamps before 1678 and after 2261 would be wrong."""
 _UNKNOWN: Final = frozenset({"typeWidening"})
 """Features of tables that delta-rs opens, but cannot query."""
 
@@ -48,11 +48,8 @@ class Lake:
         return sorted(newest.tables.keys() - newest.changed.keys()) if newest else []
 
     def at(self, lsn: Lsn | str | int | None = None) -> LakeAt:
-        """The lake at the newest published point at or below ``lsn`` (``X/Y`` or an integer). Without ``lsn``: at the
-        newest point of all.
-
-        LakeError if there is no such point; ValueError for a text that is not an LSN.
-        """
+        """The lake at the newest published point at or below ``lsn`` (``X/Y`` or an integer), or at the newest point of
+        all. LakeError if there is no such point; ValueError for a text that is not an LSN."""
         wanted = Lsn.parse(lsn) if isinstance(lsn, str) else None if lsn is None else Lsn(lsn)
         point = self._points.newest() if wanted is None else self._points.at(wanted)
         if point is None:
@@ -76,8 +73,7 @@ class LakeAt:
 
     @property
     def tables(self) -> list[TableName]:
-        """The tables in name order. Tables that are being copied, that were set aside, or whose rows another writer
-        changed are left out."""
+        """The tables in name order, without tables that are being copied, are set aside, or have foreign changes."""
         return sorted(self._point.tables.keys() - self._point.changed.keys())
 
     @property
@@ -86,19 +82,17 @@ class LakeAt:
         return self._point.tables
 
     def path(self, table: TableName | str) -> str:
-        """The mirror's folder, as a path or URL for other readers; pass them :attr:`versions` too.
-
-        LakeError if the version is not the version that was published, or if another writer has changed its rows.
-        """
+        """The mirror's folder, as a path or URL for other readers; pass them :attr:`versions` too. LakeError if the
+        version is not the version that was published, or if another writer has changed its rows."""
         return str(self._layout.mirror(self._as_published(table)))
 
     def arrow(self, table: TableName | str) -> pa.Table:
         """The mirror's rows, in no particular order, with the table's columns and ours (``_pgcdc_...``).
 
-        DataFusion reads the rows, because it supports deletion vectors and mapped columns; pyarrow's own reader does
-        not. DataFusion does not support widened types, so tables with widened types are read file by file. LakeError if
-        the version is gone (older than the mirrors' retention), if it is not the version that was published, or if
-        another writer changed its rows.
+        DataFusion reads the rows, because pyarrow's own reader supports neither deletion vectors nor mapped columns.
+        Tables with widened types, which DataFusion does not support, are read file by file. LakeError if the version is
+        gone (older than the mirrors' retention), if it is not the version that was published, or if another writer
+        changed its rows.
         """
         name = self._as_published(table)
         version = self._point.tables[name]
@@ -111,8 +105,7 @@ class LakeAt:
         return found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
 
     def spark(self, session: SparkSession, table: TableName | str) -> DataFrame:
-        """The mirror's rows as a data frame. The Spark session must have Delta Lake, and must be able to read the
-        lake's store."""
+        """The mirror's rows as a data frame. The Spark session needs Delta Lake, and access to the lake's store."""
         name = self._as_published(table)
         reader = session.read.format("delta").option("versionAsOf", self._point.tables[name])
         return reader.load(self._layout.mirror(name).for_hadoop)
@@ -122,8 +115,8 @@ class LakeAt:
         only new messages, pass the ``lsn`` of the point that you read before.
 
         The transactional messages are exactly those of the transactions that the mirrors hold at this point. Messages
-        outside transactions are in the order of their LSNs among these. LakeError if the point has no messages (the
-        setting ``messages`` was empty), or if the feed cannot be read.
+        outside transactions are placed among them by LSN. LakeError if the point has no messages (the setting
+        ``messages`` was empty), or if the feed cannot be read.
         """
         start = Lsn.parse(after) if isinstance(after, str) else Lsn(after)
         if self._point.messages is None:
@@ -132,8 +125,8 @@ class LakeAt:
         return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
 
     def _as_published(self, table: TableName | str) -> TableName:
-        """The name of a table of the point. LakeError if the table's version is not the version that was published: the
-        position that the version itself records is compared with the position in the point."""
+        """The name of a table of the point. LakeError if the position that the table's version records is not the
+        point's: then the version is not the one that was published."""
         name = self._known(table)
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(

@@ -61,7 +61,7 @@ retention:
 """
 
 OWN_DEFINITIONS = Path("definitions.py")
-"""Definitions of the user's own, for example assets downstream of mirrors. ``pgcdc up`` loads them beside ours."""
+"""The user's own definitions, for example assets downstream of mirrors. ``pgcdc up`` loads them beside ours."""
 WORKSPACE_YAML = f"""\
 load_from:
   - python_module:
@@ -81,8 +81,7 @@ def save_catalog(catalog: Catalog, path: Path) -> None:
 
 
 def load_catalog(path: Path) -> Catalog | None:
-    """The saved catalog; None if there is none yet. UnknownFormat if it has another format, SetupNeeded if it cannot be
-    read."""
+    """The saved catalog; None if there is none. UnknownFormat for another format, SetupNeeded if it is unreadable."""
     thing = f"saved catalog {path}"
     with reading(thing, SetupNeeded, "delete it, then run `pgcdc setup`"):
         try:
@@ -102,8 +101,7 @@ def required_catalog(path: Path) -> Catalog:
 
 
 class SavedCatalog:
-    """Reads the saved catalog, and reads it again only if it was written since. Each write makes a new file, so the
-    file's inode and time tell whether it was written."""
+    """Reads the saved catalog, again only after a write: each write makes a new file, with another inode and time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -125,11 +123,8 @@ class SavedCatalog:
 
 @dataclass(frozen=True)
 class ProjectNote:
-    """What the project has noted: which lake is its own, and what ``setup`` created on the source.
-
-    A lake is recognized by the id of its change log, not only by its place. A lake that was moved is still the same
-    lake.
-    """
+    """What the project has noted: which lake is its own, and what ``setup`` created on the source. The id of its change
+    log identifies a lake, not its place: a lake that was moved is still the same lake."""
 
     lake: str | None = None
     """The place of the project's lake; None before the lake has a change log."""
@@ -186,11 +181,9 @@ def _text(value: object) -> str | None:
 
 
 def enter_project() -> Settings:
-    """Change to the ``working_directory`` of a code location, if it is a project's folder. Returns the settings there.
-
+    """Change to the ``working_directory`` of a code location, if it is a project's folder; returns the settings there.
     While Dagster imports the definitions, also for a run, it puts that folder first on ``sys.path``, but does not
-    change to it. A code location without a project has no assets; this logs a warning.
-    """
+    change to it. A code location without a project has no assets; this logs a warning."""
     named = Path(sys.path[0] if sys.path else "").absolute()
     if (named / STATE_FOLDER).is_dir() or (named / SETTINGS_FILE).is_file():
         os.chdir(named)
@@ -221,8 +214,8 @@ def dagster_home() -> Path:
 
 
 def workspace_file(state: Path) -> Path:
-    """Write a workspace file next to the saved catalog: the installed package, and the project's own
-    ``definitions.py``, if there is one."""
+    """Write a workspace file next to the saved catalog: our package, and the project's own ``definitions.py``, if
+    any."""
     path, own = state.absolute() / "workspace.yaml", OWN_DEFINITIONS.absolute()
     private_folder(path.parent)
     text = WORKSPACE_YAML

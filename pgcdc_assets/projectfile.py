@@ -1,5 +1,5 @@
-"""Reads ``pgcdc.yaml``, the settings file of a project directory, and writes its ``source`` line for setup. The file
-must not contain secrets."""
+"""Reads ``pgcdc.yaml``, the settings file of a project directory, which must not hold secrets, and writes its
+``source`` line for setup."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ def is_secret(field: str) -> bool:
 
 
 def content() -> dict[str, Any]:
-    """The file's settings; empty if there is no file. Raises SettingsError if the file is not YAML, or holds a secret.
-
-    Names are made lower case, because the names of settings are.
-    """
+    """The file's settings, with names in lower case; empty if there is no file. Raises SettingsError if the file is not
+    YAML, or holds a secret."""
     if not SETTINGS_FILE.is_file():
         return {}
     try:
@@ -62,11 +60,8 @@ def without_secrets(source: str) -> str:
 
 
 def save_source(source: str) -> bool:
-    """Write the ``source`` line, without secrets. The rest of the file stays as it is. Returns whether the line was
-    changed.
-
-    Raises SettingsError, which quotes the line, if the line cannot be written into the present text.
-    """
+    """Write the ``source`` line, without secrets; returns whether it changed. The rest of the file stays as it is.
+    Raises SettingsError, which quotes the line, if the line cannot be written into the file's text."""
     before = content()
     wanted = without_secrets(source)
     if before.get("source") == wanted:

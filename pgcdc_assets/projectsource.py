@@ -67,11 +67,8 @@ def source_of(settings: Settings) -> str:
 
 
 def is_embedded(settings: Settings) -> bool:
-    """Whether the source is the embedded server: because the settings name it, or because the project was set up
-    with it.
-
-    Raises WrongSource if no source is named and the project was set up with another source, or not at all.
-    """
+    """Whether the source is the embedded server: because the settings name it, or because the project was set up with
+    it. Raises WrongSource if no source is named and the project was set up with another source, or not at all."""
     if settings.source is not None:
         return settings.embedded
     saved, own = _saved(settings), shop.server(settings.state).system_identifier
@@ -87,11 +84,9 @@ def is_embedded(settings: Settings) -> bool:
 
 
 def started_source(settings: Settings, *, survive: bool = True) -> str:
-    """The source's conninfo. If the source is the embedded server, this starts the server and fills its sample shop.
-
-    Raises WrongSource, before anything is started, if the project was set up with another source, and SettingsError if
-    Spark's executors cannot reach the embedded server.
-    """
+    """The source's conninfo. Starts the embedded server, and fills its sample shop, if it is the source. Raises
+    WrongSource, before anything is started, if the project was set up with another source, and SettingsError if Spark's
+    executors cannot reach the embedded server."""
     require_same_source(settings)
     if not is_embedded(settings):
         return source_of(settings)
@@ -118,11 +113,8 @@ def refuse_other_source(settings: Settings) -> None:
 
 
 def require_same_source(settings: Settings) -> None:
-    """Raise WrongSource if the source is not the saved source. If it cannot be reached, raise what :func:`connect`
-    raises.
-
-    The embedded server is identified by its files, so that this does not start it.
-    """
+    """Raise WrongSource if the source is not the saved source, or what :func:`connect` raises if it cannot be reached.
+    The files of the embedded server identify it, so this does not start it."""
     conninfo, saved = source_of(settings), _saved(settings)
     if not saved:
         return
@@ -140,8 +132,7 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
 
 
 def known_identity(settings: Settings, found: Identity) -> Identity:
-    """The identity under which log and catalog know the stream ``found``. If the database was renamed, log and catalog
-    keep its old name."""
+    """The identity under which log and catalog know the stream ``found``. They keep a renamed database's old name."""
     return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
 
 
@@ -152,8 +143,8 @@ def remember(settings: Settings, conninfo: str, found: Identity) -> None:
 
 
 def _saved(settings: Settings) -> list[Saved]:
-    """The identities in the catalog and the log. An identity that cannot be read is left out: the commands that need
-    catalog or log report the failure."""
+    """The identities in the catalog and the log. An unreadable identity is left out: the commands that need catalog or
+    log report the failure."""
     found: list[Saved] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
         if catalog := load_catalog(settings.catalog_file):
@@ -166,8 +157,7 @@ def _saved(settings: Settings) -> list[Saved]:
 
 
 def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None) -> None:
-    """Raise WrongSource if ``found`` is not a saved identity. ``found`` is None if the source is the embedded server
-    and that does not exist yet."""
+    """Raise WrongSource if ``found`` is not a saved identity; None: the embedded server, which does not exist yet."""
     for one in saved:
         if found is not None and found.is_of_same_database(one.identity):
             continue

@@ -1,4 +1,4 @@
-"""The settings. Each setting comes from the environment (``PGCDC_...``), else from ``pgcdc.yaml``, else it has its
+"""The settings. Each setting comes from the environment (``PGCDC_...``), else from ``pgcdc.yaml``, else from its
 default.
 
 The project directory is the working directory. Secrets come only from the environment, a service file or a passfile. A
@@ -49,8 +49,8 @@ STATE_FOLDER = Path(".pgcdc")
 MASTER, ARCHIVE = "master", "archive"
 """Keys of the setting ``spark`` that are not settings of Spark itself."""
 SPARK_MASTER = "spark.master"
-"""Spark's own name for the master. The setting ``spark`` does not accept it: settings of file and environment are
-merged by name, so the master must have only one name."""
+"""Spark's own name for the master. The setting ``spark`` does not accept it: file and environment are merged by name,
+so the master must have only one name."""
 LOCAL_MASTER = "local[*]"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -63,7 +63,7 @@ _URL = re.compile(r"\w+:/")
 _OBJECT_STORE = re.compile(r"(s3|gs)://[^/@:?#]+(/.*)?|abfss://[^/@:?#]+@[^/@:?#]+(/.*)?")
 _URLS = "s3://bucket/folder, gs://bucket/folder or abfss://container@account.dfs.core.windows.net/folder"
 _ODD_IN_KEY = re.compile(r"[\\%?#\x00-\x1f]|//|/\.{1,2}(/|$)")
-"""Characters and path parts that some programs that read the lake interpret in another way."""
+"""Characters and path parts that some programs that read the lake interpret differently."""
 _UNOPENED = re.compile(r"\\|%[0-9A-Fa-f]{2}")
 """delta-rs reads these characters as parts of a URL, and then finds no table."""
 
@@ -147,26 +147,24 @@ class Settings(BaseSettings):
     slot: str = Field(default_factory=_own_name)
     publication: str = Field(default_factory=_own_name)
     tables: tuple[str, ...] = ()
-    """Patterns ``schema.table``. ``*`` and ``?`` are allowed, and a leading ``-`` excludes. Empty: all permanent
-    tables."""
+    """Patterns ``schema.table``; ``*`` and ``?`` are allowed, a leading ``-`` excludes. Empty: all permanent tables."""
     messages: tuple[str, ...] = ()
-    """Patterns for the prefixes of logical messages. ``*`` and ``?`` are allowed, and a leading ``-`` excludes. Empty:
-    no messages."""
+    """Patterns for the prefixes of logical messages, as in ``tables``. Empty: no messages."""
     origin: Literal["any", "none"] = "any"
     """``any``: all transactions; ``none``: without the transactions that the source itself received by replication."""
     streaming: Literal["auto", "off"] = "auto"
-    """``auto``: large transactions are received while they are in progress, if the server can send them so; ``off``:
-    each transaction is received after its commit."""
+    """``auto``: large transactions are received while they are in progress, if the server supports this; ``off``: each
+    transaction is received after its commit."""
     two_phase: bool = False
     """Whether prepared transactions are received at their PREPARE, through a slot that was created with ``two_phase``.
-    In both cases they become readable with their COMMIT PREPARED."""
+    Either way, they become readable with their COMMIT PREPARED."""
     schema_changes: Literal["rewrite", "metadata", "set_aside"] = "rewrite"
-    """How a mirror follows when the structure of its table changes. ``rewrite``: the new structure is made from the
-    mirror's own rows; if the rows do not have all that is needed, the table is copied again. ``metadata``: the same,
-    but rows are not rewritten if Delta's column mapping and type widening can express the change. Fewer readers support
-    these two features. ``set_aside``: the table is set aside until the operator acts."""
+    """How a mirror follows when its table's structure changes. ``rewrite``: the mirror's own rows get the new
+    structure; if they do not have all that is needed, the table is copied again. ``metadata``: the same, but rows are
+    not rewritten if Delta's column mapping and type widening, which fewer readers support, can express the change.
+    ``set_aside``: the table is set aside until the operator acts."""
     recopy_bytes: Size = 10 << 30
-    """If only a new copy can follow a change of structure, a table that is larger than this on the source is set aside
+    """If only a new copy can follow a structure change, a table that is larger than this on the source is set aside
     until the operator asks for the copy."""
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
     """``master``, ``archive`` (made by ``pgcdc pack``, for the executors of a cluster), and any ``spark.*`` setting."""
@@ -180,8 +178,7 @@ class Settings(BaseSettings):
     sensor_seconds: int = Field(default=5, ge=1)
     retention: Retention = timedelta(days=7)
     state: Path = STATE_FOLDER
-    """The folder of what the project saves on this machine: the source's catalog, the project's note, logs, and the
-    embedded server."""
+    """The folder of what the project saves on this machine: catalog, note, logs, and the embedded server."""
 
     @classmethod
     def settings_customise_sources(
@@ -312,8 +309,8 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **given: Any) -> Self:
-        """Read the settings. Fields in ``given`` override environment and file. Raises one SettingsError that names the
-        field. It never quotes a value, because the value may be secret."""
+        """Read the settings. ``given`` overrides environment and file. Raises one SettingsError, which names the field
+        and never quotes a value, because the value may be secret."""
         try:
             return cls(**given)
         except ValidationError as error:
@@ -394,8 +391,7 @@ def _wrong(error: Mapping[str, Any]) -> SettingsError:
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A line for each variable that looks like a setting but is not a setting. Otherwise a typing error would be
-    missed."""
+    """A line for each variable that looks like a setting but is not a setting, and is probably misspelled."""
     known = {name.upper() for name in Settings.model_fields}
     found = [name for name in sorted(environment) if name.upper().startswith(PREFIX)]
     lines = []
