@@ -65,7 +65,7 @@ class Generation:
     oid: int | None = None
     """OID of the table whose rows the generation has; None if the mirror does not record it."""
     followed: Table | None = None
-    """The table as the last :meth:`Target.reshape` or :meth:`Target.rename` left it in the mirror; None at first."""
+    """The table as :meth:`Target.reshape` or :meth:`Target.rename` last recorded it; None if neither was called."""
     unlisted: bool = False
     """Whether no point has listed the mirror since :attr:`followed` changed. A point that lists this name may then mean
     the rows of another table."""
@@ -103,7 +103,7 @@ class Applied:
     deleted: int = 0
     seconds: float = 0.0
     set_aside: tuple[Lsn, str] | None = None
-    """Set if mirror and changes contradict each other, or one cannot be read: the first LSN concerned, and the why."""
+    """Set if mirror and changes contradict each other, or one cannot be read: the first LSN, and the reason."""
     outrun: bool = False
     """Another writer's commits came first at every attempt. Nothing was applied; the next turn tries again."""
 
@@ -126,10 +126,10 @@ class Target(Protocol):
 
     def recover(self, names: Iterable[TableName]) -> Mapping[str, tuple[str, ...]]:
         """Repair what a power cut damaged in these mirrors. Called once, before all other calls. Returns the names of
-        the files that were put aside for the repair, by the mirror's folder."""
+        files that the repair put aside, by the mirror's folder."""
 
     def standing(self, name: TableName) -> Generation | None:
-        """The generation that the mirror holds; None without a committed copy. IdentityMismatch for another stream."""
+        """The mirror's generation; None if no copy was committed. IdentityMismatch if another stream owns it."""
 
     def version(self, name: TableName) -> int:
         """The mirror's newest version, even if another writer committed it; -1 if there is no mirror."""

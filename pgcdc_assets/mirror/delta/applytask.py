@@ -1,9 +1,7 @@
-"""The tasks of an apply: how the changes of a table are divided into units, and what a task does with a unit.
-
-A unit has all changes of a table, or the changes of one bucket of its keys. A task merges its units into the mirror: it
-writes the rows to add to a new file, and names the rows to delete by file and position. The driver commits both.
-Imported by Spark's workers, so it must not import Spark.
-"""
+"""The tasks of an apply: how the changes of a table are divided into units, and what a task does with a unit. A unit
+has all changes of a table, or the changes of one bucket of its keys. A task merges its units into the mirror: it writes
+the rows to add to a new file, and names the rows to delete by file and position. The driver commits both. Imported by
+Spark's workers, so it must not import Spark."""
 
 from __future__ import annotations
 
@@ -63,7 +61,6 @@ class Collapsing:
     leaves: tuple[str, ...] = ()
     """Leaves that were truncated."""
     bytes: int = 0
-    """Size of the feed files."""
     repair: bool = False
     """The mirror has already applied the span, so it is not known whether the mirror holds a key."""
     touched: LsnRange | None = None

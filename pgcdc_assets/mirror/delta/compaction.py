@@ -102,8 +102,7 @@ def compact_file(target: MergeTarget) -> tuple[FileReport, ...]:
 def compact_applied(
     spark: SparkSession, mirrors: Mirrors, compaction: Compaction, done: Sequence[Applied]
 ) -> list[Applied]:
-    """Rewrite files of mirrors that have many small files or a worn file after an apply; returns ``done`` with the
-    versions after the rewrite."""
+    """After an apply, rewrite many small files or a worn file of a mirror. Returns ``done`` with the new versions."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[MergeTarget] = []
@@ -141,8 +140,8 @@ def worth_optimizing(live: Sequence[Added]) -> bool:
 
 
 def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
-    """Merge the mirror's small files, and rewrite files with many deleted rows; returns the mirror's version after
-    that. No row and no position changes."""
+    """Merge the mirror's small files, and rewrite files with many deleted rows; returns the mirror's new version. No
+    row and no position changes."""
 
     def attempt() -> int:
         now = mirror.again()

@@ -1,8 +1,6 @@
 """Snapshot copies: parallel tasks run PostgreSQL's COPY and write files of the mirrors; one commit per table follows.
-
 The commit that adds the rows also records ``snapshot_lsn``, so a mirror holds a whole copy or no copy. A new copy
-overwrites the mirror in one commit, which also changes its columns if they have changed.
-"""
+overwrites the mirror in one commit, which also changes its columns if they have changed."""
 
 from __future__ import annotations
 
@@ -53,8 +51,8 @@ PIECES_PER_CORE: Final = 4
 TABLES_PER_JOB: Final = 10
 """At most this many small tables share the cost of a connection and a job; they are committed after the job."""
 JOBS: Final = 2
-"""At least this many Spark jobs run at a time. When the last tasks of a job leave cores idle, the next job's tasks use
-them, and the next job's mirrors are created."""
+"""At least this many Spark jobs run at a time. The next job's tasks use cores that the last tasks of a job leave idle,
+and its mirrors are created during that time."""
 
 
 def copy_tables(

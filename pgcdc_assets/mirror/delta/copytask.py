@@ -1,7 +1,5 @@
-"""A task of a copy: reads pieces of tables from the source, converts the CSV, and writes files of the mirrors.
-
-Imported by Spark's workers, so it must not import Spark.
-"""
+"""A task of a copy: reads pieces of tables from the source, converts the CSV, and writes files of the mirrors. Imported
+by Spark's workers, so it must not import Spark."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Mirrors as Delta tables: implements the contract of :mod:`pgcdc_assets.mirror.target`.
-
-A mirror's position is the application transaction of the Delta commit that adds the rows. A version is the version of
-the Delta table. Durable means synced to disk (:mod:`pgcdc_assets.mirror.delta.durability`). Points are implemented in
-:mod:`pgcdc_assets.points`.
-"""
+"""Mirrors as Delta tables: implements the contract of :mod:`pgcdc_assets.mirror.target`. A mirror's position is the
+application transaction of the Delta commit that adds the rows. A version is the version of the Delta table. Durable
+means synced to disk (:mod:`pgcdc_assets.mirror.delta.durability`). Points are implemented in
+:mod:`pgcdc_assets.points`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself records.
-
-A consistent point names only settled versions. Settling happens once a turn, for all tables together. For our own
-commits it syncs only the names, because their content is already durable. For other writers' commits in between, it
-syncs names and content.
-"""
+"""Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself records. A
+consistent point names only settled versions. Settling happens once a turn, for all tables together. For our own commits
+it syncs only the names, because their content is already durable. For other writers' commits in between, it syncs names
+and content."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Finds the commits by which another writer changed rows of a mirror.
-
-Comments, properties, columns that another writer adds, OPTIMIZE and VACUUM change no row. Any other commit makes the
-mirror differ from the source, and no position shows the difference. The table is reported until it is copied again.
-"""
+"""Finds the commits by which another writer changed rows of a mirror. Comments, properties, columns that another writer
+adds, OPTIMIZE and VACUUM change no row. Any other commit makes the mirror differ from the source, and no position shows
+the difference. The table is reported until it is copied again."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _SPARK: Final = "Apache-Spark"
 
 @dataclass(frozen=True)
 class Seen:
-    """The effect of a sequence of commits. ``copied``: they include a copy. ``change``: the first change of rows by
+    """The effect of a sequence of commits. ``copied``: it includes a copy. ``change``: the first change of rows by
     another writer after the last copy."""
 
     copied: bool = False

@@ -85,7 +85,6 @@ class Mirrors:
 
     layout: Layout
     identity: Identity
-    """The stream whose changes the mirrors take."""
     _logs: OpenLogs = field(default_factory=OpenLogs)
 
     def open(self, name: TableName) -> Mirror:
@@ -214,8 +213,7 @@ class Mirror:
         return None if told is None else int(told)
 
     def unlisted(self, points: ConsistentPoints) -> bool:
-        """See :attr:`Generation.unlisted`. The copy's position does not decide this: two tables may have been copied,
-        or abandoned, at the same position."""
+        """See :attr:`Generation.unlisted`. Two tables may have copies at the same position, so the OID decides."""
         if self.followed is None:
             return False
         listing = points.listing(self.name)

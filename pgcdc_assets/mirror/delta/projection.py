@@ -1,7 +1,5 @@
-"""A task of a change of structure: rewrites the rows of a mirror's files with the new columns.
-
-Imported by Spark's workers, so it must not import Spark.
-"""
+"""A task of a change of structure: rewrites the rows of a mirror's files with the new columns. Imported by Spark's
+workers, so it must not import Spark."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ class Sourced:
     """Name and type in the mirror."""
     held: str | None
     column: Column | None = None
-    """The column of PostgreSQL, if its ``missing`` is the value for all rows."""
+    """Set if all rows get the ``missing`` value of this PostgreSQL column."""
 
     @property
     def unchanged(self) -> bool:

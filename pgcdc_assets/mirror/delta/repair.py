@@ -1,8 +1,6 @@
-"""Repairs a mirror: derives again from the log what a range did, and merges the result into the mirror.
-
-The mirror has already applied the range. The keys that the range touched are derived up to the mirror's position. No
-value is guessed: a row for which the log does not hold enough is refused, and a new copy restores it.
-"""
+"""Repairs a mirror: derives again from the log what a range did, and merges the result into the mirror. The mirror has
+already applied the range. The keys that the range touched are derived up to the mirror's position. No value is guessed:
+a row for which the log does not hold enough is refused, and a new copy restores it."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ from pgcdc_assets.structure.casts import holds
 TASK_BYTES: Final = 64 << 20
 """Size of the files that one task merges into one file. A larger file has its own task."""
 LEFT_CORES: Final = 1
-"""Cores that are left for the turns of other tables. Spark runs the tasks of an earlier job first, so each wave of
-tasks is a job of its own."""
+"""Cores left for turns of other tables. Each wave of tasks is its own job, because Spark runs earlier jobs first."""
 
 
 def reshape_mirror(
@@ -145,8 +144,8 @@ def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[
 
 
 def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay under other columns: new columns have no value, no value is cast, and texts that fit
-    no type are under names that stay."""
+    """Whether the files can stay under other columns: new columns have no value, no value is cast, and no name changes
+    in ``_pgcdc_raw`` that has texts."""
     held = delta.columns
     if not all(one.null if one.held is None else holds(held.field(one.held).type, one.type) for one in columns):
         return False
@@ -214,9 +213,9 @@ def without_leaves(
     spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, table: Table, leaves: Sequence[Leaf],
     properties: Mapping[str, str],
 ) -> int:  # fmt: skip
-    """Delete the rows of these leaves from this version of a mirror, and set properties in the same commit; returns the
-    new version. The effect and the task are those of a TRUNCATE of the leaves. ``table``: the table as the mirror has
-    it, including the leaves."""
+    """Delete the rows of these leaves from this version of a mirror, as a TRUNCATE of the leaves would, and set
+    properties in the same commit; returns the new version. ``table``: the table as the mirror has it, including the
+    leaves."""
     names = tuple(str(leaf.name) for leaf in leaves)
     shares = max(1, cores(spark())) if delta.files else 0
     units = [Collapsing(table, (), LsnRange(ZERO, ZERO), mirror.target(table, delta.files[share::shares]), leaves=names)
@@ -231,9 +230,9 @@ def without_leaves(
 
 
 def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, position: Lsn) -> int:
-    """Continue the mirror ``former``, as it was read, at ``place``, as a copy of ``table`` at ``position``; returns the
-    version there. ``position``: the former mirror's position, although its own commits may record a lower position.
-    ``root``: the lake's folder."""
+    """Continue the mirror ``former`` at ``place``, as a copy of ``table`` at ``position``, with the files that
+    ``former`` had when it was read; returns the version at ``place``. ``position``: the position of ``former``,
+    although its own commits may record a lower position. ``root``: the lake's folder."""
     held = former.delta
     if held is None:
         raise LakeError("is no table that could go on under another name", thing=f"mirror {former.name}")

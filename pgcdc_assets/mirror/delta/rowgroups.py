@@ -1,7 +1,5 @@
-"""Reads a mirror's files: one row group at a time, and only the columns that are asked for.
-
-Imported by Spark's workers, so it must not import Spark.
-"""
+"""Reads a mirror's files: one row group at a time, and only the columns that are asked for. Imported by Spark's
+workers, so it must not import Spark."""
 
 from __future__ import annotations
 
@@ -125,7 +123,7 @@ class RowGroups:
         return np.concatenate([np.arange(group.start, group.start + group.rows) for group in self.groups])
 
     def apart(self, at: Ints) -> Iterator[tuple[RowGroup, Ints, Ints]]:
-        """Split the places ``at`` by row group. For each group with such places: the group, their indexes in ``at``,
+        """Split the places ``at`` by row group: for each group with such places, the group, their indexes in ``at``,
         and their places in that group alone."""
         first = 0
         for group in self.groups:
@@ -142,7 +140,6 @@ class RowGroup:
         self, target: MergeTarget, path: str, file: pq.ParquetFile, number: int, start: int, alive: Bools
     ) -> None:  # fmt: skip
         self.path = path
-        """Relative to the table's folder."""
         self.start = start
         self._target, self._file, self._number = target, file, number
         self._facts = file.metadata.row_group(number)

@@ -31,8 +31,8 @@ TWICE = "the mirror holds a row twice"
 
 
 FETCHED_BYTES = 64 << 20
-"""Bytes of kept values from the target that are held in memory before they are written with their rows. A change of a
-few bytes may keep megabytes that were not sent."""
+"""Bytes of values fetched from the target that are held in memory before they are written with their rows. A change of
+a few bytes may need megabytes that were not sent."""
 
 Write = Callable[[pa.Table], None]
 """Receives the rows to add, under feed names; they are discarded if the merge fails."""
@@ -54,7 +54,7 @@ def merge_keyed(
     write: Write,
 ) -> Merged:  # fmt: skip
     """Merge a source (of :func:`pgcdc_assets.mirror.net.neteffect.collapse`); it may lack values of the ``masked``
-    attnums. All rows of ``leaves`` are deleted. Raises MergeMismatch if the target does not hold what it must."""
+    attnums. All rows of ``leaves`` are deleted. Raises MergeMismatch if source and target contradict each other."""
     match = _Match(source, columns, masked, write)
     emptied = _Emptied(leaves)
     gone = _Gone()
@@ -195,7 +195,6 @@ class _Match:
             raise MergeMismatch(TWICE)
 
     def finish(self) -> None:
-        """Write the rows that are not written yet."""
         self._write_fetched()
         self._write(self._source.filter(pa.array(self.live & (self._fetched_count == 0))))
 
@@ -228,8 +227,7 @@ def _raw_filled(
 
 
 class _Copies:
-    """Selects the rows to delete: the first rows found that equal a multiset's removed rows. It does not matter which
-    of several equal rows is deleted."""
+    """Selects the rows to delete: the first rows found that equal the removed rows of a multiset."""
 
     def __init__(self, removed: pa.Table, columns: Sequence[FeedColumn]) -> None:
         own = [name for name in (HASH, LEAF) if name in removed.column_names]
@@ -239,7 +237,6 @@ class _Copies:
         self._left = removed[COUNT].to_numpy().copy()
 
     def take(self, rows: RowGroups) -> Ints:
-        """The places of the copies to delete."""
         open_ = self._removed.filter(pa.array(self._left > 0))
         hashes = rows.columns[HASH]
         at = np.flatnonzero(_bools(pc.is_in(hashes, pc.unique(open_[HASH]))) & rows.alive)

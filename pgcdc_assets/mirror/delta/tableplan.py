@@ -40,7 +40,7 @@ class Counts:
 
     @property
     def metrics(self) -> dict[str, int]:
-        """The counts under the names that the table's history uses."""
+        """The counts as named in the table's history."""
         return {
             "numTargetRowsInserted": self.inserted,
             "numTargetRowsUpdated": self.updated,

@@ -48,7 +48,6 @@ class Unneeded:
     files: tuple[Location, ...]
     """Data files and files of deletion vectors."""
     bytes: int
-    """Total size of ``files``."""
 
     def delete(self) -> None:
         """Delete these parts. After a kill or a power cut, the next search finds what is left of them. LakeError if a
@@ -61,8 +60,7 @@ class Unneeded:
         storage.settle([log])
 
     def _keep_readable_alone(self, log: Location) -> None:
-        """Make promised versions readable without the commits before them, and let readers begin at a kept
-        checkpoint."""
+        """Make promised versions readable without the commits before them, and let readers begin at a kept one."""
         going, there = frozenset(self.log_files), checkpoint_files(log)
         try:
             for version in sorted(self.alone):
@@ -82,9 +80,8 @@ class Unneeded:
 
 def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
     """Find what no kept version needs. Kept versions are the ``promised`` versions, versions younger than ``grace``,
-    and the newest version. Files younger than ``grace`` are left alone, because a killed run's last process may still
-    be alive. LakeError if the log does not say what a version refers to, or if another writer commits during the
-    search."""
+    and the newest version. Files younger than ``grace`` stay: a killed run's last process may still be alive. LakeError
+    if the log does not say what a version refers to, or if another writer commits during the search."""
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError("goes on meanwhile", thing=f"mirror {mirror.name}")
@@ -105,8 +102,8 @@ QUIET: Final = timedelta(days=10)
 
 
 def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
-    """Set the mirror's properties so that no writer's VACUUM deletes what is promised for ``retention``. Returns
-    whether they had to be changed."""
+    """Set the properties of the mirror that keep every writer's VACUUM from deleting what is promised for
+    ``retention``; returns whether they changed."""
     properties = missing_properties(mirror.existing.configuration, retention)
     if properties:
         again_after_lost_races(lambda: commit_properties(mirror.again().existing, properties))

@@ -1,9 +1,7 @@
-"""The net effect on a table without a key: how many copies of each row to add and to delete.
-
-Such a table is published with REPLICA IDENTITY FULL, so that every change carries whole images. An update deletes one
-copy of its old image and adds one copy of its new image. Rows are compared by the hash of their texts (``_pgcdc_hash``)
-and then value by value; only ``_pgcdc_row`` distinguishes copies.
-"""
+"""The net effect on a table without a key: how many copies of each row to add and to delete. Such a table is published
+with REPLICA IDENTITY FULL, so that every change carries whole images. An update deletes one copy of its old image and
+adds one copy of its new image. Rows are compared by the hash of their texts (``_pgcdc_hash``) and then value by value;
+only ``_pgcdc_row`` distinguishes copies."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ COUNT = "_pgcdc_count"
 
 @dataclass(frozen=True)
 class NetRows:
-    """``added``: mirror rows under feed names, ready to insert. ``removed``: each distinct row once, with COUNT, and
-    with the leaf if the target row must be in the same leaf."""
+    """``added``: mirror rows under feed names, ready to insert. ``removed``: each distinct row once, with COUNT; with
+    the leaf only if the target row must be in the same leaf."""
 
     added: pa.Table
     removed: pa.Table

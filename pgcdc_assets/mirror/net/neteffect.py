@@ -39,15 +39,15 @@ PRESENT = "_pgcdc_present"
 ORIGIN = "_pgcdc_origin"
 """Struct of the key (and ``_pgcdc_raw``) whose target row supplies the masked values. NULL: the row's own key."""
 ARRIVES = "_pgcdc_arrives"
-"""Column of events that were divided by key: whether the event is the new half of a key change. The old half may be in
-another unit. Such new halves have all their values."""
+"""Column of events that were divided by key: whether the event is the new half of a key change, which has all its
+values. Its old half may be in another unit."""
 MASK = "_pgcdc_masked_"
 """Column name prefix, followed by the attnum. True: keep the value from the target row."""
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """The events that remain without the truncates and the events that the truncates make void."""
+    """The events that remain when truncates, and the events that they make void, are removed."""
 
     events: pa.Table
     truncated: bool
