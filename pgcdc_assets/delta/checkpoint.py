@@ -1,8 +1,6 @@
-"""Writes checkpoints: what a version holds as one file, so that no reader begins at the first commit.
-
-delta-rs makes checkpoints in a scratch folder, from the part of the log that they need. In the table's own folder,
-delta-rs would list the whole log, and would give a checkpoint its name before the content is complete.
-"""
+"""Writes checkpoints: what a version holds as one file, so that no reader begins at the first commit. delta-rs makes
+checkpoints in a scratch folder, from the part of the log that they need. In the table's own folder, delta-rs would list
+the whole log, and would give a checkpoint its name before the content is complete."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ def write_checkpoint(folder: Location, version: int) -> Made:
 
 def _clean_up(log: Location, retention: timedelta) -> None:
     """Delete files of the log that are older than ``retention`` and below a checkpoint that is also that old, so that
-    each version from that checkpoint stays readable. Also delete what writers that were killed left in the log."""
+    each version from that checkpoint stays readable. Also delete what killed writers left in the log."""
     now = time.time()
     entries = storage.list_after(log)
     before = now - retention.total_seconds()

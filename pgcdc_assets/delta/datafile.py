@@ -1,9 +1,7 @@
-"""Data files that tasks write themselves, before one commit makes them part of a table.
-
-A file is invisible until its commit, and has a UUID in its name, so that a repeated task leaves an orphan and never
-rows twice. Delta does not check the files that a commit names: it counts a missing file, and reads a file with other
-types as NULL. So the committer checks each file. :func:`neighbours` finds small files that are worth writing as one.
-"""
+"""Data files that tasks write themselves, before one commit makes them part of a table. A file is invisible until its
+commit, and has a UUID in its name, so that a repeated task leaves an orphan and never rows twice. Delta does not check
+the files that a commit names: it counts a missing file, and reads a file with other types as NULL. So the committer
+checks each file. :func:`neighbours` finds small files that are worth writing as one."""
 
 from __future__ import annotations
 
@@ -121,7 +119,6 @@ def parquet_writer(draft: DraftFile, first: pa.Table) -> pq.ParquetWriter:
 
 
 def _repeating(table: pa.Table) -> list[str]:
-    """Columns with few values among the first rows."""
     sample = table.slice(0, DICTIONARY_SAMPLE)
     most = max(1, len(sample) // DICTIONARY_SHARE)
     plain = [field.name for field in sample.schema if not pa.types.is_nested(field.type)]
@@ -187,8 +184,8 @@ def _stated(value: Any) -> Any:
 
 
 def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, optional: Collection[str] = ()) -> None:
-    """Check that each file exists, has the reported size, and has the table's columns with exactly their types (it may
-    lack the ``optional`` columns)."""
+    """Check that each file exists, has the reported size, and has the table's columns with exactly their types.
+    ``optional`` columns may be missing."""
     places = [folder / file.path for file in files]
     heads = storage.together(folder, [partial(storage.head, data) for data in places])
     footers = storage.together(folder, [partial(read_footer, data) for data in places])
@@ -200,8 +197,8 @@ def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, o
 
 
 def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) -> list[str]:
-    """The columns in which a file and a table differ by name or type. The file may have more columns of our own, and
-    may lack ``optional`` columns."""
+    """The columns whose name or type differs between file and table. The file may have more columns of our own, and may
+    lack ``optional`` columns."""
     expected = {_physical(field): str(field.type) for field in table.fields}
     found = {field.name: str(field.type) for field in Schema.from_arrow(file).fields}
     needed = [name for name in expected if name in found or name not in optional]

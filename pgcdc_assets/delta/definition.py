@@ -157,7 +157,6 @@ def _joined(one: Action, other: Action) -> Action:
 
 
 def _protocol(schema: str, properties: Mapping[str, str], has: Action) -> Action:
-    """The protocol of a table with these columns (as JSON) and these properties."""
     needed = {feature for feature, needs in _NEEDS.items() if needs(schema, properties)}
     reading, writing = set(has.get("readerFeatures") or ()), set(has.get("writerFeatures") or ())
     if needed <= writing:

@@ -61,9 +61,7 @@ class Added:
     vector: str | None
     """The file that holds its deletion vector."""
     deleted: int
-    """Rows that the deletion vector removes."""
     action: Action = field(default_factory=dict, repr=False, compare=False)
-    """The add action as the log has it."""
 
     @classmethod
     def of(cls, add: Action) -> Self:
@@ -245,7 +243,6 @@ class DeltaLog:
                 self._play(self._number + 1, actions)
 
     def _read(self, read: Callable[[Location, int], T], count: int) -> list[T]:
-        """The next ``count`` commits, each read with ``read``."""
         begin = self._number + 1
         return storage.together(self._log, [partial(read, self._log, begin + place) for place in range(count)])
 
@@ -266,8 +263,7 @@ class DeltaLog:
 
 class OpenLogs:
     """The logs of tables that one run reads repeatedly; each read continues from the previous read. Threads may share
-    it. Only for a time in which no other process writes to the lake: a table that is deleted and created again between
-    two reads may look unchanged."""
+    it. No other process may write to the lake: a table that was deleted and created again would look unchanged."""
 
     def __init__(self) -> None:
         self._logs: dict[Location, DeltaLog] = {}

@@ -69,7 +69,7 @@ class Columns:
         return Columns(fields, {**here.properties, **more.properties, **widened})
 
     def commented(self, comments: Mapping[str, str | None]) -> Columns:
-        """The same columns with these comments. None removes our comment, and leaves another writer's. Columns that are
+        """The same columns with these comments. None removes our comment, but not another writer's. Columns that are
         not named keep their comments."""
         fields = [_commented(field, comments[field["name"]]) if field["name"] in comments else field
                   for field in self.fields]  # fmt: skip
@@ -126,7 +126,6 @@ def _with_ids(fields: Iterable[Field], highest: int) -> tuple[list[Field], dict[
 
 
 def _comment(of: Field) -> Field:
-    """The entries of a column's metadata that concern its comment."""
     return {name: value for name, value in of["metadata"].items() if name in (_COMMENT, OURS)}
 
 

@@ -1,9 +1,7 @@
-"""Repairs a Delta log after a power cut, under the lake's lock, before any process builds on it.
-
-Published content is durable. Later content may be complete, torn or missing, in any mixture. From the first incomplete
-version, everything is put aside, under names that no reader takes for files of the log. The log continues from the
-version below, and the content of the lost versions is derived again.
-"""
+"""Repairs a Delta log after a power cut, under the lake's lock, before any process builds on it. Published content is
+durable. Later content may be complete, torn or missing, in any mixture. From the first incomplete version, everything
+is put aside, under names that no reader takes for files of the log. The log continues from the version below, and the
+content of the lost versions is derived again."""
 
 from __future__ import annotations
 
@@ -38,7 +36,6 @@ class Recovered:
     """The newest version; -1 if there is no version, or no readable version."""
     positions: Mapping[str, int]
     aside: tuple[str, ...] = ()
-    """Names of the files that were put aside."""
     tail: Mapping[int, Sequence[Action]] = field(default_factory=dict)
     """The commits above ``promised``, the version that was known to be durable."""
 

@@ -61,8 +61,8 @@ class LogListing:
         return 0 if before < 0 else min((number for number in self.checkpoints if number >= before), default=before)
 
     def first_young(self, begin: int, before: float) -> int:
-        """The lowest version, at most ``begin``, such that all versions from it were the newest after ``before``, or
-        may still be published."""
+        """The lowest version, at most ``begin``, such that this version and all versions above it were the newest after
+        ``before``, or may still be published."""
         version = begin
         while version > 0 and version in self.commits and self.commits[version].written > before:
             version -= 1
