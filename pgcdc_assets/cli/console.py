@@ -1,9 +1,6 @@
-"""Writes the output of commands: lines, and progress on stderr.
-
-Control characters are made visible, because names come from the source and may contain any character. On a terminal,
-progress is one changing line and short notes, otherwise plain lines. Rich is imported only for progress, so that help
-and ``status`` are fast.
-"""
+"""Writes the output of commands: lines, and progress on stderr. Control characters are made visible, because names come
+from the source and may contain any character. On a terminal, progress is one changing line and short notes, otherwise
+plain lines. Rich is imported only for progress, so that help and ``status`` are fast."""
 
 from __future__ import annotations
 

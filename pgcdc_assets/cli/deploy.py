@@ -1,9 +1,7 @@
-"""The commands for a project whose parts run on other machines: code-server, pack.
-
-``pgcdc code-server`` serves the project to a Dagster webserver and daemon that run elsewhere. To end, Dagster's own
-`code-server start` waits for the runs that it has started, but does not ask them to end, so stopping its container
-would kill the runs. Here, the run at work is first ended at a boundary.
-"""
+"""The commands for a project whose parts run on other machines: code-server, pack. ``pgcdc code-server`` serves the
+project to a Dagster webserver and daemon that run elsewhere. To end, Dagster's own `code-server start` waits for the
+runs that it has started, but does not ask them to end, so stopping its container would kill the runs. Here, the run at
+work is first ended at a boundary."""
 
 from __future__ import annotations
 
@@ -39,8 +37,7 @@ def code_server(port: int, host: str) -> int:
 
 
 def serve(settings: Settings, stop: threading.Event, host: str, port: int) -> None:
-    """Run the server until ``stop`` is set, then end the run at work at a boundary. MachineError if the server ends
-    earlier."""
+    """Run the server until ``stop`` is set, then end the run at work. MachineError if the server ends earlier."""
     command = ["code-server", "start", "--module-name", "pgcdc_assets.definitions", "--location-name", LOCATION]
     reloading = Reloading(settings.catalog_file, partial(by_code_server, host, port))
     process = started("dagster", [*command, "--host", host, "--port", str(port), "--log-level", "warning"], sys.stderr)

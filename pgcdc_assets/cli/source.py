@@ -140,8 +140,7 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
 
 
 def _check_slot(settings: Settings, conninfo: str) -> None:
-    """Raise WrongLake if the slot was read for another lake, SlotMissing if this lake's change log has lost its
-    slot."""
+    """Raise WrongLake if the slot was read for another lake, SlotMissing if the slot of this lake's log is gone."""
     from pgcdc_assets.flow.ownlake import log_id, refuse_taken_slot
     from pgcdc_assets.source.connect.connection import APPLICATION, connect
     from pgcdc_assets.source.connect.failures import COPY_ANEW

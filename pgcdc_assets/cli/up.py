@@ -1,8 +1,6 @@
-"""``pgcdc up``: runs Dagster's UI and daemon with the sensor on. At the end, it ends them and all their children.
-
-It has Dagster reload the project's definitions when tables are added, removed or altered, because the definitions are
-created from the saved catalog.
-"""
+"""``pgcdc up``: runs Dagster's UI and daemon with the sensor on. At the end, it ends them and all their children. It
+has Dagster reload the project's definitions when tables are added, removed or altered, because the definitions are
+created from the saved catalog."""
 
 from __future__ import annotations
 
@@ -125,8 +123,7 @@ def started(module: str, arguments: list[str], output: IO[Any], **variables: str
 
 
 def _end_with_parent() -> None:
-    """Runs in the child: the kernel sends SIGINT when the parent is killed, so the child ends as by Ctrl-C
-    (prctl(2))."""
+    """Runs in the child: when the parent is killed, the kernel sends SIGINT, as Ctrl-C would (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
@@ -192,8 +189,7 @@ class Reloading:
         self._under_way: threading.Thread | None = None
 
     def look(self) -> None:
-        """Start a reload if the catalog shows other tables; returns at once. After a failed reload, a later call tries
-        again."""
+        """Start a reload if the catalog shows other tables; returns at once. A failed reload is tried again later."""
         if self._under_way is not None and self._under_way.is_alive():
             return
         if self._written() != self._seen:
