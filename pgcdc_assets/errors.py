@@ -1,8 +1,5 @@
-"""The errors of this project: one class for each situation that stops us.
-
-An error says what happened, to which object, at which LSN, and what to do next. Messages hold names, LSNs and counts;
-never row values, never secrets.
-"""
+"""The errors of this project: one class for each situation that stops us. An error says what happened, to which object,
+at which LSN, and what to do next. Messages hold names, LSNs and counts; never row values, never secrets."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def lost_race(error: BaseException) -> bool:
 
 
 def again_after_lost_races(step: Callable[[], Result]) -> Result:
-    """Run a step that reads a table and commits to it, again if another writer's commit came first: up to
-    :data:`ATTEMPTS` times. Then raise the last failure."""
+    """Run a step that reads a table and commits to it, up to :data:`ATTEMPTS` times if another writer's commit comes
+    first. Then raise the last failure."""
     for _ in range(ATTEMPTS - 1):
         try:
             return step()
@@ -153,8 +153,8 @@ def of_the_machine(error: OSError) -> MachineError | None:
 
 @contextmanager
 def machine_told(lake: Location) -> Iterator[None]:
-    """Raise MachineError, which names the folder, for an error of the operating system that concerns all tables,
-    reported by Python, delta-rs, Arrow or Spark."""
+    """Raise MachineError, which names the folder, for an error of the operating system that concerns all tables, no
+    matter whether Python, delta-rs, Arrow or Spark reports it."""
     try:
         yield
     except OSError as error:

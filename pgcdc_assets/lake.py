@@ -1,7 +1,4 @@
-"""Reads the lake: all mirrors at one LSN.
-
-``Lake("lake").at().arrow("orders")`` needs neither Spark nor the source.
-"""
+"""Reads the lake: all mirrors at one LSN. ``Lake("lake").at().arrow("orders")`` needs neither Spark nor the source."""
 
 from __future__ import annotations
 
@@ -125,8 +122,8 @@ class LakeAt:
         return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
 
     def _as_published(self, table: TableName | str) -> TableName:
-        """The name of a table of the point. LakeError if the position that the table's version records is not the
-        point's: then the version is not the one that was published."""
+        """The name of a table of the point. LakeError if the table's version records another position than the point:
+        it is then not the version that was published."""
         name = self._known(table)
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(

@@ -1,7 +1,5 @@
-"""The project directory: the saved catalog, the note of the project's own lake, and Dagster's home.
-
-The code imports no Dagster, so that ``pgcdc status`` starts fast.
-"""
+"""The project directory: the saved catalog, the note of the project's own lake, and Dagster's home. The code imports no
+Dagster, so that ``pgcdc status`` starts fast."""
 
 from __future__ import annotations
 
@@ -129,7 +127,6 @@ class ProjectNote:
     lake: str | None = None
     """The place of the project's lake; None before the lake has a change log."""
     log: str | None = None
-    """The id of that lake's change log."""
     made: tuple[str, ...] = ()
     """What ``setup`` created on the source, for example ``slot pgcdc``."""
 
@@ -214,8 +211,7 @@ def dagster_home() -> Path:
 
 
 def workspace_file(state: Path) -> Path:
-    """Write a workspace file next to the saved catalog: our package, and the project's own ``definitions.py``, if
-    any."""
+    """Write a workspace file next to the saved catalog: our package, and the project's ``definitions.py``, if any."""
     path, own = state.absolute() / "workspace.yaml", OWN_DEFINITIONS.absolute()
     private_folder(path.parent)
     text = WORKSPACE_YAML

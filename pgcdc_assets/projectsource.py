@@ -1,9 +1,7 @@
-"""Finds the source that a command works on, and checks that the project was set up with that source.
-
-The check comes before anything is started or written. Otherwise a command in a shell without ``PGCDC_SOURCE`` would
-work on another database, or create one. Two sources are the same if they have the same system identifier and database.
-The host's name does not count: a server that moved and a standby that was promoted are the same source.
-"""
+"""Finds the source that a command works on, and checks that the project was set up with that source. The check comes
+before anything is started or written. Otherwise a command in a shell without ``PGCDC_SOURCE`` would work on another
+database, or create one. Two sources are the same if they have the same system identifier and database. The host's name
+does not count: a server that moved and a standby that was promoted are the same source."""
 
 from __future__ import annotations
 
@@ -67,8 +65,8 @@ def source_of(settings: Settings) -> str:
 
 
 def is_embedded(settings: Settings) -> bool:
-    """Whether the source is the embedded server: because the settings name it, or because the project was set up with
-    it. Raises WrongSource if no source is named and the project was set up with another source, or not at all."""
+    """Whether the source is the embedded server, because the settings name it or the project was set up with it. Raises
+    WrongSource if no source is named and the project was set up with another source, or not at all."""
     if settings.source is not None:
         return settings.embedded
     saved, own = _saved(settings), shop.server(settings.state).system_identifier
@@ -114,7 +112,7 @@ def refuse_other_source(settings: Settings) -> None:
 
 def require_same_source(settings: Settings) -> None:
     """Raise WrongSource if the source is not the saved source, or what :func:`connect` raises if it cannot be reached.
-    The files of the embedded server identify it, so this does not start it."""
+    The embedded server is identified by its files, and not started."""
     conninfo, saved = source_of(settings), _saved(settings)
     if not saved:
         return
@@ -157,7 +155,7 @@ def _saved(settings: Settings) -> list[Saved]:
 
 
 def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None) -> None:
-    """Raise WrongSource if ``found`` is not a saved identity; None: the embedded server, which does not exist yet."""
+    """Raise WrongSource if ``found`` is not a saved identity (None: an embedded server that does not exist yet)."""
     for one in saved:
         if found is not None and found.is_of_same_database(one.identity):
             continue

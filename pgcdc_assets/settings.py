@@ -1,9 +1,6 @@
 """The settings. Each setting comes from the environment (``PGCDC_...``), else from ``pgcdc.yaml``, else from its
-default.
-
-The project directory is the working directory. Secrets come only from the environment, a service file or a passfile. A
-password in ``pgcdc.yaml`` is refused.
-"""
+default. The project directory is the working directory. Secrets come only from the environment, a service file or a
+passfile. A password in ``pgcdc.yaml`` is refused."""
 
 from __future__ import annotations
 
@@ -49,8 +46,8 @@ STATE_FOLDER = Path(".pgcdc")
 MASTER, ARCHIVE = "master", "archive"
 """Keys of the setting ``spark`` that are not settings of Spark itself."""
 SPARK_MASTER = "spark.master"
-"""Spark's own name for the master. The setting ``spark`` does not accept it: file and environment are merged by name,
-so the master must have only one name."""
+"""Spark's own name for the master. The setting ``spark`` refuses it: file and environment are merged by name, so the
+master must have only one name."""
 LOCAL_MASTER = "local[*]"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -153,8 +150,7 @@ class Settings(BaseSettings):
     origin: Literal["any", "none"] = "any"
     """``any``: all transactions; ``none``: without the transactions that the source itself received by replication."""
     streaming: Literal["auto", "off"] = "auto"
-    """``auto``: large transactions are received while they are in progress, if the server supports this; ``off``: each
-    transaction is received after its commit."""
+    """``auto``: large transactions are received before their commit, if the server supports this; ``off``: after it."""
     two_phase: bool = False
     """Whether prepared transactions are received at their PREPARE, through a slot that was created with ``two_phase``.
     Either way, they become readable with their COMMIT PREPARED."""
