@@ -119,7 +119,7 @@ class Freed:
 class Target(Protocol):
     """The mirrors of one stream's tables. The module's docstring says what each call promises."""
 
-    # Standing -----------------------------------------------------------------------------------
+    # State --------------------------------------------------------------------------------------
 
     def refusal(self, table: Table) -> str | None:
         """Why no mirror can hold the table, as text; None if a mirror can hold it."""

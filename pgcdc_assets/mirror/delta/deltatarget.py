@@ -49,7 +49,7 @@ class DeltaTarget:
         self._points = ConsistentPoints(layout)
         self._durable = DurableVersions(layout, identity.app_id())
 
-    # Standing -----------------------------------------------------------------------------------
+    # State --------------------------------------------------------------------------------------
 
     def refusal(self, table: Table) -> str | None:
         return refusal(table)

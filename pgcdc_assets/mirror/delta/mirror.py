@@ -48,7 +48,7 @@ PROPERTIES: Final = {
 
 
 def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
-    """:data:`SOURCE_OID` and :data:`STRUCTURE` of this table's mirror, without comments: the metadata has these."""
+    """:data:`SOURCE_OID` and :data:`STRUCTURE` for a mirror of this table, without comments (the metadata has them)."""
     told = {"copy": copy, "table": replace(table, comments=()).to_json()}
     return {SOURCE_OID: str(table.oid), STRUCTURE: json.dumps(told)}
 

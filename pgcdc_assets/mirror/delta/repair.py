@@ -32,9 +32,8 @@ from pgcdc_assets.mirror.target import Applied
 def repair_table(
     spark: SparkSession, log: ChangeLog, mirrors: Mirrors, table: Table, span: LsnRange, replay_lsn: Lsn
 ) -> Applied:
-    """Derive again what ``span`` did, and merge the result. The mirror is at ``replay_lsn`` before and after. The feed
-    is derived again too, from the start of ``span``. Does nothing for a range below the table's copy. Raises
-    NotRepairable if the log does not hold enough."""
+    """Derive again what ``span`` did, from a new feed, and merge the result. The mirror is at ``replay_lsn`` before and
+    after. Does nothing for a range below the table's copy. Raises NotRepairable if the log does not hold enough."""
     started = time.monotonic()
     mirror = mirrors.open(table.name)
     if mirror.snapshot_lsn is None:

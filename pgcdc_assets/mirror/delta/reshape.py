@@ -144,8 +144,8 @@ def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[
 
 
 def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay under other columns: new columns have no value, no value is cast, and no name changes
-    in ``_pgcdc_raw`` that has texts."""
+    """Whether the files can stay under other columns: new columns have no value, no value is cast, and ``_pgcdc_raw``
+    has no text under a name that changes."""
     held = delta.columns
     if not all(one.null if one.held is None else holds(held.field(one.held).type, one.type) for one in columns):
         return False
@@ -156,7 +156,7 @@ def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
 def _with_names(
     mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
 ) -> int:  # fmt: skip
-    """Column mapping begins only if the change needs it, because fewer readers support it."""
+    """Change the columns, and keep the files. Column mapping begins only if needed: fewer readers support it."""
     sources = {one.name: one.held for one in columns if one.held is not None}
     stay = all(one.unchanged or one.held is None for one in columns) and set(delta.columns.names) == set(sources)
     mapped = mirror.mapped or not stay or needs_column_mapping([one.name for one in columns])
@@ -213,9 +213,8 @@ def without_leaves(
     spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, table: Table, leaves: Sequence[Leaf],
     properties: Mapping[str, str],
 ) -> int:  # fmt: skip
-    """Delete the rows of these leaves from this version of a mirror, as a TRUNCATE of the leaves would, and set
-    properties in the same commit; returns the new version. ``table``: the table as the mirror has it, including the
-    leaves."""
+    """Delete the rows of these leaves from this version of a mirror, and set properties in the same commit; returns the
+    new version. ``table``: the table as the mirror has it, including the leaves."""
     names = tuple(str(leaf.name) for leaf in leaves)
     shares = max(1, cores(spark())) if delta.files else 0
     units = [Collapsing(table, (), LsnRange(ZERO, ZERO), mirror.target(table, delta.files[share::shares]), leaves=names)
@@ -249,7 +248,7 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
 
 
 def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
-    """The commit records which table has these rows, because the folder may have been another table's mirror."""
+    """Commit the continuation, with the table that has these rows: the folder may have been another table's mirror."""
     mirror = place.again()
     owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
     return continue_table(mirror.existing, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})

@@ -178,7 +178,7 @@ def _opened(path: Location) -> pq.ParquetFile:
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """The key columns that can prune, with their values. A column with a NULL cannot prune."""
+    """The key columns that can prune, with their values. A column with a NULL cannot: NULL stands for any value."""
     return {
         name: _sorted(pc.unique(values))
         for name, values in keys.items()

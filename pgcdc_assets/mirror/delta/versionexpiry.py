@@ -60,7 +60,7 @@ class Unneeded:
         storage.settle([log])
 
     def _keep_readable_alone(self, log: Location) -> None:
-        """Make promised versions readable without the commits before them, and let readers begin at a kept one."""
+        """Make promised versions readable without earlier commits, and let readers begin at a kept checkpoint."""
         going, there = frozenset(self.log_files), checkpoint_files(log)
         try:
             for version in sorted(self.alone):
