@@ -38,10 +38,10 @@ _STAGED: Final = ("_", ".tmp")
 
 
 def make_checkpoint(folder: Location, version: int) -> None:
-    """Write the checkpoint of the newest version, from which readers then begin. The names of the files in the
-    checkpoint are durable before it is written. After the checkpoint is durable, commits that the properties no longer
-    keep, and files that killed writers left in the log, are deleted. In another order, a power cut could leave neither
-    the checkpoint nor the commits."""
+    """Write the checkpoint of the newest version, from which readers then begin. First makes the names of the
+    checkpoint's files durable. After the checkpoint is durable, deletes commits that the properties no longer keep, and
+    files that killed writers left in the log. In another order, a power cut could leave neither the checkpoint nor the
+    commits."""
     storage.settle([folder, folder / DELTA_LOG])
     made = write_checkpoint(folder, version)
     log = folder / DELTA_LOG

@@ -67,8 +67,7 @@ def replace_files(
     *, changes: bool = True, optional: Collection[str] = (),
 ) -> int:  # fmt: skip
     """Like :func:`commit_files`, for any files that are removed and added, and for positions that may go down. Without
-    ``changes`` the rows stay the same, and readers of the change data see no change. Files may lack the ``optional``
-    columns, which are NULL then."""
+    ``changes``, the commit states that no row changes. Files may lack ``optional`` columns, which are NULL then."""
     refuse_features(table)
     now = now_ms()
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}

@@ -263,7 +263,8 @@ class DeltaLog:
 
 class OpenLogs:
     """The logs of tables that one run reads repeatedly; each read continues from the previous read. Threads may share
-    it. No other process may write to the lake: a table that was deleted and created again would look unchanged."""
+    it. Use it only while no other process writes to the lake: a table that was deleted and created again would look the
+    same."""
 
     def __init__(self) -> None:
         self._logs: dict[Location, DeltaLog] = {}

@@ -27,7 +27,7 @@ _PHYSICAL: Final = "delta.columnMapping.physicalName"
 _TYPE_CHANGES: Final = "delta.typeChanges"
 _COMMENT: Final = "comment"
 OURS: Final = "pgcdc.comment"
-"""Mark beside a comment in a column's metadata: it is the source's, and is removed when the source removes it."""
+"""Marks a comment in a column's metadata as the source's: the comment is removed when the source removes it."""
 
 Field = dict[str, Any]
 """A column in a table's metadata."""
@@ -55,9 +55,9 @@ class Columns:
         return Columns([*self.fields, *more], properties)
 
     def followed_by(self, schema: pa.Schema, held: Mapping[str, str], *, mapped: bool) -> Columns:
-        """The columns of ``schema`` over the same files. ``held``: for each column that exists here, its name here. All
-        other columns are new, and have no values in the files. ``mapped``: files may name columns differently from the
-        table. Types may only become wider."""
+        """The columns of ``schema`` over the same files. ``held``: the present names of columns that exist here; all
+        other columns are new, and NULL in the files. ``mapped``: files may name columns differently. Types may only
+        become wider."""
         here = self._mapped() if mapped else self
         told = {field["name"]: field for field in here.fields}
         new = pa.schema([field for field in schema if field.name not in held])
@@ -69,8 +69,7 @@ class Columns:
         return Columns(fields, {**here.properties, **more.properties, **widened})
 
     def commented(self, comments: Mapping[str, str | None]) -> Columns:
-        """The same columns with these comments. None removes our comment, but not another writer's. Columns that are
-        not named keep their comments."""
+        """The same columns with these comments. None removes our comment, but not another writer's comment."""
         fields = [_commented(field, comments[field["name"]]) if field["name"] in comments else field
                   for field in self.fields]  # fmt: skip
         return replace(self, fields=fields)
