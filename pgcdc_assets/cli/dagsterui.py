@@ -131,8 +131,8 @@ def _name(host: str) -> str:
 
 
 def _is_ours(name: str, listening: str) -> bool:
-    """Whether ``name`` is a name of this server: on loopback, the names of loopback; otherwise also this machine's
-    names and any IP address. Addresses are safe, because DNS rebinding needs a host name."""
+    """Whether ``name`` is a name of this server. If it listens on loopback, it has the names of loopback; otherwise
+    also this machine's names and any IP address. An address is safe, because DNS rebinding needs a host name."""
     if name in LOOPBACK or name == listening.lower():
         return True
     if listening in LOOPBACK:

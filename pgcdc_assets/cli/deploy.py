@@ -1,7 +1,6 @@
 """The commands for a project whose parts run on other machines: code-server, pack. ``pgcdc code-server`` serves the
-project to a Dagster webserver and daemon that run elsewhere. To end, Dagster's own `code-server start` waits for the
-runs that it has started, but does not ask them to end, so stopping its container would kill the runs. Here, the run at
-work is first ended at a boundary."""
+project to a Dagster webserver and daemon elsewhere. When it is stopped, it first ends the run at work at a boundary.
+Dagster's own `code-server start` would only wait for the run, so stopping its container would kill the run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""The command ``pgcdc``. It writes results to stdout, and progress and errors to stderr. Exit codes: 0 success; 1
-failure, or a difference or fault was found; 2 wrong usage or settings; 3 the run succeeded, but some tables are left
-behind or could not be compared. Commands import what they need when they run, so that help and ``status`` are fast."""
+"""The command ``pgcdc``. It writes results to stdout, and progress and errors to stderr. Commands import what they need
+when they run, so that help and ``status`` are fast.
+
+Exit codes: 0 success; 1 failure, or a difference or fault was found; 2 wrong usage or settings; 3 the run succeeded,
+but some tables are left behind or could not be compared.
+"""
 
 from __future__ import annotations
 
