@@ -273,7 +273,7 @@ class NotRepairable(LakeError):
 
 
 def of_plain(plain: Mapping[str, str | None], *, otherwise: type[PgcdcError]) -> PgcdcError:
-    """Makes the error of another process again; of class ``otherwise`` if its own class cannot be made here."""
+    """Recreates an error from another process, as class ``otherwise`` if its own class cannot be created here."""
     kind = globals().get(plain["class"] or "")
     if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
         kind = otherwise

@@ -125,8 +125,8 @@ def lost_race(error: BaseException) -> bool:
 
 
 def again_after_lost_races(step: Callable[[], Result]) -> Result:
-    """Run a step that reads a table and commits to it, up to :data:`ATTEMPTS` times if another writer's commit comes
-    first. Then raise the last failure."""
+    """Run a step that reads a table and commits to it. If another writer's commit comes first, run the step again, up
+    to :data:`ATTEMPTS` times in all; then raise the last failure."""
     for _ in range(ATTEMPTS - 1):
         try:
             return step()

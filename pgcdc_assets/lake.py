@@ -70,7 +70,7 @@ class LakeAt:
 
     @property
     def tables(self) -> list[TableName]:
-        """The tables in name order, without tables that are being copied, are set aside, or have foreign changes."""
+        """The tables in name order, except tables being copied, set aside, or changed by another writer."""
         return sorted(self._point.tables.keys() - self._point.changed.keys())
 
     @property

@@ -99,7 +99,7 @@ def required_catalog(path: Path) -> Catalog:
 
 
 class SavedCatalog:
-    """Reads the saved catalog, again only after a write: each write makes a new file, with another inode and time."""
+    """Reads the saved catalog once per write. Each write makes a new file, so the file's inode and time change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
