@@ -1,6 +1,6 @@
-"""Turns rows of the log into changes of a table, still as text: which images there are, and which values they lack.
+"""Turns rows of the log into changes of a table: which row images there are, and which values they lack.
 
-One group is all rows of one kind with one shape. Every step here works on a whole group, never on a single row.
+A group holds all rows of one kind with one shape. Every step works on a whole group. Values are still text.
 """
 
 from __future__ import annotations
@@ -30,20 +30,18 @@ class Route:
 
     shape: Shape
     table: Table
-    """The mirror's table, with the columns that appeared since its copy."""
+    """The mirror's table, with the columns that were added since its copy."""
     places: tuple[tuple[int, Column], ...]
     """Pairs of a position in the tuple and a column of the mirror."""
     leaf: TableName | None = None
-    """The leaf that the rows belong to, by its name in the mirror."""
     younger: tuple[Column, ...] = ()
-    """Columns that were added after these rows. A whole row has in them the value that PostgreSQL gives to older
-    rows."""
+    """Columns added after these rows were written. In whole rows they get PostgreSQL's value for older rows."""
 
     @classmethod
     def of(
         cls, shape: Shape, table: Table, leaf: TableName | None = None, alignment: Alignment | None = None
     ) -> Route:  # fmt: skip
-        """``alignment``: which columns the tuples have, if their names do not decide that."""
+        """``alignment`` says which columns the tuples have. If it is None, the columns' names decide."""
         if alignment is None:
             by_name = {column.name: column for column in table.columns}
             found = ((at, by_name.get(column.name)) for at, column in enumerate(shape.columns))
@@ -60,21 +58,20 @@ class Route:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """Changes of one operation, by column. ``rows`` are positions in the group. ``half`` is 0 for an old half, else
-    1."""
+    """Changes of one operation. ``rows`` are positions in the group. ``half`` is 0 for an old image, else 1."""
 
     op: str
     rows: Ints
     half: int
     text: dict[int, pa.StringArray]
-    """By attnum; columns that the image does not carry are absent."""
+    """By attnum. Columns that the image does not carry are absent."""
     unchanged: dict[int, Bools] = field(default_factory=dict)
-    """By attnum, which values were not sent and could not be filled in."""
+    """By attnum: which values were not sent and could not be filled in from the old image."""
 
 
 @dataclass(frozen=True)
 class Unfollowable:
-    """A row of the group at which the table can no longer be followed."""
+    """The first row of a group from which the table can no longer be followed."""
 
     row: int
     reason: str
@@ -83,7 +80,7 @@ class Unfollowable:
 
 
 def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
-    """Decode a group. Raises ProtocolError for malformed payloads; ``lsns`` let the error name the LSN."""
+    """Decodes a group. Raises ProtocolError, with the LSN from ``lsns``, if a payload is malformed."""
     encoding = Encoding.of(route.shape.encoding)
     try:
         found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns, encoding=encoding)}
@@ -105,8 +102,7 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
 
 
 def _told(error: UndecodedValue, kind: RowKind, payload: pa.Array, route: Route, encoding: Encoding) -> ProtocolError:
-    """The error with the name of the column and, if there is a key, the key of the row. The operator needs both to
-    correct the value on the source."""
+    """Names the column and, if there is a key, the row's key: the operator needs both to correct the value."""
     row = images(payload.slice(error.row, 1), kind, len(route.shape.columns), encoding=encoding, shown=True)
     texts = {column.attnum: row[-1].text[at][0].as_py() for at, column in route.places}
     key = {column.name: texts.get(column.attnum) for column in route.table.key_columns}
@@ -115,7 +111,7 @@ def _told(error: UndecodedValue, kind: RowKind, payload: pa.Array, route: Route,
 
 
 def not_text(column: str, encoding: Encoding, key: Mapping[str, str | None]) -> str:
-    """The reason why a table with an unreadable value is set aside."""
+    """Returns the reason why a table with an unreadable value is set aside."""
     where = f", in the row with {', '.join(f'{name} = {text}' for name, text in key.items())}" if key else ""
     return f"column {column!r} has a value that is not text in {encoding.title}{where}"
 
@@ -160,7 +156,7 @@ def _updates(new: Images, old: Images | None, route: Route) -> Iterator[RowChang
 
 
 def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[RowChanges | Unfollowable]:
-    """Updates (or deletes) of a multiset: whole old rows are deleted, whole new rows are added."""
+    """Returns the changes of updates or deletes of a multiset: whole old rows are deleted, whole new rows are added."""
     arriving = np.zeros(0, dtype=np.int64) if new is None else new.rows
     if old is None or old.image != "O" or (new is not None and len(old.rows) != len(arriving)):
         at = arriving if len(arriving) else np.zeros(1, dtype=np.int64)
@@ -185,7 +181,7 @@ def _change(op: str, image: Images, route: Route) -> RowChanges:
 
 
 def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
-    """Fill in values that were not sent from the old tuple, if the old tuple has these values."""
+    """Takes values that were not sent from the old tuple, if the old tuple has them."""
     text, unchanged = dict(post.text), dict(post.unchanged)
     for attnum, mask in post.unchanged.items():
         if attnum not in pre.text:
@@ -202,7 +198,6 @@ def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
 
 
 def _moved(post: RowChanges, pre: RowChanges, at: Ints, route: Route) -> Bools:
-    """Per old row, whether its key differs from the key of the new row."""
     moved = np.zeros(len(at), dtype=bool)
     taken = pa.array(at)
     for column in route.table.key_columns:
@@ -212,7 +207,7 @@ def _moved(post: RowChanges, pre: RowChanges, at: Ints, route: Route) -> Bools:
 
 
 def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollowable]:
-    """The change; if the stream lacks the key of some row, the first such row instead."""
+    """Yields the change, or the first row whose key is not in the stream."""
     for column in route.table.key_columns:
         text = change.text.get(column.attnum)
         if text is None:
@@ -220,7 +215,7 @@ def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollow
             return
         if text.null_count:
             row = int(change.rows[np.argmax(np.asarray(pc.is_null(text)))])
-            # The key was dropped, or was missing for a while.
+            # The key was dropped, or did not exist for some time.
             what = f"the stream gives no value of key column {column.name!r}"
             yield Unfollowable(row, what, unread=True)
             return
@@ -228,7 +223,7 @@ def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollow
 
 
 def unchanged_lists(change: RowChanges, attnums: Sequence[int]) -> pa.ListArray:
-    """``_pgcdc_unchanged``: per row the attnums that were not sent, ascending; NULL if all values were sent."""
+    """Returns ``_pgcdc_unchanged``: per row the attnums that were not sent, ascending; NULL if all values were sent."""
     count = len(change.rows)
     found = [(attnum, np.flatnonzero(change.unchanged[attnum])) for attnum in attnums if attnum in change.unchanged]
     if not found:

@@ -20,13 +20,12 @@ from pgcdc_assets.store import storage
 from pgcdc_assets.store.scratch import DraftFile
 
 FACTS = b"pgcdc.facts"
-"""Key of the facts in the file's footer."""
 ROW_GROUP_BYTES = 32 << 20
-"""Size of the held rows at which a row group is written, which limits a table's memory."""
+"""Size of the held rows at which a row group is written. It limits the memory of a table."""
 
 
 class FeedWriter:
-    """Collects the rows of one file. Nothing is visible until the file's name is committed."""
+    """Collects the rows of one file. No reader sees the file until a commit names it."""
 
     def __init__(self, folder: Location, bucket: int | None, buckets: int, *, arrivals: bool = False) -> None:
         self._draft: DraftFile | None = None
@@ -34,7 +33,6 @@ class FeedWriter:
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
         self.held_bytes = 0
-        """Size of the rows that are not written yet."""
         self._bucket, self._buckets, self._arrivals = bucket, buckets, arrivals
         self._bounds: list[int] = []
         self._counts: Counter[str] = Counter()
@@ -42,7 +40,7 @@ class FeedWriter:
         self._odd_keys = False
 
     def write(self, rows: pa.Table, *, odd_keys: bool = False) -> None:
-        """Take rows, all of them with the feed's schema."""
+        """Adds rows, which must have the feed's schema."""
         self._odd_keys |= odd_keys
         for entry in pc.value_counts(rows[OP]).to_pylist():
             self._counts[entry["values"]] += entry["counts"]
@@ -76,14 +74,14 @@ class FeedWriter:
         return FeedFile(self._path.name, size, _statistics(footer), facts)
 
     def abandon(self) -> None:
-        """Delete the file after a failure."""
+        """Deletes the file after a failure."""
         if self._writer is not None:
             self._writer.close()
         if self._draft is not None:
             self._draft.discard()
 
     def flush(self) -> None:
-        """Write the held rows as a row group."""
+        """Writes the held rows as a row group."""
         if self._held:
             table = pa.concat_tables(self._held)
             if self._writer is None:
@@ -94,7 +92,7 @@ class FeedWriter:
 
 
 def feed_file(path: Location, size: int) -> FeedFile:
-    """A file of the feed, of a known size, as its footer describes it. LakeError if it is not a feed's file."""
+    """Returns a file of the feed as its footer describes it. Raises LakeError if it is not a file of a feed."""
     try:
         with opened_parquet(path) as file:
             footer = file.metadata
@@ -104,7 +102,7 @@ def feed_file(path: Location, size: int) -> FeedFile:
 
 
 def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
-    """The file with only the transactions below ``end``: the same file if all are below, None if no transaction is."""
+    """Rewrites the file without transactions at or above ``end``. Returns None if no transaction is left."""
     if file.facts.commit_max < end:
         return file
     path, below = folder / file.name, pc.field(COMMIT_LSN) < int(end)
@@ -118,8 +116,7 @@ def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
 
 
 def merged_file(folder: Location, files: Sequence[Added], schema: pa.Schema) -> FeedFile:
-    """Merge the rows of several files of a feed into one new file; the old files stay. ``schema`` is the feed's schema.
-    An older file may have fewer columns."""
+    """Writes the rows of several feed files to one new file. Older files may lack columns of the feed's ``schema``."""
     writer = FeedWriter(folder, None, 1)
     for file in files:
         path = folder / file.path

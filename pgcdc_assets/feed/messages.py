@@ -1,12 +1,10 @@
-"""The feed of logical messages: the messages of the log, as a Delta table that readers read in order.
+"""The feed of logical messages: a Delta table that readers read in the order ``(order_lsn, ordinal)``.
 
-The order is ``(order_lsn, ordinal)``. ``order_lsn`` is the ``commit_lsn`` of the message's transaction. For a message
-between transactions, it is the end of the message's record, minus one. So at a boundary B, ``order_lsn < B`` decides
-for both kinds exactly whether a message lies below B.
+``order_lsn`` is the ``commit_lsn`` of the message's transaction. For a message outside a transaction, it is the end of
+the message's record, minus one. So ``order_lsn < B`` decides for both kinds whether a message is below a boundary B.
 
-As with the feeds of tables, two app transactions of the commit that adds the files record the range that is covered
-without a gap. A span without messages makes no commit: then the newest consistent point records how far the feed is
-complete.
+The commit that adds files also records, in two app transactions, the range that the feed covers without a gap. A span
+without messages makes no commit: then the newest consistent point records how far the feed is complete.
 """
 
 from __future__ import annotations
@@ -55,11 +53,10 @@ SCHEMA: Final = pa.schema(
         ("origin", pa.string()),
     ]
 )
-"""``lsn`` is the end of the message's record. ``xid``, ``commit_lsn``, ``commit_ts`` and ``origin`` are values of the
-message's transaction, NULL for a message between transactions."""
+"""``lsn`` is the end of the message's record. ``xid``, ``commit_lsn``, ``commit_ts`` and ``origin`` describe the
+message's transaction, and are NULL for a message outside a transaction."""
 
 SLICE_BYTES: Final = 8 << 20
-"""Bytes of messages decoded at once."""
 _COLUMNS: Final = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "payload"]
 _HEAD: Final = struct.Struct("!xBQ")
 _LENGTH: Final = 4
@@ -68,17 +65,17 @@ _LENGTH: Final = 4
 
 @dataclass(frozen=True)
 class MessagesTaken:
-    """How many messages were derived from a span, and their bytes."""
+    """The number of messages derived from a span, and their bytes."""
 
     count: int = 0
     bytes: int = 0
 
 
 class MessageFeed:
-    """The feed of one lake. Opened at construction; it does not exist before :meth:`begin`."""
+    """The feed of one lake. Its table does not exist before :meth:`begin`."""
 
     def __init__(self, layout: Layout, identity: Identity, encoding: Encoding = UTF8) -> None:
-        """``encoding``: the encoding of the source's texts, for messages that are derived."""
+        """``encoding`` is the encoding of the source's texts. Only deriving messages needs it."""
         self.path = layout.messages
         self._encoding = encoding
         self._root = layout.root
@@ -86,8 +83,7 @@ class MessageFeed:
         self._log = DeltaLog(self.path)
         self._delta = self._log.newest()
         self._empty_to = ZERO
-        """The log was searched up to this position: it holds no message between the end of ``covered`` and this
-        position."""
+        """The log holds no message between the end of ``covered`` and this LSN."""
 
     @property
     def exists(self) -> bool:
@@ -107,19 +103,18 @@ class MessageFeed:
 
     @property
     def complete_to(self) -> Lsn:
-        """The feed has every message below this LSN that was requested from the source."""
+        """The feed holds every message below this LSN that was requested from the source."""
         return max(self.covered.end, self._empty_to)
 
     def known_to(self, lsn: Lsn) -> None:
-        """Record that, according to a consistent point, the feed is complete to ``lsn`` without a commit there."""
+        """Records that a consistent point found the feed complete to ``lsn``, although no commit says so."""
         if self.exists:
             self._empty_to = max(self._empty_to, lsn)
 
     def begin(self, at: Lsn, log_start: Lsn) -> None:
-        """Create the table if there is none: messages are requested from ``at`` onwards.
+        """Creates the table if there is none. Messages are requested from ``at`` onwards.
 
-        If no run requested messages until the log no longer held the next messages, the feed continues from
-        ``log_start``.
+        If runs requested no messages for so long that the log has deleted some, the feed continues from ``log_start``.
         """
         if not self.exists:
             if self._delta is None:
@@ -133,8 +128,7 @@ class MessageFeed:
         self.settle()
 
     def advance(self, log: LogSpan, upto: Lsn) -> MessagesTaken:
-        """Add the messages of the log up to ``upto``, a boundary to which the log is complete; durable when this
-        returns."""
+        """Adds the log's messages up to ``upto``, a boundary to which the log is complete. Durable on return."""
         if upto <= self.complete_to:
             return MessagesTaken()
         files, taken = derived(self.path, log.part(LsnRange(self.complete_to, upto)), self._encoding)
@@ -145,7 +139,7 @@ class MessageFeed:
         return taken
 
     def derive_again(self, log: ChangeLog, span: LsnRange) -> MessagesTaken:
-        """Replace what the feed holds of ``span`` with what the log holds of it. Only whole files are replaced."""
+        """Replaces the feed's messages of ``span`` with the log's messages. Only whole files are replaced."""
         covered = self.covered
         span = LsnRange(max(span.start, covered.start), max(min(span.end, covered.end), covered.start))
         if span.start >= span.end:
@@ -158,15 +152,15 @@ class MessageFeed:
         return taken
 
     def settle(self) -> None:
-        """Make all commits durable, so that a power cut cannot leave a point without its messages."""
+        """Makes all commits durable, so that a power cut cannot leave a point without its messages."""
         settle([self.path])
 
     def sweep(self, grace: timedelta) -> int:
-        """Delete the files that are needed by no version that was the newest within ``grace``; returns how many."""
+        """Deletes files that no version needs that was the newest within ``grace``. Returns how many."""
         return sweep(self.path, grace)
 
     def forget(self, upto: Lsn) -> int:
-        """Remove the files whose messages all lie below ``upto``; returns how many."""
+        """Removes the files whose messages are all below ``upto``. Returns the number of files."""
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
         if old:
             covered = self.covered
@@ -175,7 +169,7 @@ class MessageFeed:
         return len(old)
 
     def compact(self) -> int:
-        """Merge neighbouring small files; returns how many files that saves."""
+        """Merges neighbouring small files. Returns how many files this saves."""
         if self._delta is None:
             return 0
         bounds = sorted(self._bounds(LsnRange(ZERO, self.covered.end)), key=lambda one: one[1])
@@ -195,7 +189,6 @@ class MessageFeed:
         return len(gone) - len(merged)
 
     def _replaced(self, span: LsnRange) -> tuple[LsnRange, list[Added]]:
-        """The files that hold messages of the span, and the span widened to all messages of these files."""
         while True:
             found = self._bounds(span)
             low = min([span.start, *(Lsn(low) for _, low, _ in found)])
@@ -212,7 +205,6 @@ class MessageFeed:
     def _write(
         self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
     ) -> None:
-        """Make one commit, which also records the range that the feed covers."""
         positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
         passed(FaultPoint.FEED_COMMITTING)
         delta = self._delta
@@ -234,9 +226,9 @@ class MessageFeed:
 def derived(
     folder: Location, span: LogSpan, encoding: Encoding = UTF8
 ) -> tuple[list[FileReport], MessagesTaken]:  # fmt: skip
-    """Write files of the messages that the log holds in a span; no commit names these files yet.
+    """Writes files with the log's messages of a span. No commit names these files yet.
 
-    The number of messages is compared with the receiver's count. LakeError if a message is missing.
+    Raises LakeError if the number of messages differs from the receiver's count.
     """
     if not any(batch.others.get("M") for batch in span.batches):
         return [], MessagesTaken()
@@ -257,7 +249,7 @@ def derived(
 
 
 def _held(span: LogSpan) -> int | None:
-    """The number of messages that the receiver counted in the span; None if the span cuts a batch with messages."""
+    """Returns the receiver's count of messages in the span; None if the span cuts a batch with messages."""
     total = 0
     for batch in span.batches:
         count = batch.others.get("M", 0)
@@ -268,7 +260,6 @@ def _held(span: LogSpan) -> int | None:
 
 
 def _messages(span: LogSpan, encoding: Encoding) -> Iterator[pa.Table]:
-    """The messages of the span, in pieces of bounded size."""
     for segment in span.log.segments_of([batch for batch in span.batches if batch.others.get("M")]):
         for rows in read_slices(segment.file, _COLUMNS, SLICE_BYTES):
             messages = rows.filter(pc.equal(rows["kind"], "M"))
@@ -277,7 +268,6 @@ def _messages(span: LogSpan, encoding: Encoding) -> Iterator[pa.Table]:
 
 
 def _decoded(rows: pa.Table, encoding: Encoding) -> pa.Table:
-    """Rows of the log as rows of the feed."""
     flags, lsns, prefixes, contents = [], [], [], []
     for payload in rows["payload"].to_pylist():
         flag, lsn = _HEAD.unpack_from(payload)
@@ -315,9 +305,9 @@ def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -
 
 
 def read_messages(layout: Layout, span: LsnRange, stood: Lsn) -> pa.Table:
-    """The messages of the span in their order, from the newest version of the feed.
+    """Returns the messages of the span in order, from the newest version of the feed.
 
-    ``stood``: a position that the feed has recorded before. LakeError if the feed is now below it, or cannot be read.
+    Raises LakeError if the feed is below ``stood``, which a consistent point recorded, or cannot be read.
     """
     delta = DeltaLog(layout.messages).newest()
     if delta is None:

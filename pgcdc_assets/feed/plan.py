@@ -1,5 +1,4 @@
-"""Plans what a transform does for each table, from the shapes of its rows and the state of its feed. Both are read
-once a turn."""
+"""Plans what a transform does for each table, from the shapes of its rows and the state of its feed."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from pgcdc_assets.structure.rowshapes import Unreadable, alignment, table_of_row
 
 @dataclass(frozen=True)
 class Followed:
-    """A table whose changes are derived, as at its copy (plus columns that appeared since)."""
+    """A table whose changes are derived, as at its copy plus the columns that were added since."""
 
     table: Table
     after: Lsn
-    """Its ``replay_lsn``: transactions below it are not needed."""
+    """Its ``replay_lsn``. Transactions below it are not needed."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +36,25 @@ class FeedPlan:
     feed: FeedTable
     after: Lsn
     todo: LsnRange | None
-    """None if the feed holds everything. It may reach beyond the span, because a file of the feed is replaced as a
-    whole."""
+    """None if the feed holds everything. May extend outside the span, because whole files are replaced."""
     replaced: tuple[str, ...]
     """Files of the feed that the new files replace."""
     relations: frozenset[int]
     routes: dict[int, Route]
     """By schema_id."""
     unread: dict[int, str]
-    """By schema_id: why such rows cannot be read, or belong to no partition that the table has."""
+    """By schema_id: why such rows cannot be read, or belong to no partition of the table."""
     again: bool
 
 
 Failures = dict[TableName, tuple[Table, Lsn, str]]
-"""Tables whose feed cannot be read: the table with the columns of its rows, the mirror's position, and the reason."""
+"""Tables whose feed cannot be read: the table with the columns of its rows, the mirror's LSN, and the reason."""
 
 
 def planned(
     span: LogSpan, feeds: Feeds, router: Router, tables: Sequence[Followed], *, again: bool
 ) -> tuple[list[FeedPlan], Failures]:
-    """A plan for each table. With ``again``, the whole span is derived, even if the feeds already hold it."""
+    """Returns a plan for each table, and the failures. With ``again``, also derives what the feeds already hold."""
     placed = _placed(span, router)
     plans: list[FeedPlan] = []
     failures: Failures = {}
@@ -76,9 +74,8 @@ def planned(
 
 
 def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _Reading, *, again: bool) -> FeedPlan:
-    """``reach``: the part of the span that may have to be derived."""
-    # A feed that a run derived but could not apply already has the columns that appeared. If it were opened for the
-    # table without these columns, it would seem to be empty, and its rows would be derived a second time.
+    # A run may have derived changes with new columns and not applied them. If the feed were opened for the table
+    # without these columns, it would seem empty, and its rows would be derived a second time.
     feed = feeds.open(reading.table)
     start, end = reach.lsns.start, reach.lsns.end
     if not again and feed.covered.start <= after <= feed.covered.end:
@@ -98,7 +95,7 @@ def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _R
 
 
 def _widened(feeds: Feeds, todo: LogSpan, router: Router, entry: Followed, plan: FeedPlan) -> FeedPlan:
-    """The plan with the shapes of rows outside the span that are also derived."""
+    """Returns the plan with the shapes of rows outside the span that are also derived."""
     placed = _placed(todo, router).get(entry.table.name, _Placed())
     reading = _Reading.of(todo, entry.table, placed, past=plan.again, at_least=plan.table)
     return replace(
@@ -113,18 +110,15 @@ def _widened(feeds: Feeds, todo: LogSpan, router: Router, entry: Followed, plan:
 
 @dataclass
 class _Placed:
-    """The shapes that concern one table."""
-
     taken: list[Shape] = field(default_factory=list)
     leaves: dict[int, TableName | None] = field(default_factory=dict)
-    """By schema_id: the leaf of the shape, by its name in the mirror."""
+    """By schema_id: the leaf that the rows belong to, by its name in the mirror."""
     unread: dict[int, str] = field(default_factory=dict)
-    """See :class:`FeedPlan`."""
     relations: set[int] = field(default_factory=set)
 
 
 def _placed(span: LogSpan, router: Router) -> dict[TableName, _Placed]:
-    """The shapes that rows of the span may have, by the tables that they concern."""
+    """Returns the shapes that rows of the span may have, by the tables that they affect."""
     found: dict[TableName, _Placed] = {}
     for shape in span.shapes.values():
         place = router.place(shape)
@@ -141,8 +135,6 @@ def _placed(span: LogSpan, router: Router) -> dict[TableName, _Placed]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The table, and how to read its rows, according to the shapes of a span."""
-
     table: Table
     routes: dict[int, Route]
     unread: dict[int, str]
@@ -151,7 +143,7 @@ class _Reading:
     def of(
         cls, span: LogSpan, table: Table, placed: _Placed, *, past: bool, at_least: Table | None = None
     ) -> _Reading:  # fmt: skip
-        """``placed`` may hold shapes that no row of the span has; such shapes must not add columns."""
+        """``placed`` may hold shapes that no row of the span has. Such shapes must not add columns."""
         shapes = placed.taken
         after = _after(span, table, shapes)
         read = partial(table_of_rows, table, past=past)
@@ -172,8 +164,8 @@ class _Reading:
 
 
 def _after(span: LogSpan, table: Table, shapes: Sequence[Shape]) -> dict[int, Lsn]:
-    """By schema_id: a position below which no row of the span has the shape. This matters for a span that begins below
-    the start of the table's newest structure and ends above it."""
+    """Returns, by schema_id, an LSN below which no row of the span has the shape. It is above the span's start only if
+    the table's newest structure begins within the span."""
     start, end = span.lsns.start, span.lsns.end
     found = dict.fromkeys((shape.schema_id for shape in shapes), start)
     since = table.columns_since

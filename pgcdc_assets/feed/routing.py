@@ -1,9 +1,9 @@
 """Decides which followed table takes the rows of a relation.
 
-Rows find their table by the OID of their relation: the table's own OID, or the OID of a leaf that the table had at its
-copy. An OID never changes and is not used again. A name may change and may be used again, and the catalog is read after
-a relation's rows were written. So names and catalog facts never decide where a row goes. They can only show that a
-table cannot be followed any further: its partition was detached, a partition was added, or another table has its name.
+Rows find their table by the OID of their relation: the OID of the table, or of a leaf that the table had at its copy.
+An OID never changes and is not used again. A name may change and be used again, and the catalog is read later than a
+relation's rows were written. So names and catalog facts never decide where a row goes. They can only show that a table
+cannot be followed further: a partition was detached or added, or another table has the name.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ from pgcdc_assets.protocol.shape import Shape
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows of a shape go."""
+    """Where the rows of a shape go."""
 
     table: TableName | None
-    """The table that takes the rows; None if no table takes them."""
     leaf: TableName | None = None
-    """The leaf that the rows belong to, by its name at the time of the table's copy: the copied rows have that name
-    too."""
+    """The leaf that the rows belong to, by its name at the table's copy. The copied rows have the same name."""
     strange_to: Mapping[TableName, str] = field(default_factory=dict)
-    """Tables whose mirrors do not know the relation as the rows show it, and how it differs."""
+    """Tables whose mirrors do not know the relation in this form, with the reason."""
 
     @property
     def concerned(self) -> set[TableName]:
-        """The tables that these rows affect: the table that takes them, and the tables to which they are strange."""
+        """The tables that these rows affect: the table that takes them, and the tables of ``strange_to``."""
         return self.strange_to.keys() | ({self.table} if self.table is not None else set())
 
 
@@ -42,8 +40,7 @@ class Router:
     tables: Mapping[int, Table]
     """Followed tables by their own OIDs."""
     holders: Mapping[int, tuple[Table, ...]]
-    """Followed tables by the OIDs of their leaves. There are several tables if a leaf moved from one table to another,
-    and each table was copied while it had the leaf."""
+    """By the OIDs of their leaves. A leaf has several tables if it moved between tables that were copied with it."""
     names: Mapping[TableName, Table]
 
     @classmethod
@@ -56,7 +53,7 @@ class Router:
         return cls({table.oid: table for table in followed}, holders, {table.name: table for table in followed})
 
     def place(self, shape: Shape) -> Place:
-        """Where the rows of this shape go, and to which tables they are strange."""
+        """Returns the table that takes the rows of this shape, and the tables to which the rows are strange."""
         taker = self._taker(shape)
         return Place(
             taker.name if taker else None,
@@ -65,7 +62,7 @@ class Router:
         )
 
     def relations(self, table: TableName) -> frozenset[int]:
-        """The relations whose rows a followed table takes."""
+        """Returns the OIDs of the relations whose rows a followed table takes."""
         found = self.names[table]
         return frozenset((found.oid, *(leaf.oid for leaf in found.leaves)))
 
@@ -76,8 +73,6 @@ class Router:
         return self.tables.get(shape.relation_id)
 
     def _root(self, shape: Shape) -> Table | None:
-        """The followed table of which the relation was a leaf, according to the catalog; None if there is no such
-        table."""
         return None if shape.root_oid is None else self.tables.get(shape.root_oid)
 
     def _strange(self, shape: Shape) -> Iterator[tuple[Table, str]]:
@@ -96,8 +91,7 @@ class Router:
 
 
 def known_leaves(table: Table) -> set[int]:
-    """The OIDs of the table's leaves, and of leaves that have left the table since its copy. Leaves whose rows the
-    table does not take are included."""
+    """Returns the OIDs of all leaves since the table's copy, also of leaves whose rows it does not take."""
     left = table.lineage.left if table.lineage is not None else ()
     return {*(leaf.oid for leaf in table.leaves), *(leaf.oid for leaf in table.outside), *left}
 

@@ -1,8 +1,7 @@
 """The columns of a change feed, and the name of a value column in feed and mirror.
 
-A feed never needs column mapping: names that Delta refuses are percent-encoded, all other names stay as they are. If no
-name of a table had to be encoded, a feed file that holds only inserts can also be read as a file of the mirror (readers
-find columns by name and ignore our own).
+A feed needs no column mapping: names that Delta refuses are percent-encoded, other names stay as they are. If no name
+had to be encoded, a feed file with only inserts can be used as a file of the mirror: readers ignore our columns.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from pgcdc_assets.protocol.text.types import arrow_type
 OP = "_pgcdc_op"
 COMMIT_LSN = "_pgcdc_commit_lsn"
 ORDINAL = "_pgcdc_ordinal"
-"""2n for the old half of a key change (and the old image of a multiset's row), 2n + 1 otherwise."""
+"""2n for the old half of a key change or of an update in a multiset, 2n + 1 otherwise. n is the ``tx_ordinal``."""
 COMMIT_TS = "_pgcdc_commit_ts"
 XID = "_pgcdc_xid"
 ORIGIN = "_pgcdc_origin"
-"""Name of the replication origin of the transaction; NULL for a transaction of the source itself."""
+"""Name of the transaction's replication origin; NULL for a transaction of the source itself."""
 UNCHANGED = "_pgcdc_unchanged"
 """attnums of the columns whose TOAST value was not sent; NULL if the row has all values."""
 RAW = "_pgcdc_raw"
@@ -41,12 +40,12 @@ INSERT, PREIMAGE, POSTIMAGE, DELETE, TRUNCATE = (
 OPS = (INSERT, PREIMAGE, POSTIMAGE, DELETE, TRUNCATE)
 
 REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
-"""What Delta refuses in a column's name without column mapping."""
+"""Characters that Delta refuses in a column's name without column mapping."""
 _ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 
 def feed_name(name: str) -> str:
-    """A column's name in the feed: verbatim, or percent-encoded if Delta refuses it. The mapping is injective."""
+    """Returns a column's name in the feed, percent-encoded if Delta refuses it. The mapping is injective."""
     if not (REFUSED.search(name) or _ESCAPE.search(name) or name.startswith("_pgcdc")):
         return name
     text = REFUSED.sub(lambda match: f"%{ord(match[0]):02X}", name.replace("%", "%25"))
@@ -68,13 +67,13 @@ class FeedColumn:
 
 
 def feed_columns(table: Table) -> tuple[FeedColumn, ...]:
-    """The value columns of a table's feed, in attnum order."""
+    """Returns the value columns of a table's feed, in attnum order."""
     return tuple(FeedColumn.of(column, table) for column in table.columns)
 
 
 def feed_schema(table: Table) -> pa.Schema:
-    """A feed's schema: our own columns, then the table's values. All columns are nullable, so that no reader relies
-    on NOT NULL."""
+    """Returns a feed's schema: our columns, then the table's. All are nullable, so that no reader relies on NOT
+    NULL."""
     own = [
         pa.field(OP, pa.string()),
         pa.field(COMMIT_LSN, pa.int64()),
@@ -94,7 +93,7 @@ def feed_schema(table: Table) -> pa.Schema:
 
 @dataclass(frozen=True)
 class FeedFacts:
-    """Facts about the rows of a feed file, in its footer: enough to choose how the file is applied."""
+    """Facts about the rows of a feed file, stored in its footer. They suffice to choose how the file is applied."""
 
     commit_min: int
     commit_max: int
@@ -105,10 +104,10 @@ class FeedFacts:
     odd_keys: bool = False
     """Some key value does not fit its type and is in ``_pgcdc_raw``."""
     bucket: int | None = None
-    """Number of the file's bucket of keys; None: the file may hold any key."""
+    """Number of the file's bucket of keys. None: the file may hold any key."""
     buckets: int = 1
     arrivals: bool = False
-    """All rows are new halves of key changes; their old halves are in files of other buckets."""
+    """All rows are new halves of key changes. Their old halves are in files of other buckets."""
 
     @property
     def rows(self) -> int:
@@ -138,30 +137,29 @@ class FeedFile:
 
 
 class FeedEnd(NamedTuple):
-    """Where the changes of a table end before the span does."""
+    """Where the changes of a table end before the end of the span."""
 
     lsn: Lsn
     """The first transaction whose changes the feed does not hold."""
     reason: str
     unread: bool = False
-    """A row cannot be read with the structure of the table: the catalog check decides what happens to the mirror.
-    Otherwise the table is set aside."""
+    """A row does not fit the table's structure: the next catalog check decides. If False, the table is set aside."""
 
 
 @dataclass(frozen=True)
 class FeedPart:
-    """The changes of one table in one span: the work of an apply.
+    """The changes of one table in one span: the input of an apply.
 
-    Files may hold rows outside ``span`` (by ``commit_lsn``, end excluded). Their facts then describe more rows than the
-    span has, never fewer.
+    Files may hold rows outside ``span`` (by ``commit_lsn``, end excluded). Their facts then count more rows than the
+    span.
     """
 
     table: Table
-    """The table as at its copy, plus the columns that appeared up to the end of the span."""
+    """The table as at its copy, plus the columns that were added up to the end of the span."""
     span: LsnRange
     files: tuple[FeedFile, ...]
     ended: FeedEnd | None = None
-    """Set if the feed ends before the span that was asked for. ``span`` then ends there, too."""
+    """Set if the feed ends before the end of the requested span. ``span`` then ends there too."""
 
     @property
     def counts(self) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """A table's change feed as a Delta table: which files hold which span.
 
-A file holds the changes of one transform, so that deriving a span again replaces whole files. Two app transactions of
-the commit that adds the files record what the feed covers without a gap: its end (``changes_lsn``) and its start. Feeds
-never have deletion vectors, so that removing a file removes all of its rows.
+A file holds the changes of one transform, so deriving a span again replaces whole files. The commit that adds files
+also records, in two app transactions, the range that the feed covers without a gap: its end (``changes_lsn``) and its
+start. Feeds never have deletion vectors, so removing a file removes all of its rows.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from pgcdc_assets.feed.schema import COMMIT_LSN, FeedFile, feed_schema
 from pgcdc_assets.store import storage
 
 MERGED_BYTES: Final = 16 << 20
-"""Size of a file that compaction writes; files larger than a quarter of this size are left alone."""
+"""Size of a file that compaction writes. Files larger than a quarter of this size are not merged."""
 FEWEST_MERGED: Final = 8
-"""Fewer small files are not worth a commit, because more may soon be added beside them."""
+"""Fewer small files are not worth a commit, because more files may soon be added next to them."""
 FEED_PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
-    # One commit a turn; nothing that we need is only in commits.
+    # Each turn makes one commit. Nothing that we need is only in commits.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 STRUCTURE: Final = "pgcdc.structure"
 """Table property: the structure (:attr:`Table.structure`) for which the rows were derived. In the next structure, the
-same names may mean other columns, and rows that were derived but not applied lack the new columns."""
+same names may mean other columns, and rows derived earlier lack the new columns."""
 
 
 class FeedTable:
-    """The feed of one table. Opened at construction; it does not exist before its first commit."""
+    """The feed of one table. Its Delta table does not exist before the first commit."""
 
     def __init__(self, layout: Layout, identity: Identity, table: Table, logs: OpenLogs) -> None:
         self.path = layout.changes(table.name)
@@ -64,18 +64,18 @@ class FeedTable:
 
     @property
     def covered(self) -> LsnRange:
-        """The range for which the feed holds all that the log holds of the table. Its end is ``changes_lsn``."""
+        """The range for which the feed holds all of the table's changes in the log. Its end is ``changes_lsn``."""
         if self._delta is None or not self._fits(self._delta):
             return LsnRange(ZERO, ZERO)
         start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
         return LsnRange(Lsn(start), Lsn(end))
 
     def files(self, span: LsnRange) -> list[FeedFile]:
-        """The files that hold rows of the span; they may also hold other rows."""
+        """Returns the files with rows of the span. They may also hold other rows."""
         return [feed_file(self.path / file.path, file.size) for file, _, _ in self._bounds(span)]
 
     def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
-        """The files that deriving ``span`` replaces, and the span widened to all rows of these files."""
+        """Returns the span widened to all rows of the files that deriving it replaces, and the names of these files."""
         while True:
             found = self._bounds(span)
             start = min((low for _, low, _ in found), default=span.start)
@@ -86,7 +86,7 @@ class FeedTable:
             span = wider
 
     def commit(self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = ()) -> None:
-        """Add the files that hold ``span`` and remove the ``replaced`` files, in one commit."""
+        """Adds the files that hold ``span`` and removes the ``replaced`` files, in one commit."""
         covered = self.covered
         delta = self._prepared()
         if span.start <= covered.end and span.end >= covered.start:
@@ -97,11 +97,11 @@ class FeedTable:
         passed(FaultPoint.FEED_COMMITTED)
 
     def settle(self) -> None:
-        """Make all commits durable, so that a power cut cannot remove changes that a mirror has applied."""
+        """Makes all commits durable, so that a power cut cannot remove changes that a mirror has applied."""
         settle([self.path])
 
     def forget(self, upto: Lsn) -> int:
-        """Remove the files whose transactions all lie below ``upto``, where the feed then begins; returns how many."""
+        """Removes the files whose transactions are all below ``upto``. The feed then begins there. Returns how many."""
         if self._delta is None:
             return 0
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
@@ -112,7 +112,7 @@ class FeedTable:
         return len(old)
 
     def end_at(self, position: Lsn) -> None:
-        """Forget changes from ``position`` onwards that were derived but not applied, to derive them in another way."""
+        """Removes changes from ``position`` onwards, to derive them differently. No mirror has applied them."""
         covered, files = self.covered, self._bounds(LsnRange(position, Lsn(sys.maxsize)))
         if covered.end <= position and not files:
             return
@@ -121,10 +121,9 @@ class FeedTable:
         self.settle()
 
     def compact(self, upto: Lsn) -> int:
-        """Merge neighbouring small files of transactions below ``upto``; returns how many files that saves.
+        """Merges neighbouring small files of transactions below ``upto``. Returns how many files this saves.
 
-        All these transactions were applied. Changes that are not applied yet stay in the files in which they were
-        derived.
+        These transactions were applied. Changes that were not applied stay in the files in which they were derived.
         """
         if self._delta is None:
             return 0
@@ -139,8 +138,7 @@ class FeedTable:
         return len(gone) - len(merged)
 
     def sweep(self, grace: timedelta) -> int:
-        """Delete the files that are needed only by versions that were replaced more than ``grace`` ago. Returns the
-        number of files."""
+        """Deletes files needed only by versions that were replaced more than ``grace`` ago. Returns how many."""
         return sweep(self.path, grace)
 
     def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
@@ -153,7 +151,6 @@ class FeedTable:
     def _write(
         self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
     ) -> None:
-        """Make one commit, which also records the range that the feed covers."""
         positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
         assert self._delta is not None
         try:
@@ -166,10 +163,9 @@ class FeedTable:
         self._delta = self._log.newest()
 
     def _prepared(self) -> DeltaVersion:
-        """Create the Delta table, add columns to it, or start it again, so that it has the columns that are needed.
+        """Creates the Delta table, adds missing columns, or empties it if its columns do not fit.
 
-        A feed whose columns do not fit belongs to an earlier structure of the table, before its last copy. Its rows
-        stay in the log.
+        A feed whose columns do not fit belongs to an earlier structure of the table. Its rows are still in the log.
         """
         wanted = Schema.from_arrow(feed_schema(self._table))
         structure = {STRUCTURE: self._table.structure}
@@ -190,14 +186,13 @@ class FeedTable:
         return self._delta
 
     def _fits(self, delta: DeltaVersion) -> bool:
-        """Whether the feed was derived for this structure, and each of its columns is the same in the table."""
         if delta.configuration.get(STRUCTURE, "0") != self._table.structure:
             return False
         wanted = {field.name: str(field.type) for field in Schema.from_arrow(feed_schema(self._table)).fields}
         return all(wanted.get(field.name) == str(field.type) for field in delta.schema.fields)
 
     def _bounds(self, span: LsnRange) -> list[tuple[Added, int, int]]:
-        """The files with rows of the span, and the lowest and highest ``commit_lsn`` of each."""
+        """Returns the files with rows of the span, and the lowest and highest ``commit_lsn`` of each file."""
         if self._delta is None or not self._fits(self._delta):
             return []
         found = [(file, *_bounds_of(file)) for file in self._delta.files]
@@ -206,8 +201,7 @@ class FeedTable:
 
 @dataclass(frozen=True)
 class Feeds:
-    """The change feeds of a lake, as one run uses them. Their logs stay open: opening a feed again reads only the
-    commits that were added since."""
+    """The change feeds of a lake in one run. Their logs stay open: opening a feed again reads only new commits."""
 
     layout: Layout
     identity: Identity
@@ -217,8 +211,7 @@ class Feeds:
         return FeedTable(self.layout, self.identity, table, self._logs)
 
     def restart_if_unreadable(self, table: Table) -> None:
-        """Start the feed again if it cannot be opened, so that it does not hold back a table that was copied again. Its
-        rows are in the log."""
+        """Moves an unreadable feed away, so that it does not hold back a table that was copied again."""
         with contained() as failed:
             self.open(table)
         if failed.reason is not None:
@@ -227,14 +220,14 @@ class Feeds:
             moved_away(self.layout, place)
 
     def remove(self, name: TableName) -> tuple[int, int]:
-        """Delete the feed of a table that is no longer followed; returns the number of files, and their bytes."""
+        """Deletes the feed of a table that is no longer followed. Returns the number of files and their bytes."""
         place = self.layout.changes(name)
         self._logs.forget(place)
         return remove_table(place)
 
 
 def moved_away(layout: Layout, folder: Location) -> None:
-    """Move a folder that cannot be read out of the way; the next maintenance deletes it."""
+    """Moves an unreadable folder into the staging folder. The next maintenance deletes it."""
     storage.move_folder(folder, layout.staging / uuid.uuid4().hex)
 
 

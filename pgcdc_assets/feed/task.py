@@ -1,7 +1,7 @@
 """Writes feed files from log segments: the work of one task of the transform.
 
 A segment is read in slices of bounded size. A slice is split by relation and kind, and each group is decoded by column,
-typed, and written to the file of its table. Spark's workers import this module, so it imports no Spark.
+typed, and written to the file of its table. Spark's workers import this module, so it does not import Spark.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ SLICE_BYTES = 8 << 20
 """Bytes of payload decoded at once. Text, typed values and Parquet buffers take about ten times as much memory."""
 
 HELD_BYTES = 128 << 20
-"""Bytes of rows that a task may hold for all its files together. A large transaction is written to hundreds of
-files."""
+"""Bytes of rows that a task may hold for all its files. A large transaction is written to hundreds of files."""
 
 _COLUMNS = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "relation_id", "schema_id", "payload"]
 _KINDS = ("I", "U", "D", "T")
@@ -67,7 +66,7 @@ class FeedTarget:
     """A table whose changes the task writes."""
 
     table: Table
-    """The table with the columns that appeared up to the end of the span."""
+    """The table with the columns that were added up to the end of the span."""
     folder: Location
     span: LsnRange
     """Only changes of transactions in this span are written."""
@@ -76,28 +75,28 @@ class FeedTarget:
 
 @dataclass(frozen=True)
 class Derivation:
-    """One task: some segments, and everything that is needed to read them."""
+    """The input of one task: some segments, and everything needed to read them."""
 
     segments: tuple[SegmentFile, ...]
     targets: dict[TableName, FeedTarget]
     routes: dict[int, Route]
     """By schema_id."""
     unread: dict[int, dict[TableName, str]] = field(default_factory=dict)
-    """By schema_id: the tables that have no way to read such rows, and why."""
+    """By schema_id: the tables that cannot read such rows, and why."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """The files that a task wrote, and where they end before their spans."""
+    """The files of a task, and where a table's changes end before its span does."""
 
     files: dict[TableName, list[FeedFile]]
     ended: dict[TableName, FeedEnd]
     taken: dict[TableName, int]
-    """The number of rows of the log for which the files hold a change."""
+    """Rows of the log for which the files hold a change."""
 
 
 def derive(task: Derivation) -> Derived:
-    """Write the feed files of a task. Files of a failed attempt are orphans: only the returned files count."""
+    """Writes the feed files of a task. Files of a failed attempt are orphans: only the returned files are used."""
     work = _Work(task)
     try:
         for file in task.segments:
@@ -112,7 +111,6 @@ def derive(task: Derivation) -> Derived:
 
 
 def _slices(file: SegmentFile, schema_ids: set[int]) -> Iterator[pa.Table]:
-    """The wanted row messages of a segment, in pieces of about SLICE_BYTES."""
     wanted = pa.array(sorted(schema_ids), pa.int64())
     for rows in read_slices(file, _COLUMNS, SLICE_BYTES):
         known = pc.and_(pc.is_in(rows["schema_id"], wanted), pc.is_in(rows["kind"], pa.array(_KINDS)))
@@ -122,12 +120,10 @@ def _slices(file: SegmentFile, schema_ids: set[int]) -> Iterator[pa.Table]:
 
 
 class _Work:
-    """The open files of a task."""
-
     def __init__(self, task: Derivation) -> None:
         self._task = task
         self._writers: dict[tuple[TableName, int | None, bool], FeedWriter] = {}
-        """By table, bucket, and whether they hold arrivals, which are the new halves of key changes."""
+        """By table, bucket, and whether the file holds arrivals (the new halves of key changes)."""
         self.ended: dict[TableName, FeedEnd] = {}
         self.taken: Counter[TableName] = Counter()
 
@@ -145,7 +141,7 @@ class _Work:
     def _within(self, name: TableName, group: pa.Table) -> pa.Table:
         span = self._task.targets[name].span
         if name in self.ended:
-            # Changes at or above this position are not wanted.
+            # Changes at or above this LSN are not wanted.
             span = LsnRange(span.start, max(span.start, min(span.end, self.ended[name].lsn)))
         bounds = pc.min_max(group["commit_lsn"]).as_py()
         if span.holds_commit(bounds["min"]) and span.holds_commit(bounds["max"]):
@@ -154,7 +150,7 @@ class _Work:
         return group.filter(pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
 
     def _decode(self, kind: str, group: pa.Table, route: Route) -> None:
-        """Write a group as changes. If the group cannot be decoded, it is halved until its first bad row is known."""
+        """Writes a group as changes. A group that cannot be decoded is halved until its first bad row is found."""
         name = route.table.name
         with contained() as failed:
             found = list(_decoded(kind, group, route))
@@ -175,11 +171,11 @@ class _Work:
                 if change.op == PREIMAGE:
                     left = change.rows
                 self._write(change, rows, route, np.isin(change.rows, left))
-                # An old half is not counted, because its row is counted with the new half.
+                # An old half is not counted: its row of the log is counted with the new half.
                 self.taken[name] += len(change.rows) if change.half else 0
 
     def _write(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
-        """``moved``: which rows are halves of key changes."""
+        """``moved`` says which rows are halves of key changes."""
         with contained() as failed:
             self._write_to_files(change, rows, route, moved)
             self._write_fullest()
@@ -187,14 +183,14 @@ class _Work:
             self._abandon(route.table.name, failed.reason)
 
     def _abandon(self, name: TableName, failure: str) -> None:
-        """Give up a table whose rows the task cannot write. The rows stay in the log."""
+        """Ends a table whose rows the task cannot write at the start of its span. The rows stay in the log."""
         for key in [key for key in self._writers if key[0] == name]:
             with suppress(OSError):
                 self._writers.pop(key).abandon()
         self._end(name, self._task.targets[name].span.start, failure)
 
     def _write_fullest(self) -> None:
-        """If more than HELD_BYTES are held, write the rows of the fullest files, until half of that is left."""
+        """If more than HELD_BYTES are held, writes the rows of the fullest files until half of HELD_BYTES is left."""
         fullest = sorted(self._writers.values(), key=lambda writer: -writer.held_bytes)
         over = sum(writer.held_bytes for writer in fullest) - HELD_BYTES
         for writer in fullest if over > 0 else ():
@@ -205,7 +201,7 @@ class _Work:
 
     def _write_to_files(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
         if change.op == TRUNCATE:
-            # A truncate concerns all keys, so it belongs to no bucket.
+            # A truncate affects all keys, so it belongs to no bucket.
             self._writer(route, None).write(rows)
             return
         odd_keys = _has_odd_keys(change, route, rows)
@@ -246,7 +242,6 @@ class _Work:
 
 
 def _decoded(kind: str, group: pa.Table, route: Route) -> Iterator[tuple[RowChanges | Unfollowable, pa.Table]]:
-    """The changes of a group, each with its rows of the feed (no rows if the table cannot be followed)."""
     if kind == "T":
         everything = RowChanges(TRUNCATE, np.arange(group.num_rows, dtype=np.int64), 1, {})
         yield everything, feed_rows(everything, group, route)
@@ -257,7 +252,6 @@ def _decoded(kind: str, group: pa.Table, route: Route) -> Iterator[tuple[RowChan
 
 
 def _groups(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
-    """The rows, grouped by shape and kind."""
     kind = pc.index_in(rows["kind"], pa.array(_KINDS)).to_numpy()
     shapes, shape = np.unique(rows["schema_id"].to_numpy(), return_inverse=True)
     group = shape * len(_KINDS) + kind
@@ -271,7 +265,7 @@ def _groups(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
 
 
 def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
-    """A change as rows of its table's feed."""
+    """Returns a change as rows of its table's feed."""
     table, count = route.table, len(change.rows)
     at = pa.array(change.rows)
     head = {name: group[name].take(at) for name in ("commit_lsn", "tx_ordinal", "commit_ts", "xid", "origin")}
@@ -301,7 +295,7 @@ def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
 
 
 def _key_hash(change: RowChanges, route: Route, rows: pa.Table) -> Ints:
-    """A number per row that is the same for all rows of one key (of one row, in a multiset)."""
+    """Returns a number per row that is the same for all rows with the same key (in a multiset: for all equal rows)."""
     if route.table.multiset:
         hashes: Ints = rows[HASH].to_numpy()
         return hashes
@@ -312,5 +306,5 @@ def _key_hash(change: RowChanges, route: Route, rows: pa.Table) -> Ints:
 
 
 def _has_odd_keys(change: RowChanges, route: Route, rows: pa.Table) -> bool:
-    """Whether a key value, which is never NULL, does not fit its type."""
+    """Whether a key value does not fit its type. Key values are never NULL, so a NULL shows this."""
     return any(rows[feed_name(column.name)].null_count for column in route.table.key_columns if change.text)

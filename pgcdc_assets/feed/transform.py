@@ -1,7 +1,8 @@
-"""The transform: derives the change feeds of tables from the rows of the log.
+"""Derives the change feeds of tables from the rows of the log.
 
-Each turn runs one Spark job for all tables: each task reads some segments and writes one file per table. One small
-commit per feed follows. What a feed already holds (up to its ``changes_lsn``) is not derived again unless asked."""
+Each turn runs one Spark job for all tables: each task reads some segments and writes one file per table. Then each feed
+gets one small commit. Changes that a feed already holds (up to its ``changes_lsn``) are derived again only on request.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +31,25 @@ from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
 
 TASK_BYTES = 4 << 20
-"""Bytes of compressed log that are worth a task of their own: about 0.3 s of decoding."""
+"""Bytes of compressed log that are worth a separate task: about 0.3 s of decoding."""
 BUCKET_ROWS = 400_000
-"""Changes collapsed by one task: about 300 MB of a wide table in memory."""
+"""Changes that one task collapses: about 300 MB of a wide table in memory."""
 BUCKET_BYTES = 64 << 20
-"""Bytes of messages collapsed by one task. They take three to four times as much memory."""
+"""Bytes of messages that one task collapses. They take three to four times as much memory."""
 MOST_BUCKETS = 256
-"""Files that a task has open at once; twice as many if keys change."""
+"""Files that a task has open at once. The number doubles if keys change."""
 
 
 def transform(
     spark: SparkSession, span: LogSpan, feeds: Feeds, tables: Sequence[Followed], *, again: bool = False,
     router: Router | None = None,
 ) -> dict[TableName, FeedPart]:  # fmt: skip
-    """Bring the feeds of ``tables`` to the end of ``span``, and return what they hold of it.
+    """Derives the feeds of ``tables`` to the end of ``span``, and returns each feed's part of the span.
 
     ``span`` ends at a transaction boundary up to which the log is complete. With ``again``, the whole span is derived
-    again, and replaces what the feeds hold of it. A table whose changes cannot be derived to the end has ``ended`` in
-    its part; other tables are not affected. ``router`` knows all followed tables, if ``tables`` are only some of them.
+    again, and replaces the feeds' changes in it. If a table's changes cannot be derived to the end, its part has
+    ``ended``; other tables are not affected. If ``tables`` are only some of the followed tables, ``router`` must know
+    all.
     """
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(span, feeds, router, tables, again=again)
@@ -66,23 +68,18 @@ def transform(
 
 
 def _nothing(table: Table, after: Lsn, failure: str) -> FeedPart:
-    """The part of a table whose feed cannot be read or written: it ends at the mirror's position."""
     return FeedPart(table, LsnRange(after, after), (), FeedEnd(after, failure))
 
 
 @dataclass
 class _Outcome:
-    """The result of the tasks for one table."""
-
     files: Sequence[FeedFile] = ()
     ended: FeedEnd | None = None
     taken: int = 0
-    """Rows of the log."""
 
 
 def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, written: list[Location]) -> FeedPart:
-    """Commit what was derived, and return what the feed now holds of the span. A feed that got a commit is added to
-    ``written``, because the commit is not durable yet."""
+    """Commits the derived files. Adds the feed to ``written`` if there was a commit, because it is not durable yet."""
     feed, ended = plan.feed, None
     if plan.todo is not None:
         outcome, end = done.get(plan.table.name, _Outcome()), plan.todo.end
@@ -91,7 +88,7 @@ def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, w
             end = ended.lsn
             files = [part for file in files if (part := trimmed(feed.path, file, end)) is not None]
         if ended is not None and plan.again:
-            # A repair that is not possible leaves the feed as it was.
+            # A repair that is not possible does not change the feed.
             return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), ended)
         if files or plan.replaced:
             written.append(feed.path)
@@ -133,7 +130,7 @@ def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> d
 
 
 def grouped(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
-    """Group segments, in order, into groups of about equal size: as many as are worth a task, at most ``most``."""
+    """Groups segments, in order, into groups of about equal size: at least TASK_BYTES each, at most ``most`` groups."""
     total = sum(segment.size for segment in segments)
     count = max(1, min(most, total // TASK_BYTES, len(segments)))
     groups: list[list[Segment]] = [[] for _ in range(count)]
@@ -160,10 +157,9 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
 
 
 def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done: dict[TableName, _Outcome]) -> None:
-    """Compare the rows that the tasks took of each table with the rows that the log counts for its relations.
+    """Compares the rows that the tasks took of each table with the rows that the receiver counted for its relations.
 
-    The receiver counted the rows when they arrived. A table that lacks a row is set aside, so that no rule of ours can
-    skip a row unnoticed.
+    A table that lacks a row is set aside, so that no rule of ours can skip a row unnoticed.
     """
     for plan in plans:
         if plan.todo is None:
@@ -185,16 +181,15 @@ class _Size:
     bytes: int
 
     def of(self, relations: frozenset[int]) -> int:
-        """The most that these relations can have of it. Among other relations, a relation has at most a quarter of a
-        segment."""
+        """Returns at most how many bytes these relations have. A relation in a shared file has at most
+        OWN_FILE_BYTES."""
         if not any(self.low <= relation <= self.high for relation in relations):
             return 0
         return self.bytes if self.low == self.high else max(min(self.bytes, OWN_FILE_BYTES), self.bytes // 4)
 
 
 def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
-    """The sizes of all row groups, from the footers of their files. Returns none if all batches together are small, as
-    in most turns: then sizes are not needed."""
+    """Returns the sizes of all row groups, from the files' footers; none if all batches are small, as in most turns."""
     if sum(batch.bytes for batch in span.batches) <= BUCKET_BYTES:
         return []
     found = []
@@ -210,8 +205,7 @@ def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
 
 
 def _buckets(span: LogSpan, relations: frozenset[int], sizes: Sequence[_Size]) -> int:
-    """The number of key buckets, so that no task collapses more than BUCKET_ROWS or BUCKET_BYTES. If there are only
-    inserts, nothing is collapsed."""
+    """Returns the number of key buckets, which limits each task to BUCKET_ROWS and BUCKET_BYTES."""
     kinds = span.kinds(relations)
     rows = sum(kinds[kind] for kind in "IUD")
     if rows == kinds["I"] and not kinds["T"]:
