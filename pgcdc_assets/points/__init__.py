@@ -1,4 +1,4 @@
-"""What the project publishes about its mirrors, in small Delta tables that only grow (ledgers).
+"""Publishes facts about the mirrors in ledgers: small Delta tables that only grow.
 
 points      consistent points: an LSN, and the version that each mirror has at that LSN
 states      the state of each table             untaken     rows that no mirror took

@@ -1,9 +1,7 @@
-"""A ledger: a small Delta table that only grows, with rows in the order of their times. Table states and consistent
-points are ledgers.
+"""A ledger: a small Delta table that only grows, with rows in the order of their times.
 
 A ledger is written under the lake's lock. Appending rows is one commit, which takes milliseconds and is durable when
-the call returns. A ledger is read file by file, newest first, so reading the last row costs the same however long the
-table is. Reading all rows reads one file after the other, and keeps no file in memory.
+the call returns. Files are read newest first, so reading the last row costs the same for any length of the table.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost, LakeError
 
 AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
-"""When the row was written. It is the order of the rows: it strictly rises, even if the clock is set back."""
+"""When the row was written. Times strictly increase, even if the clock is set back."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,14 @@ class Merging:
     """When the files of a ledger are merged."""
 
     most_files: int = 100
-    """If there are more small files than this, they are merged into one. Large files stay as they are."""
+    """With more small files than this, they are merged into one. Large files are not merged."""
     small_rows: int = 1000
-    """A file with at least this many rows is large, so that each row is merged a few times at most."""
+    """A file with at least this many rows is large, so that each row is merged only a few times."""
 
 
 _PROPERTIES: Final = {
     FORMAT_PROPERTY: FORMAT,
-    # One commit in each turn makes tens of thousands of files a day. Nobody reads older versions.
+    # One commit per turn makes tens of thousands of files a day. Nobody reads older versions.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
@@ -53,19 +51,19 @@ _PROPERTIES: Final = {
 
 
 Staying = Callable[["LedgerFile"], pa.BooleanArray]
-"""Says for each row of a file whether the row stays. It is called file by file, the file with the newest rows first."""
+"""Returns, for each row of a file, whether the row stays. Called for each file, from the newest to the oldest."""
 
 
 @dataclass(frozen=True)
 class LedgerFile:
-    """One file of a ledger. It is read when its rows are asked for."""
+    """One file of a ledger."""
 
     added: Added
     _folder: Location
     _schema: pa.Schema
 
     def rows(self, *names: str) -> pa.Table:
-        """The file's rows in order, with these columns (default: all). LakeError if the file cannot be read."""
+        """Reads the file's rows in order, with these columns (default: all). Raises LakeError on failure."""
         wanted = pa.schema([self._schema.field(name) for name in names]) if names else self._schema
         path = self._folder / self.added.path
         try:
@@ -79,13 +77,13 @@ class LedgerFile:
         return self.added.rows or 0
 
     def lowest(self, name: str) -> int:
-        """The lowest value of an integer column, from the statistics of the file."""
+        """Returns the lowest value of an integer column, from the statistics of the file."""
         with reading(f"statistics of {self._folder / self.added.path}"):
             return int(json.loads(self.added.action["stats"])["minValues"][name])
 
 
 class Ledger:
-    """``schema`` must contain ``AT``. The folder is created with the first row."""
+    """``schema`` must contain ``AT``. The first row creates the folder."""
 
     def __init__(self, path: Location, schema: pa.Schema, merging: Merging | None = None) -> None:
         self.path = path
@@ -95,13 +93,12 @@ class Ledger:
         self._read: dict[str, pa.Table] = {}
 
     def newest_first(self) -> Iterator[pa.Table]:
-        """The rows file by file, the file with the newest rows first; within a file, oldest first. The rows are kept in
-        memory."""
+        """Yields the rows by file, newest file first, and oldest row first in a file. Keeps the rows in memory."""
         for file in self.files():
             yield self._rows(file)
 
     def files(self) -> list[LedgerFile]:
-        """The live files, the file with the newest rows first."""
+        """Returns the live files, newest first."""
         table = self._newest()
         with reading(f"statistics of ledger {self.path}"):
             live = sorted(table.files, key=_last, reverse=True) if table is not None else []
@@ -110,17 +107,17 @@ class Ledger:
         return [LedgerFile(file, self.path, self._schema) for file in live]
 
     def rows(self) -> pa.Table:
-        """All rows, oldest first. Only for a ledger that is known to be short."""
+        """Returns all rows, oldest first. Only for a ledger that is known to be short."""
         nothing = pa.Table.from_batches([], self._schema)
         return pa.concat_tables([nothing, *(file.rows() for file in reversed(self.files()))])
 
     def version(self) -> int:
-        """The table's newest version, read from its folder at each call; -1 before the first row."""
+        """Returns the table's newest version, read from its folder at each call; -1 before the first row."""
         table = self._newest()
         return -1 if table is None else table.number
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        """Add rows in one commit, durable when this returns. The rows come without ``at``, which is added here."""
+        """Adds rows in one commit, durable on return. Adds the ``at`` of each row."""
         self._prepare()
         at = self._now()
         stamped = [{**row, AT.name: at + timedelta(microseconds=place)} for place, row in enumerate(rows)]
@@ -132,10 +129,9 @@ class Ledger:
             self._merge(small)
 
     def keep(self, staying: Staying) -> int:
-        """Remove the rows that do not stay, in one commit; returns the number of removed rows.
+        """Removes the rows that do not stay, in one commit. Returns the number of removed rows.
 
-        Neighbouring files that are small, or lose rows, are merged into one file. Only neighbours are merged, so that
-        the times of two files never overlap.
+        Merges neighbouring files that are small or lose rows. The times of two files must never overlap.
         """
         gone: list[Added] = []
         left: list[FileReport] = []
@@ -158,13 +154,12 @@ class Ledger:
         return count
 
     def _prepare(self) -> None:
-        """Create the table if it does not exist."""
         if self._newest() is None:
             with suppress(CommitLost):
                 create_table(self.path, Schema.from_arrow(self._schema), _PROPERTIES, {}, self.path.parent)
 
     def _newest(self) -> DeltaVersion | None:
-        """The table's newest version; None before the first row. UnknownFormat if the table has another format."""
+        """Returns None before the first row. Raises UnknownFormat if the table has another format."""
         table = self._log.newest()
         if table is not None:
             check_format(table.configuration.get(FORMAT_PROPERTY), f"ledger {self.path}")
@@ -182,8 +177,7 @@ class Ledger:
         return table
 
     def _small(self) -> list[LedgerFile]:
-        """The small files with the newest rows, up to the first large file. Older small files are not merged, because
-        large files lie between them."""
+        """Returns the newest small files, up to the first large file. Only neighbours are merged."""
         return list(takewhile(lambda file: file.count < self._merging.small_rows, self.files()))
 
     def _rows(self, file: LedgerFile) -> pa.Table:
@@ -200,24 +194,23 @@ class Ledger:
         return report
 
     def _merge(self, small: Sequence[LedgerFile]) -> None:
-        """Merge small files into one, in a commit that changes no data."""
         report = self._write(pa.concat_tables([self._rows(file) for file in reversed(small)]))
         commit_rewritten(self._table, [file.added for file in small], [report])
         settle([self.path])
 
 
 def sweep_ledgers(layout: Layout, grace: timedelta) -> None:
-    """Delete the files that no recent version of the ledgers needs."""
+    """Deletes the files that no recent version of the ledgers needs."""
     for folder in layout.ledgers:
         sweep(folder, grace)
 
 
 def entries(rows: pa.Table) -> list[dict[str, Any]]:
-    """Rows as Python objects.
+    """Returns rows as Python objects.
 
-    Times are read as numbers. To make a Python object of a time with a time zone, pyarrow would import pandas, which
-    takes 0.2 s in a new process. ``pa.array``, ``pa.scalar``, ``to_numpy`` and computing with a Python value import
-    pandas too, so code that ``status`` and ``Lake.at`` call avoids them.
+    Reads times as numbers: to make a Python object of a time with a time zone, pyarrow imports pandas, which takes 0.2
+    s in a new process. ``pa.array``, ``pa.scalar``, ``to_numpy`` and computing with a Python value import pandas too.
+    Code that ``status`` and ``Lake.at`` call avoids all of these.
     """
     place = rows.schema.get_field_index(AT.name)
     found = rows.set_column(place, AT.name, rows[AT.name].cast(pa.int64())).to_pylist()
@@ -225,5 +218,5 @@ def entries(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def _last(file: Added) -> str:
-    """When the newest row of a file was written, as text. These texts sort in the order of the times."""
+    """Returns the time of the newest row of a file, as text. These texts sort in the order of the times."""
     return str(json.loads(file.action["stats"])["maxValues"][AT.name])

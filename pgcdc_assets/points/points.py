@@ -1,8 +1,7 @@
 """Consistent points: an LSN, and the Delta version that each mirror has at that LSN. Each turn adds one row.
 
-A table without changes is known to be complete up to the newest point that lists it. A version's number alone does not
-prove that it is the version that was published. So a point also holds the position that the mirror itself recorded at
-that version. A reader of the version compares both positions.
+A table without changes is complete up to the newest point that lists it. A version's number alone does not prove that
+it is the published version. So a point also has the LSN that the version itself records, for readers to compare.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ SCHEMA = pa.schema(
 @dataclass(frozen=True)
 class Point:
     """``tables``: the Delta version that each mirror has at ``replay_lsn``. ``positions``: the LSN of the mirror's last
-    change, which the version itself records. ``changed``: the tables of the point whose mirrors have rows that another
-    writer changed, with a description. Changes of the source up to ``replay_lsn`` are applied to these mirrors too, but
-    the mirrors are not what the source has."""
+    change, which the version records. ``changed``: mirrors with rows that another writer changed, with a description.
+    They have all changes of the source up to ``replay_lsn``, but also rows that differ from the source."""
 
     replay_lsn: Lsn
     at: datetime
@@ -53,14 +51,12 @@ class Point:
     positions: Mapping[TableName, Lsn]
     changed: Mapping[TableName, str] = field(default_factory=dict)
     messages: Lsn | None = None
-    """The position that the feed of messages itself recorded, if the feed was complete to ``replay_lsn``. None
-    otherwise, for example if the setting ``messages`` was empty."""
+    """The LSN that the message feed records. None if the feed was not complete to ``replay_lsn``."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What the newest point that lists a table says about it. ``position`` is the position that the version itself
-    records."""
+    """A table's entry in the newest point that lists it. ``position`` is the LSN that the version records."""
 
     replay_lsn: Lsn
     version: int
@@ -68,7 +64,7 @@ class Listing:
 
 
 class ConsistentPoints:
-    """Reads the ledger again at every call, so that another process's points are seen."""
+    """Reads the ledger at every call, so that points of other processes are seen."""
 
     def __init__(self, layout: Layout, merging: Merging | None = None) -> None:
         self._ledger = Ledger(layout.consistent_points, SCHEMA, merging)
@@ -80,9 +76,9 @@ class ConsistentPoints:
         self, lsn: Lsn, versions: Mapping[TableName, int], positions: Mapping[TableName, Lsn],
         changed: Mapping[TableName, str] | None = None, messages: Lsn | None = None,
     ) -> None:  # fmt: skip
-        """Add a point, durable when this returns. LakeError if ``lsn`` is below the newest point: points never go down.
+        """Adds a point, durable on return. Raises LakeError if ``lsn`` is below the newest point.
 
-        The ``versions`` must be durable already. ``positions`` are the positions that these versions themselves record.
+        The ``versions`` must be durable already. ``positions`` are the LSNs that these versions record.
         """
         newest = self.newest()
         if newest is not None and lsn < newest.replay_lsn:
@@ -100,7 +96,7 @@ class ConsistentPoints:
         return None if rows is None else _points(rows.slice(len(rows) - 1))[0]
 
     def at(self, lsn: Lsn) -> Point | None:
-        """The newest point at or below ``lsn``."""
+        """Returns the newest point at or below ``lsn``."""
         for file in self._ledger.files():
             if file.lowest("replay_lsn") > lsn:
                 continue
@@ -116,25 +112,24 @@ class ConsistentPoints:
         return found is not None and found.replay_lsn == lsn
 
     def all(self) -> list[Point]:
-        """All points, oldest first. They may be many."""
+        """Returns all points, oldest first. There may be many."""
         return _points(self._ledger.rows())
 
     def oldest(self) -> Lsn | None:
-        """The LSN of the oldest point: ``Lake.at`` reads this LSN and every higher LSN."""
+        """Returns the LSN of the oldest point. ``Lake.at`` reads this LSN and every higher LSN."""
         files = self._ledger.files()
         return Lsn(files[-1].rows("replay_lsn")["replay_lsn"][0].as_py()) if files else None
 
     def listing(self, table: TableName) -> Listing | None:
-        """What the newest point that lists the table says about it; None if no point lists the table.
+        """Returns a table's entry in the newest point that lists it.
 
-        The version is included, because a point that listed an older copy of the table says nothing about the present
-        copy.
+        The entry has the version, because a point that listed an older copy says nothing about the present copy.
         """
         version = self._ledger.version()
         if version != self._listed_at:
             self._listed, self._listed_at = {}, version
             self._unread = self._ledger.newest_first()
-        # The newest file lists the followed tables. Only for a table without any point are all files read.
+        # The newest file lists the followed tables. All files are read only for a table without any point.
         while str(table) not in self._listed:
             rows = next(self._unread, None)
             if rows is None:
@@ -143,16 +138,16 @@ class ConsistentPoints:
         return self._listed[str(table)]
 
     def prune(self, oldest: datetime, followed: Iterable[TableName], now: datetime) -> int:
-        """Remove the points older than ``oldest``, and thin out the newer points; returns the number of removed points.
-        The versions that removed points named are no longer promised to readers.
+        """Removes the points older than ``oldest``, and thins out the newer points. Returns the number of removed
+        points. The versions of removed points are no longer promised to readers.
 
-        The newest point stays. For each followed table, the newest point that lists the table stays too, because it
-        says how far a table without changes is complete.
+        Keeps the newest point, and the newest point that lists each followed table: it shows how far the table is
+        complete.
         """
         return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now).staying)
 
     def versions(self, tables: Iterable[TableName]) -> dict[TableName, frozenset[int]]:
-        """The versions of these tables that are promised to readers, because a point names them."""
+        """Returns the versions of these tables that are promised to readers, because a point names them."""
         asked = pa.array(sorted({str(name) for name in tables}), pa.string())
         named: dict[str, set[int]] = {}
         for file in self._ledger.files():
@@ -204,8 +199,7 @@ def _point(row: dict[str, Any]) -> Point:
 
 
 def _listings(rows: pa.Table) -> dict[str, Listing]:
-    """The newest listing of every table in the rows. The rows are in order, so the last row that lists a table is the
-    newest."""
+    """Returns the newest listing of every table: the last row that lists the table."""
     last = _last_mentions(rows)
     columns = (last["name"], last["version"], last["row"], rows["replay_lsn"].take(last["row"]))
     own = [dict(one) for one in rows["positions"].to_pylist()]
@@ -216,7 +210,7 @@ def _listings(rows: pa.Table) -> dict[str, Listing]:
 
 
 def _last_mentions(rows: pa.Table) -> pa.Table:
-    """The last mention of each table. Written without ``group_by``, which imports pandas (see ``entries``)."""
+    """Returns the last mention of each table. Avoids ``group_by``, which imports pandas (see ``entries``)."""
     mentions = _mentions(rows)
     names = whole(mentions["name"]).dictionary_encode()
     codes = in_numpy(names.indices)
@@ -226,7 +220,7 @@ def _last_mentions(rows: pa.Table) -> pa.Table:
 
 
 def _mentions(rows: pa.Table) -> pa.Table:
-    """One row for each table of each point: ``name``, ``version``, and the number of the point's row."""
+    """Returns one row per table of each point: ``name``, ``version``, and the number of the point's row."""
     column = rows["tables"].combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)

@@ -1,5 +1,4 @@
-"""Repairs the tables of the lake after a power cut: the change log, the ledgers and the feeds. The target repairs the
-mirrors."""
+"""Repairs the change log, the ledgers and the feeds after a power cut. The target repairs the mirrors."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from pgcdc_assets.points.states import TableStates
 
 
 def recover_tables(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """Repair one table after the other; yields each folder, and the names of the files that were put aside there."""
+    """Repairs one table after the other. Yields each folder, and the names of the files that were put aside there."""
     yield layout.change_log, recover_log(layout.change_log)
     for folder in (*layout.ledgers, layout.messages):
         yield folder, recover(folder).aside

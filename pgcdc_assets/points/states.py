@@ -1,4 +1,4 @@
-"""The stored states of the tables. The last row of a table counts."""
+"""The stored states of the tables. The last row of a table is its state."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class StateRow:
-    """``table``: the table as its mirror has it. ``lsn``: the LSN of the copy, or the LSN where the table was set
-    aside."""
+    """``table``: the table as its mirror has it. ``lsn``: where the table was copied or set aside."""
 
     name: TableName
     state: TableState
@@ -48,14 +47,14 @@ class StateRow:
 
 
 class TableStates:
-    """Reads the ledger again at every call. Threads may share it."""
+    """Reads the ledger at every call. Threads may share it."""
 
     def __init__(self, layout: Layout) -> None:
         self._ledger = Ledger(layout.table_states, SCHEMA)
         self._writing = Lock()
 
     def all(self) -> dict[TableName, StateRow]:
-        """The last row of every table."""
+        """Returns the last row of every table."""
         found: dict[TableName, dict[str, Any]] = {}
         for rows in self._ledger.newest_first():
             for row in reversed(entries(rows)):
@@ -66,14 +65,14 @@ class TableStates:
         return self.all().get(name)
 
     def tables(self) -> list[Table]:
-        """All tables that ever had a state, as the last row of each table describes it."""
+        """Returns all tables that ever had a state, as the last row of each table describes them."""
         return [row.table for row in self.all().values() if row.table is not None]
 
     def set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
         self.set_all([table], state, lsn, reason)
 
     def set_all(self, tables: Iterable[Table], state: TableState, lsn: Lsn, reason: str | None = None) -> None:
-        """Set the state of several tables in one commit."""
+        """Sets the state of several tables in one commit."""
         self._append([_stored(table, state, lsn, reason) for table in tables])
 
     def _append(self, rows: list[dict[str, Any]]) -> None:
@@ -83,7 +82,7 @@ class TableStates:
             passed(FaultPoint.STATE_WRITTEN)
 
     def prune(self) -> int:
-        """Remove the rows that a later row of the same table has replaced; returns the number of removed rows."""
+        """Removes rows that a later row of the same table has replaced. Returns the number of removed rows."""
         rows = self._ledger.rows()
         last = rows.group_by(["schema", "name"], use_threads=False).aggregate([(AT.name, "last")])
         kept = last[f"{AT.name}_last"].combine_chunks()

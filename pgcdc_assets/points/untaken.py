@@ -1,8 +1,7 @@
 """Stores how many rows of the log no mirror took: one entry per relation and range.
 
-Only relations that belonged to no followed table are stored. Tables that the settings leave out are not stored, because
-they are left out on purpose. Tables that wait for a copy or are set aside are not stored either, because their state is
-reported.
+Only relations that belonged to no followed table are stored. Tables that the settings exclude are not stored, nor
+tables that wait for a copy or are set aside: their state is reported.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class UntakenRows:
 
     relation_id: int
     name: TableName
-    """The last name that the stream gave the relation."""
+    """The relation's last name in the stream."""
     rows: int
     start: Lsn
     last: Lsn
@@ -50,13 +49,13 @@ class UntakenRows:
 
 
 class UntakenLedger:
-    """Reads the ledger again at every call."""
+    """Reads the ledger at every call."""
 
     def __init__(self, layout: Layout) -> None:
         self._ledger = Ledger(layout.untaken_rows, SCHEMA)
 
     def all(self) -> dict[int, UntakenRows]:
-        """The sums of the untaken rows of each relation, by the relation's OID."""
+        """Returns the sum of the untaken rows of each relation, by the relation's OID."""
         found: dict[int, UntakenRows] = {}
         for row in entries(self._ledger.rows()):
             one = _read(row)
@@ -64,7 +63,7 @@ class UntakenLedger:
         return found
 
     def add(self, new: Iterable[UntakenRows]) -> None:
-        """Add rows in one commit, durable when this returns."""
+        """Adds rows in one commit, durable on return."""
         rows = [
             {
                 "relation_id": one.relation_id, "schema": one.name.schema, "name": one.name.name, "rows": one.rows,
@@ -76,7 +75,7 @@ class UntakenLedger:
             self._ledger.append(rows)
 
     def forget(self, log_start: Lsn) -> int:
-        """Remove the entries whose rows the log no longer holds; returns the number of removed entries."""
+        """Removes the entries whose rows the log no longer holds. Returns the number of removed entries."""
         return self._ledger.keep(lambda file: pc.greater(file.rows("end")["end"].combine_chunks(), int(log_start)))
 
 
