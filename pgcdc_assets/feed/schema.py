@@ -72,8 +72,7 @@ def feed_columns(table: Table) -> tuple[FeedColumn, ...]:
 
 
 def feed_schema(table: Table) -> pa.Schema:
-    """Returns a feed's schema: our columns, then the table's. All are nullable, so that no reader relies on NOT
-    NULL."""
+    """Returns a feed's schema: our columns, then the table's. All are nullable: no reader may rely on NOT NULL."""
     own = [
         pa.field(OP, pa.string()),
         pa.field(COMMIT_LSN, pa.int64()),
@@ -150,8 +149,7 @@ class FeedEnd(NamedTuple):
 class FeedPart:
     """The changes of one table in one span: the input of an apply.
 
-    Files may hold rows outside ``span`` (by ``commit_lsn``, end excluded). Their facts then count more rows than the
-    span.
+    Files may hold rows outside ``span`` (by ``commit_lsn``, end excluded). Their facts then count more rows.
     """
 
     table: Table

@@ -48,8 +48,7 @@ def transform(
 
     ``span`` ends at a transaction boundary up to which the log is complete. With ``again``, the whole span is derived
     again, and replaces the feeds' changes in it. If a table's changes cannot be derived to the end, its part has
-    ``ended``; other tables are not affected. If ``tables`` are only some of the followed tables, ``router`` must know
-    all.
+    ``ended``. Other tables are not affected. ``router`` must know all followed tables, ``tables`` may be some.
     """
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(span, feeds, router, tables, again=again)
@@ -181,7 +180,7 @@ class _Size:
     bytes: int
 
     def of(self, relations: frozenset[int]) -> int:
-        """Returns at most how many bytes these relations have. A relation in a shared file has at most
+        """Returns at most how many bytes these relations have. Of a shared row group they get a quarter or
         OWN_FILE_BYTES."""
         if not any(self.low <= relation <= self.high for relation in relations):
             return 0
