@@ -1,9 +1,10 @@
 """Spark: the session, jobs of plain functions, and the jars that pyspark lacks.
 
-session        the session, started when a run        configuration  its settings
-               needs it                               jars           Delta's jars, resolved once; Java
-tasks          one function over many specs           attempt        what a worker does with one of them, if it has
-               as one job                                            the driver's versions
-executors      how many tasks run at a time;          archive        this environment as an archive for the executors
-               waiting for a cluster
+session        starts the session when a run needs it
+configuration  the settings of the session
+jars           Delta's jars, resolved once; Java
+tasks          runs one function over many specs as one job
+attempt        runs one spec in a worker that has the driver's versions
+executors      how many tasks run at a time; waits for a cluster
+archive        packs this environment for the executors
 """

@@ -1,8 +1,8 @@
 """Packs this environment as an archive that Spark unpacks for its executors: our package, and what its tasks import.
 
-The archive holds the installed files of these packages, unchanged, in ``lib/``. It also holds ``bin/python``, a script
-that starts the node's own Python of the same minor version with these packages. An archive of the virtual environment
-itself would also hold Dagster and pyspark, which no task needs, and would name the driver's Python by its path.
+``lib/`` holds the installed files of these packages, unchanged. ``bin/python`` is a script that starts the node's own
+Python of the same minor version with these packages. An archive of the virtual environment would also hold Dagster and
+pyspark, which no task needs, and would name the driver's Python by its path.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pgcdc_assets.spark.attempt import PACKAGE, versions
 
 NAME: Final = "pgcdc_env.tar.gz"
 OF_TASKS: Final = ("numpy", "pyarrow", "pyroaring", "obstore", "psycopg", "psycopg-binary", "pyyaml", "deltalake")
-"""What tasks import; a test imports all their modules from an archive alone."""
+"""What tasks import. A test imports all their modules from an archive alone."""
 PYTHON_VARIABLE: Final = "PGCDC_ASSETS_PYTHON"
-"""On a node: the path of its Python, if Python is not on the PATH under its usual name."""
+"""On a node: the path of its Python, if it is not on the PATH under its usual name."""
 
 _NOT_NEEDED: Final = re.compile(r"(^|/)(__pycache__|tests)/|^pyarrow/(include|src)/|\.(pth|pyi|pxd|pyx)$|^__editable__")
 _REQUIRED: Final = re.compile(r"[A-Za-z0-9._-]+")
 _COMPRESSION: Final = 3
-"""The level of gzip. Level 6 takes three times as long, and saves a twentieth of the size."""
+"""The gzip level. Level 6 takes three times as long and saves a twentieth of the size."""
 _SCRIPT: Final = """\
 #!/bin/sh
 # The node's own {python}, with the packages of this archive before all others.
@@ -48,12 +48,10 @@ class Packed:
     path: Path
     bytes: int
     packages: dict[str, str]
-    """Versions by name."""
 
 
 def pack(to: Path) -> Packed:
-    """Write the archive; it appears complete or not at all. Raises MachineError if a package is missing, or if the
-    archive cannot be written."""
+    """Writes the complete archive or nothing. Raises MachineError if a package is missing or writing fails."""
     found = _needed()
     draft = ""
     try:
@@ -71,7 +69,7 @@ def pack(to: Path) -> Packed:
 
 
 def _needed() -> list[Distribution]:
-    """Our package, the packages that its tasks import, and the packages that these require."""
+    """Returns our package, the packages that its tasks import, and the packages that these require."""
     found: dict[str, Distribution] = {PACKAGE: _installed(PACKAGE)}
     todo = list(OF_TASKS)
     while todo:
@@ -80,7 +78,7 @@ def _needed() -> list[Distribution]:
         if key in found:
             continue
         found[key] = _installed(name)
-        # Requirements with a marker (for a Python or a system) may not be installed here. Then they are not needed.
+        # Requirements with a marker (for a Python or a system) are not needed if they are not installed here.
         for line in found[key].requires or ():
             required = _REQUIRED.match(line)
             if required and "extra ==" not in line and (";" not in line or _is_installed(required[0])):
@@ -108,7 +106,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _files(found: list[Distribution]) -> Iterator[tuple[str, Path]]:
-    """Name in ``lib/`` and path of each file. Our files are last: an editable package lists none of its modules."""
+    """Yields the name in ``lib/`` and the path of each file. An editable package does not list our modules."""
     root = Path(pgcdc_assets.__file__).parent
     for one in found:
         for file in one.files or ():

@@ -1,8 +1,6 @@
-"""One attempt at a task, in a worker, after a check that worker and driver have the same versions: each side unpickles
-what the other side has pickled.
+"""One attempt at a task, in a worker. Each side unpickles the other's data, so both must have the same versions.
 
-Every job imports this module in the worker, so it must not import Spark or the driver's part. The result begins with
-its kind; the rest is pickled.
+Every job imports this module in the worker, so it must not import Spark or the driver's modules.
 """
 
 from __future__ import annotations
@@ -27,13 +25,14 @@ Versions = dict[str, str]
 class Kind(StrEnum):
     DONE = "done"
     FAILED = "failed"
-    """With the name of the worker's host, and an error that the driver raises unchanged."""
+    """With the worker's host name, and an error that the driver raises unchanged."""
     OTHER = "other"
-    """Nothing was tried. With the name of the worker's host, and how the worker differs from the driver."""
+    """The task was not run. With the worker's host name, and how the worker differs from the driver."""
 
 
 def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
-    """The result of one task. Our errors are returned as values, because Spark would turn them into text."""
+    """Returns the kind and pickled content of a result. Our errors are values, because Spark would turn them into
+    text."""
     if (other := difference(versions(), driver)) is not None:
         return Kind.OTHER, pickle.dumps((socket.gethostname(), other))
     try:
@@ -50,8 +49,7 @@ def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
 
 @cache
 def versions() -> Versions:
-    """The versions of this process: our package with a digest of its code, Python's minor and pyarrow's major
-    version."""
+    """Returns this process's versions: our package with a digest of its code, Python's minor, pyarrow's major."""
     return {
         PACKAGE: f"{_version(PACKAGE)} ({_code()})",
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -60,7 +58,7 @@ def versions() -> Versions:
 
 
 def difference(there: Versions, here: Versions) -> str | None:
-    """How a worker differs from the driver, as text; None if it does not differ."""
+    """Returns a text that says how a worker differs from the driver; None if it does not differ."""
     for name, wanted in here.items():
         if (found := there.get(name, "none")) != wanted:
             return f"has {name} {found}, and the driver {wanted}"
@@ -75,7 +73,7 @@ def _version(name: str) -> str:
 
 
 def _code() -> str:
-    """A short digest of the package's source: two checkouts may have the same version."""
+    """Returns a short digest of the package's source: two checkouts may have the same version."""
     digest, root = hashlib.sha256(), Path(__file__).parent.parent
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())

@@ -1,4 +1,4 @@
-"""The settings of a session: ours, the user's, and the settings that a cluster's executors need."""
+"""The settings of a session: our settings, the user's, and the settings that a cluster's executors need."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pgcdc_assets.spark.jars import delta_jars
 
 EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 DRIVER_MEMORY: Final = "2g"
-"""Heap of the driver; the tasks' Arrow memory lies outside it."""
+"""Heap of the driver. The tasks' Arrow memory is outside the heap."""
 PYTHON: Final = "spark.pyspark.python"
 ARCHIVES: Final = "spark.archives"
 UNPACKED: Final = "pgcdc_env"
-"""The folder, in an executor's working directory, into which Spark unpacks the archive."""
+"""Folder in an executor's working directory into which Spark unpacks the archive."""
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def configuration(settings: Settings) -> dict[str, str]:
-    """The session's settings. The user's settings override ours, except those that correctness needs."""
+    """Returns the session's settings. The user's settings override ours, except those that correctness needs."""
     master = settings.master
     base = {
         "spark.driver.memory": DRIVER_MEMORY,
@@ -37,7 +37,7 @@ def configuration(settings: Settings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -XX:-UsePerfData",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-        # The defaults are for tables of thousands of files: 50 partitions cost seconds at every commit.
+        # The defaults suit tables of thousands of files: 50 partitions cost seconds at every commit.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.databricks.delta.snapshotCache.storageLevel": "MEMORY_ONLY",
     }
@@ -49,8 +49,7 @@ def configuration(settings: Settings) -> dict[str, str]:
         "spark.sql.extensions": EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
-        # Without this setting, Spark's pushed-down filters change the ten days that the calendar skipped in October
-        # 1582 to other days, and skip rows.
+        # Otherwise Spark's pushed-down filters shift the ten days that October 1582 did not have, and skip rows.
         "spark.sql.datetime.java8API.enabled": "true",
         "spark.sql.caseSensitive": "false",
         "spark.sql.ansi.enabled": "true",
@@ -66,8 +65,7 @@ def configuration(settings: Settings) -> dict[str, str]:
 
 
 def worker_python(settings: Settings) -> str:
-    """The Python of the tasks: the user's choice, the archive's Python, or else the driver's own, under its own
-    path."""
+    """Returns the Python of the tasks: the user's choice, the archive's Python, or else the driver's path."""
     if given := settings.spark.get(PYTHON):
         return given
     if ARCHIVE in settings.spark:
@@ -87,8 +85,7 @@ def _archives(settings: Settings) -> dict[str, str]:
 
 @cache
 def _local_folder() -> str:
-    """Spark's folder for spilled rows, for the life of this process. A folder that Spark creates would be open to
-    all."""
+    """Creates Spark's folder for spilled rows, deleted at exit. A folder made by Spark is open to all users."""
     folder = tempfile.mkdtemp(prefix="pgcdc-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -1,6 +1,6 @@
 """How many tasks run at a time, and waiting until a cluster's executors have registered.
 
-Before an executor has registered, Spark reports a parallelism of 2, for any cluster.
+Until an executor has registered, Spark reports a parallelism of 2 for any cluster.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXECUTOR_SECONDS: Final = 600.0
-"""A cluster that adds machines on demand takes minutes."""
+"""Time limit for the first executor. A cluster that adds machines on demand takes minutes."""
 _SETTLED_SECONDS: Final = 3.0
-"""Executors of one application register within moments of each other. If no new executor registers for this long, all
-of them have registered."""
+"""Executors of one application register almost together. If none registers for this long, all have registered."""
 _POLL_SECONDS: Final = 0.1
 _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 _CAN_START: Final = "see in its UI whether it has the cores and the memory that `spark.executor.*` ask for"
@@ -30,7 +29,7 @@ def beside(session: SparkSession) -> bool:
 
 
 def cores(session: SparkSession) -> int:
-    """How many tasks run at a time: on the registered executors, or on the executors that Spark may add on demand."""
+    """Returns how many tasks run at a time, on the registered executors or on those that Spark may add on demand."""
     context = session.sparkContext
     standing = max(1, int(context.defaultParallelism))
     if is_local(context.master):
@@ -42,8 +41,8 @@ def cores(session: SparkSession) -> int:
 
 
 def await_executors(session: SparkSession, seconds: float = EXECUTOR_SECONDS) -> None:
-    """Return once the executors have registered. With dynamic allocation, executors start with the work, so this does
-    not wait for them.
+    """Waits until the executors have registered; with dynamic allocation, executors start later and this returns at
+    once.
 
     Raises MachineError if no executor registers, or if the cluster ends the application.
     """
@@ -65,12 +64,12 @@ def await_executors(session: SparkSession, seconds: float = EXECUTOR_SECONDS) ->
 
 
 def _registered(context: Any) -> int:
-    """Executors that have registered. The memory status also lists the driver."""
+    """Returns the number of registered executors. The memory status also lists the driver."""
     return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
 
 
 def _all(context: Any, standing: int) -> bool:
-    """Whether these are all executors that the settings ask for."""
+    """Whether all executors that the settings request have registered."""
     conf = context.getConf()
     if wanted := conf.get("spark.executor.instances", ""):
         return standing >= int(wanted)

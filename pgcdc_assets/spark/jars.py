@@ -1,13 +1,10 @@
 """The Java that Spark starts, and Delta's jars that pyspark lacks, resolved once and kept in a private cache.
 
-delta-spark's wheel contains no jar. ``--packages`` would ask Maven Central at every start and fetch 33 jars, 25 of
-which pyspark already has. So the resolver runs once, and excludes everything that pyspark has.
+delta-spark's wheel contains no jar. ``--packages`` would query Maven Central at every start and fetch 33 jars, 25 of
+which pyspark already has. So the resolver runs once, without these 25. It is pyspark's resolver (Ivy), with its own
+settings and cache: a ``~/.m2`` that holds a pom without its jar breaks the usual chain.
 
-The jars run in a JVM that holds the source's password. So each jar is compared with its SHA-256 in ``jars.sha256``:
-when it is fetched, and at each start.
-
-The resolver is the one that pyspark ships (Ivy). It runs with its own settings and cache, because a ``~/.m2`` that
-holds a pom without its jar breaks the usual chain.
+The jars run in a JVM that holds the source's password, so their SHA-256 is checked (``jars.sha256``) at each start.
 """
 
 from __future__ import annotations
@@ -35,7 +32,6 @@ _VERSION = re.compile(r"-\d[^-]*(-[^-]*)?\.jar$")
 _HASHES = Path(__file__).with_name("jars.sha256")
 """In the format of ``sha256sum``."""
 OLDEST_JAVA = 17
-"""Spark 4 runs on Java 17 and later."""
 REPOSITORY_VARIABLE = "DEFAULT_ARTIFACT_REPOSITORY"
 """Spark's own variable for a mirror of Maven Central."""
 RESOLVE_SECONDS = 600
@@ -43,10 +39,9 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def delta_jars() -> list[Path]:
-    """The jars to add to pyspark's own, in name order; fetched on first use.
+    """Returns the jars to add to pyspark's own, in name order. Fetches them at the first use.
 
-    Raises MachineError for a missing or old Java, a cache that cannot be written, a missing network, or a jar that is
-    not the one that this version was tested with.
+    Raises MachineError for a missing or old Java, an unwritable cache, a failed download, or a jar with a wrong hash.
     """
     delta = version("delta-spark")
     folder = cached(f"jars/delta-{delta}_{pyspark.__version__}_{SCALA}", _fetch)
@@ -55,13 +50,13 @@ def delta_jars() -> list[Path]:
 
 
 def pinned() -> dict[str, str]:
-    """The SHA-256 of each jar, in hex, by file name."""
+    """Returns the SHA-256 of each jar, in hex, by file name."""
     lines = (line.split() for line in _HASHES.read_text().splitlines())
     return {name: digest for digest, name in lines}
 
 
 def _check(folder: Path) -> None:
-    """Raise MachineError unless the folder holds exactly the pinned jars."""
+    """Raises MachineError unless the folder holds exactly the pinned jars."""
     found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in folder.glob("*.jar")}
     expected = pinned()
     wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
@@ -73,7 +68,7 @@ def _check(folder: Path) -> None:
 
 
 def _fetch(folder: Path) -> None:
-    """Fetch Delta's artifact without the modules that pyspark already has, in any version."""
+    """Fetches Delta's artifact without the modules that pyspark already has in any version."""
     line = ".".join(pyspark.__version__.split(".")[:2])
     delta = version("delta-spark")
     own = Path(pyspark.__file__).parent / "jars"
@@ -85,7 +80,7 @@ def _fetch(folder: Path) -> None:
 
 
 def java_command() -> str:
-    """The ``java`` that Spark will start, checked to be new enough."""
+    """Returns the ``java`` that Spark will start. Raises MachineError if it is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     install = f"install Java {OLDEST_JAVA} (a JRE is enough) and set JAVA_HOME to it"
@@ -104,7 +99,7 @@ def java_command() -> str:
 
 @dataclass(frozen=True)
 class Artifact:
-    """Maven's coordinates. ``title`` and ``size`` are for the message if the artifact cannot be fetched."""
+    """Maven's coordinates. ``title`` and ``size`` are for the error if the artifact cannot be fetched."""
 
     organisation: str
     name: str
@@ -114,10 +109,10 @@ class Artifact:
 
 
 def cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """The folder ``name`` of the cache. If the folder is missing, ``fill`` makes it at the path that it is given.
+    """Returns the folder ``name`` of the cache. If it is missing, ``fill`` makes it at the path that it is called with.
 
-    One process fills the folder, and other processes wait for it. A half-filled folder is never visible. Raises
-    MachineError for a cache that cannot be written, and all errors of ``fill``.
+    One process fills the folder, and other processes wait. A half-filled folder is never visible. Raises MachineError
+    if the cache cannot be written, and all errors of ``fill``.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "pgcdc_assets" / name
@@ -141,7 +136,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Fetch into a folder beside the final folder, then rename it."""
+    """Fills a draft folder next to the final folder, then renames it."""
     try:
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     except OSError as error:
@@ -154,9 +149,9 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def retrieve(artifact: Artifact, folder: Path, *, without: Collection[str] = ()) -> None:
-    """Put the jars of the artifact and of its dependencies into ``folder``, except the modules of ``without``.
+    """Puts the jars of the artifact and its dependencies into ``folder``, except the modules of ``without``.
 
-    Raises MachineError for a missing or old Java, and if the network does not deliver the artifact.
+    Raises MachineError for a missing or old Java, or if the artifact cannot be fetched.
     """
     own = Path(pyspark.__file__).parent / "jars"
     ivy = next(own.glob("ivy-*.jar"))
@@ -177,7 +172,7 @@ def retrieve(artifact: Artifact, folder: Path, *, without: Collection[str] = ())
 
 
 def _settings(cache: Path) -> str:
-    # Without a root of its own, Ivy's Maven resolver reads Maven Central.
+    # If `root` is not set, Ivy's Maven resolver reads Maven Central.
     mirror = os.environ.get(REPOSITORY_VARIABLE)
     root = f" root={quoteattr(mirror)}" if mirror else ""
     return (
@@ -200,7 +195,6 @@ def _wanted(artifact: Artifact, without: Collection[str]) -> str:
 
 
 def _first_warning(told: str) -> str:
-    """The first line of Ivy's warnings that has content."""
     lines = (line.strip() for line in told.splitlines())
     return next((line for line in lines if line and not line.startswith("::")), "the resolver told nothing")
 

@@ -31,14 +31,13 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class SparkOnDemand:
-    """Call it to get the session. A run without changes never starts a session."""
+    """Starts the session at the first call, and returns it. A run without changes never calls it."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
         self._starting = threading.Lock()
-        """Copies and turns ask for the session in different threads."""
+        """Copies and turns request the session in different threads."""
         self.started: SparkSession | None = None
-        """None until something has needed the session."""
 
     def __call__(self) -> SparkSession:
         with self._starting:
@@ -48,10 +47,10 @@ class SparkOnDemand:
 
 
 def spark_session(settings: Settings) -> SparkSession:
-    """The process's session with Delta. A running session is used as it is, if it has Delta.
+    """Returns the process's session with Delta. A running session is used unchanged if it has Delta.
 
-    Raises MachineError if Java, the jars or a cluster's executors are missing, LakeError if a running session has no
-    Delta or would write elsewhere.
+    Raises MachineError if Java, the jars or a cluster's executors are missing. Raises LakeError if a running session
+    has no Delta, or if its executors would write to their own disks.
     """
     if SparkContext._active_spark_context is not None:
         running: SparkSession = SparkSession.builder.getOrCreate()
@@ -72,7 +71,7 @@ def spark_session(settings: Settings) -> SparkSession:
     try:
         await_executors(session)
     except BaseException:
-        # Otherwise the session would continue to ask the cluster for executors, as this process's session.
+        # Otherwise the session would continue to request executors from the cluster.
         stop_session(session)
         raise
     if PARTITIONS not in settings.spark:
@@ -81,8 +80,8 @@ def spark_session(settings: Settings) -> SparkSession:
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    """Start the session in a thread of its own. In the main thread, PySpark would replace our SIGINT handler, which
-    interrupts all running work. The caller that waits here can still be interrupted."""
+    """Starts the session in a separate thread. In the main thread, PySpark would replace our SIGINT handler, which
+    interrupts all running work."""
     started: Future[SparkSession] = Future()
 
     def start() -> None:
@@ -99,7 +98,7 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Cancel running jobs and stop the session; the JVM itself ends with this process. May be called twice."""
+    """Cancels running jobs and stops the session. The JVM ends with this process. May be called twice."""
     context = session.sparkContext
     if context._jsc is None or _jvm_ended(0):
         return
@@ -108,13 +107,13 @@ def stop_session(session: SparkSession) -> None:
 
 
 def cancel_jobs(session: SparkSession) -> None:
-    """Cancel every running job of this session's Spark. The callers of these jobs see them fail."""
+    """Cancels every running job of this session's Spark. The callers of these jobs get an error."""
     session.sparkContext.cancelAllJobs()
 
 
 @contextmanager
 def jvm_death_told() -> Iterator[None]:
-    """Raise SparkDied instead of the error that py4j raises when the JVM has ended."""
+    """Raises SparkDied instead of py4j's error if the JVM has ended."""
     try:
         yield
     except (Py4JError, ConnectionError) as error:

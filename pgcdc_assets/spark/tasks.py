@@ -28,13 +28,12 @@ _NO_MODULE: Final = re.compile(r"No module named '?(pyspark|pgcdc_assets)\b")
 
 
 def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequence[Spec]) -> list[Result]:
-    """Run ``task`` once per spec, each in a Spark task of its own; returns the results in the order of the specs.
+    """Runs ``task`` once per spec, each in its own Spark task. Returns the results in the order of the specs.
 
-    Task, specs and results are pickled, and each spec goes only to its own Spark task. ``task`` must be a function of a
-    module. It may run more than once for a spec (a retried or speculative attempt). So what it writes must have unique
-    names, and only what the returned results name counts. The job is collected exactly once. A task's PgcdcError is
-    raised here unchanged, and so is the error for something that the system refuses to all tasks alike. MachineError
-    names the executor if its Python or packages differ from the driver's.
+    Task, specs and results are pickled; each spec goes only to its own Spark task. ``task`` must be a module's
+    function. It may run more than once for a spec (a retried or speculative attempt), so what it writes must have
+    unique names, and only what the returned results name counts. A task's PgcdcError is raised unchanged. MachineError
+    is raised for what the system refuses, such as a full disk, and for an executor whose Python or packages differ.
     """
     if not specs:
         return []
@@ -51,8 +50,7 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
 
 
 def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
-    """The function that a worker calls. It is sent by value, so that even a worker with another version of our package,
-    or without our package, can report this."""
+    """Returns the function that a worker calls. It is sent by value, so it works even without our package."""
     driver = versions()
 
     def attempt(packed: bytes) -> tuple[str, bytes]:
@@ -74,7 +72,7 @@ def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
 
 
 def _result(kind: str, packed: bytes, *, here: bool) -> Any:
-    """``here``: the workers are on the driver's machine, so no host is named."""
+    """``here``: the workers run on the driver's machine, so the error names no host."""
     found = pickle.loads(packed)
     if kind == Kind.DONE:
         return found
@@ -88,7 +86,7 @@ def _result(kind: str, packed: bytes, *, here: bool) -> Any:
 
 
 def _unfit(told: str) -> MachineError | None:
-    """The error for a worker that Spark could not even start, or that Spark refuses; None for all other errors."""
+    """Returns the error for a worker that Spark could not start or refuses; None for all other errors."""
     host = _HOST.search(told)
     thing = f"executor on {host[1]}" if host else "executor"
     if found := _NO_PYTHON.search(told):
