@@ -1,4 +1,4 @@
-"""Builds the mirrored tables from the catalog's relations and from what publications publish of these relations."""
+"""Builds the mirrored tables from the catalog's relations and from what publications publish of them."""
 
 from __future__ import annotations
 
@@ -49,14 +49,13 @@ class Assembly:
         return [made[name] for name in sorted(made)]
 
     def plain(self, relation: CatalogRelation) -> Table:
-        """Builds a table that is published as itself. If the table is partitioned, its rows are the rows of its
-        leaves."""
+        """Builds a table that is published as itself. The rows of a partitioned table are the rows of its leaves."""
         rows = [leaf for leaf in self._every_leaf(relation) if leaf.outside is None]
         senders = [relation.identity, *(leaf.identity for leaf in rows)]
         return self._table(relation, relation.oid, senders, rows)
 
     def root(self, relation: CatalogRelation, senders: Sequence[CatalogRelation]) -> Table:
-        """Builds a partitioned table whose leaf partitions are published as themselves."""
+        """Builds a partitioned table whose leaves are published as themselves."""
         stored = [sender for sender in senders if sender.outside is None]
         first = (stored or senders)[0]
         identities = [sender.identity for sender in stored] or [relation.identity]
@@ -69,16 +68,13 @@ class Assembly:
         return [self.relations[oid] for oid in self.leaves.get(root.oid, ()) if oid in self.relations]
 
     def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
-        """Whether a publication that setup made lists one of these relations.
-
-        A publication that somebody else made may list only some leaves on purpose.
-        """
+        """Whether a publication that setup made lists a relation. A foreign publication may omit leaves on purpose."""
         if self.rows is None:
             return False
         return any(not self.rows.ours.isdisjoint(self.published[sender.oid].publications) for sender in senders)
 
     def leaf(self, relation: CatalogRelation) -> Table:
-        """Builds a leaf as a table of its own. Its key has the columns of its root's key, found by name."""
+        """Builds a leaf as a separate table. Its key has the columns of its root's key, found by name."""
         root = self.relations.get(relation.root or 0)
         own = self._table(relation, relation.oid, [relation.identity], ())
         if root is None:
@@ -90,7 +86,7 @@ class Assembly:
 
     @cached_property
     def _roots(self) -> dict[int, Table]:
-        """The roots of published leaves. Each root is built once, because it may have thousands of leaves."""
+        """The roots of published leaves, each built once, because it may have thousands of leaves."""
         senders: dict[int, list[CatalogRelation]] = defaultdict(list)
         for relation in self.relations.values():
             if relation.root and not relation.partitioned and relation.oid in self.published:
@@ -133,7 +129,6 @@ class Assembly:
         )
 
     def _comments(self, relation: CatalogRelation, columns: Sequence[Column]) -> Comments:
-        """The comments of the table and of its published columns."""
         published = {0, *(column.attnum for column in columns)}
         return tuple(one for one in self.comments.get(relation.oid, ()) if one[0] in published)
 
@@ -188,9 +183,6 @@ class Assembly:
 
 
 def _with_defaults_of(leaves: Sequence[CatalogRelation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """Returns the columns with the defaults of the leaves.
-
-    ADD COLUMN ... DEFAULT stores the value of older rows at the leaves, which hold these rows, and not at the root.
-    """
+    """Takes the columns' defaults from the leaves, where ADD COLUMN ... DEFAULT stores the value of older rows."""
     noted = {column.name: column.missing for leaf in leaves for column in leaf.columns if column.missing is not None}
     return tuple(replace(column, missing=noted.get(column.name, column.missing)) for column in columns)

@@ -1,9 +1,8 @@
 """Chooses a mirror's key, by pure rules over the facts of indexes and replica identities.
 
 The stream identifies an old row by the table's replica identity. So the primary key is the mirror's key only if the
-replica identity carries its columns. Otherwise the mirror's key is the identity index. Deferrable keys do not count:
-with a deferrable key, ``SET id = -id`` lets two rows swap keys within one statement, and a net effect per key cannot
-express a swap.
+replica identity carries its columns. Otherwise the identity index is the mirror's key. Deferrable keys do not count:
+``SET id = -id`` may then swap the keys of two rows in one statement, and a net effect per key cannot express a swap.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pgcdc_assets.core.catalog import ReplicaIdentity
 
 @dataclass(frozen=True)
 class Index:
-    """The primary key, or the index of REPLICA IDENTITY USING INDEX. ``columns``: names of the key columns."""
+    """The primary key, or the index of REPLICA IDENTITY USING INDEX."""
 
     columns: tuple[str, ...]
     primary: bool
@@ -44,7 +43,7 @@ class RowIdentity:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns of a key tuple ``K``. Empty for FULL, which sends whole rows, and if there is no usable identity."""
+        """Columns of a key tuple ``K``. Empty for FULL, which sends whole rows, and without a usable identity."""
         return {"d": self.primary, "i": self.index}.get(self.replica_identity, ())
 
     @property
@@ -61,11 +60,8 @@ class RowIdentity:
 
 
 def mirror_key(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> tuple[str, ...]:
-    """Returns the key of a table whose rows come from ``senders`` (the table itself, or its leaves); () if it has no
-    key.
-
-    Only keys of the root itself count. A key that only the leaves have is not unique across the leaves.
-    """
+    """Returns the key of a table whose rows come from ``senders`` (the table or its leaves); () if it has no key. Only
+    the table's own keys count. A key that only the leaves have is not unique across the leaves."""
     for key in own.candidates():
         if set(key) <= set(published) and all(sender.delivers(key) for sender in senders):
             return key
@@ -73,5 +69,5 @@ def mirror_key(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequ
 
 
 def followable(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> bool:
-    """Whether updates and deletes can be mirrored, either by a key or as a multiset of whole rows."""
+    """Whether updates and deletes can be mirrored, by a key or as a multiset of whole rows."""
     return bool(mirror_key(own, senders, published)) or all(sender.replica_identity == "f" for sender in senders)

@@ -20,8 +20,8 @@ from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 
-# Does not use pg_relation_filenode(), which returns the current file under any snapshot. The result would then show the
-# new files of an ALTER TABLE with the old columns, which is how a TRUNCATE looks.
+# Does not use pg_relation_filenode(), which returns the current file under any snapshot. An ALTER TABLE would then show
+# new files with the old columns, like a TRUNCATE.
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
@@ -49,8 +49,8 @@ SELECT i.indrelid, i.indisprimary, i.indisreplident,
 FROM pg_catalog.pg_index i
 WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
 """
-# Does not use pg_partition_tree, which waits for locks on leaves. A partition with inhdetachpending is left out: it is
-# left by a DETACH CONCURRENTLY that was interrupted before its second half, and queries of its table do not see it.
+# Does not use pg_partition_tree, which waits for locks on leaves. Leaves out partitions with inhdetachpending: an
+# interrupted DETACH CONCURRENTLY has left them, and queries of their table do not see them.
 _LEAVES = """
 WITH RECURSIVE tree (root, oid) AS (
   SELECT r.oid, r.oid FROM unnest(%s::oid[]) AS r (oid)
@@ -60,7 +60,7 @@ WITH RECURSIVE tree (root, oid) AS (
 )
 SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
-# A separate query, because only checks of the catalog need comments. The facts in the change log have no comments.
+# A separate query, because only checks of the catalog need comments. Facts in the change log have none.
 _COMMENTS = """
 SELECT objoid, objsubid, description
 FROM pg_catalog.pg_description
@@ -69,7 +69,7 @@ WHERE classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND objoid = ANY(%s)
 DECODED: Final = frozenset({"tde_heap"})
 """Table access methods of extensions that write the same WAL records as the heap."""
 of_catalog = partial(reading, "system catalog of the source", SourceFailed, "have it checked for damage there")
-"""Decorates functions that interpret rows of the catalog. A row that PostgreSQL's rules exclude raises SourceFailed."""
+"""Decorates functions that interpret catalog rows. A row that breaks PostgreSQL's rules raises SourceFailed."""
 Comments = tuple[tuple[int, str], ...]
 """The form of :attr:`Table.comments`: attnum (0 for the table) and text, in attnum order."""
 
@@ -93,7 +93,7 @@ class CatalogRelation:
     attnums_given: int
     """See :attr:`Table.attnums_given`."""
     access_method: str | None
-    """The table access method of a table; None if it is PostgreSQL's heap."""
+    """The table access method; None if it is PostgreSQL's heap."""
 
     @property
     def partitioned(self) -> bool:
@@ -101,11 +101,9 @@ class CatalogRelation:
 
     @property
     def outside(self) -> Outside | None:
-        """Why logical decoding does not carry the relation's rows; None if it carries them.
-
-        Each table access method writes its own WAL. PostgreSQL decodes the WAL of the heap. Other access methods count
-        only if they are known to be decoded (:data:`DECODED`).
-        """
+        """Why logical decoding does not carry the relation's rows; None if it carries them. Each table access method
+        writes its own WAL, and PostgreSQL decodes only the heap's. Other access methods count only if they are known to
+        be decoded (:data:`DECODED`)."""
         if self.kind == "f":
             return Outside(self.oid, self.name, "is a foreign table", "mirror its rows from the server that has them")
         if self.unlogged and not self.partitioned:
@@ -117,10 +115,7 @@ class CatalogRelation:
 
     @property
     def refuses_updates(self) -> bool:
-        """Whether PostgreSQL refuses UPDATE and DELETE while a publication publishes them.
-
-        For foreign and unlogged tables PostgreSQL ignores publications.
-        """
+        """Whether PostgreSQL refuses published UPDATE and DELETE. It ignores foreign and unlogged tables."""
         return self.kind != "f" and not self.unlogged and not self.identity.publishable
 
     @property
@@ -144,7 +139,7 @@ class CatalogRelation:
 
 @of_catalog()
 def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, CatalogRelation]:
-    """Returns those relations of ``oids`` that still exist. Needs about four queries for any number of relations."""
+    """Returns the relations of ``oids`` that still exist, with about four queries for any number of relations."""
     wanted = sorted(set(oids))
     heads = list(conn.execute(_RELATIONS, [wanted]))
     attributes = list(conn.execute(_COLUMNS, [wanted]))
@@ -180,7 +175,7 @@ def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int
 
 
 def read_comments(conn: psycopg.Connection[Any], relations: Iterable[int]) -> dict[int, Comments]:
-    """Returns the comments of these relations, by OID. Relations without comments are left out."""
+    """Returns the comments of these relations, by OID. Leaves out relations without comments."""
     found: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for oid, attnum, comment in conn.execute(_COMMENTS, [sorted(set(relations))]):
         found[oid].append((attnum, comment))
@@ -188,10 +183,8 @@ def read_comments(conn: psycopg.Connection[Any], relations: Iterable[int]) -> di
 
 
 def without_rows(conn: psycopg.Connection[Any], relation: int) -> bool:
-    """Whether a relation has no page, so that no transaction has a row in it. False if it is locked or dropped.
-
-    Waits at most 100 ms for the lock, and holds no other lock at the same time.
-    """
+    """Whether a relation has no page, so that no transaction has a row in it. False if it is locked or dropped. Waits
+    at most 100 ms for the lock, and holds no other lock at the same time."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
         raise ValueError("a lock would be held until the end of the transaction that is open")
     with suppress(psycopg.errors.LockNotAvailable), conn.transaction():

@@ -1,9 +1,7 @@
-"""Reads types from pg_type, with all types inside them at any depth: base types of domains, element types of arrays,
-enums, composite types, and types whose text is a name.
+"""Reads types from pg_type, with all types inside them at any depth.
 
-The text of values of the inner types can change although no row is written. The causes are ALTER TYPE ... RENAME VALUE,
-ADD ATTRIBUTE and DROP ATTRIBUTE (ALTER TABLE ... ADD COLUMN, if a table is used as a row type), and the renaming of an
-object.
+The text of values of the inner types may change although no row is written: by ALTER TYPE ... RENAME VALUE, ADD
+ATTRIBUTE or DROP ATTRIBUTE (ALTER TABLE ... ADD COLUMN, if a table is used as a row type), or a renamed object.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ NAMING_TYPES = frozenset(
     {"aclitem", "regclass", "regcollation", "regconfig", "regdatabase", "regdictionary", "regnamespace", "regoper",
      "regoperator", "regproc", "regprocedure", "regrole", "regtype"}
 )  # fmt: skip
-"""Types whose value is the OID of an object and whose text is the object's name. Renaming the object changes the text
-and leaves no trace in the rows or in the type."""
+"""Types whose value is an object's OID and whose text is its name. A rename changes the text, but no row or type."""
 _INNER = """
 SELECT t.typbasetype AS oid
 UNION ALL SELECT t.typelem
@@ -30,7 +27,7 @@ UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngty
 UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
   WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 """
-# A true array type is the typarray of its element type. int2vector and oidvector are not, and they print differently.
+# A true array type is the typarray of its element type. int2vector and oidvector are not, and print differently.
 _TYPES = f"""
 WITH RECURSIVE parts (oid) AS (
   SELECT unnest(%s::oid[])
@@ -80,8 +77,7 @@ class PgTypes:
         return oid in self.rows
 
     def get(self, oid: int, typmod: int = -1) -> PgType:
-        """Returns the type of a column. The typmod of a domain applies to its base type, the typmod of an array to its
-        elements."""
+        """Returns a column's type. A domain's typmod applies to its base type, an array's to its elements."""
         row = self.rows.get(oid)
         if row is None:  # dropped; the codec reads its values as text
             return PgType(oid, f"oid {oid}", typmod)
@@ -90,8 +86,7 @@ class PgTypes:
         return PgType(row.oid, row.name, typmod, row.family, base, element, row.delimiter)
 
     def _innermost(self, row: _Row) -> PgType:
-        """Returns the base type of a domain. A domain may be based on a domain; only one type of the chain has a
-        typmod."""
+        """Returns the base type of a domain, also through several domains. Only one type of the chain has a typmod."""
         typmod, passed = -1, set[int]()
         while row.base:
             if row.oid in passed:

@@ -1,10 +1,9 @@
 """Reads what publications publish, as the server itself resolves it (pg_publication_tables).
 
-That view waits for each session that holds ACCESS EXCLUSIVE on a published table: an open TRUNCATE or ALTER TABLE, or a
-VACUUM FULL. The stream does not wait for such a lock, so we must not make it wait. If a table is locked, the catalog
-tables themselves are read instead, by the rules of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). The
-text of a row filter is the exception: to print it, PostgreSQL opens the filter's table. So each row filter is then read
-by a query of its own, which waits only for a lock on that table.
+That view waits for sessions that hold ACCESS EXCLUSIVE on a published table (TRUNCATE, ALTER TABLE, VACUUM FULL). The
+stream does not wait for such a lock, so we must not delay it. If a table is locked, the catalog tables are read
+instead, by the rules of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). To print a row filter, PostgreSQL
+opens the filter's table. So each row filter is then read by its own query, which waits for this table only.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from pgcdc_assets.errors import CopyBlocked
 LISTS_SINCE: Final = 150000
 """PostgreSQL 15 introduced column lists, row filters and publications of schemas."""
 GENERATED_SINCE = 180000
-"""The version that introduced publish_generated_columns. In older versions a generated column is never in the stream,
-although PostgreSQL 15 lists it."""
+"""The version of publish_generated_columns. Older versions never send generated columns, although 15 lists them."""
 MARK: Final = "Made by pgcdc_assets for slot "
 """Beginning of the comment on each publication that setup made."""
 UNREAD: Final = "\0"
@@ -36,7 +34,6 @@ LEFT JOIN pg_catalog.pg_publication_rel own ON own.prpubid = p.oid AND own.prrel
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s
                   WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)
 """
-# Before PostgreSQL 18 a generated column is never in the stream, although the view of PostgreSQL 15 lists it.
 _COLUMNS: Final = """
   ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -58,8 +55,8 @@ JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
 WHERE t.pubname = ANY(%(names)s){only} ORDER BY c.oid, p.pubname
 """
 _ONLY = " AND c.oid = ANY(%(oids)s)"
-# The view's own list of columns mixes the newest catalog with the query's snapshot. A column that was dropped between
-# the two, while another column was added, would look like a column that is no longer published.
+# The view's own list of columns mixes the newest catalog with the query's snapshot. If one column was dropped and
+# another added between the two, the dropped column would look unpublished.
 _LISTS = f"{_COLUMNS}, t.rowfilter"
 _NO_LISTS = "NULL::text[], NULL::text"
 
@@ -84,12 +81,9 @@ def read_published(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None, *,
     unread: bool = False,
 ) -> dict[int, Published]:  # fmt: skip
-    """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them.
-
-    A root without leaves is returned itself. ``oids`` restricts the result to these relations, which is much cheaper if
-    the publications have hundreds of tables. If a table is locked and its row filter cannot be read, the row filter is
-    UNREAD with ``unread``; without ``unread``, CopyBlocked is raised.
-    """
+    """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. A root
+    without leaves is returned itself. ``oids`` restricts the result, which is much cheaper with hundreds of published
+    tables. The row filter of a locked table is UNREAD with ``unread``. Without it, CopyBlocked is raised."""
     version = conn.info.server_version
     lists, own = (_LISTS, _OWN_ROW) if version >= LISTS_SINCE else (_NO_LISTS, "")
     query = _QUERY.format(lists=lists, own=own, only="" if oids is None else _ONLY)
@@ -101,7 +95,7 @@ def read_published(
             found = conn.execute(query.encode(), wanted).fetchall()
         found += read_leafless(conn, publications, oids)
     except (LockNotAvailable, InternalError_):
-        # InternalError_ is raised if a table is dropped while the view is read: "could not open relation with OID".
+        # InternalError_: a table was dropped while the view was read ("could not open relation with OID").
         found = read_beside_locks(conn, publications, oids)
         locked = [row[0] for row in found if row[-1] == UNREAD]
         if locked and not unread:
@@ -113,11 +107,8 @@ def read_published(
 
 
 def _combined(oid: int, entries: list[tuple[Any, ...]]) -> Published:
-    """Combines several publications of one table. An operation is published if any publication publishes it. Row
-    filters are combined by OR.
-
-    Different column lists for one table need no handling here: the server itself reports them as an error.
-    """
+    """Combines several publications of one table. An operation is published if any publication publishes it, and row
+    filters are combined by OR. The server itself reports different column lists as an error."""
     _, names, inserts, updates, deletes, truncates, via_root, columns, filters = zip(*entries, strict=True)
     listed = None if any(column is None for column in columns) else tuple(columns[0])
     return Published(
@@ -142,7 +133,7 @@ def refuse_unread(name: object) -> NoReturn:
                       do="end the transaction that holds ACCESS EXCLUSIVE on it, then run again")  # fmt: skip
 
 
-# The catalog tables, beside locks -------------------------------------------------------------
+# The catalog tables, read if a table is locked -----------------------------------------------
 
 _MEMBERS: Final = """
   SELECT p.oid AS pub, r.prrelid AS relid FROM pub p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
@@ -206,11 +197,8 @@ _FILTER_TIMEOUT: Final = "SET LOCAL lock_timeout = '100ms'"
 def read_beside_locks(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> list[tuple[Any, ...]]:
-    """Returns rows like the rows of pg_publication_tables: oid, publication, its four operations, via_root, columns,
-    row filter.
-
-    Before PostgreSQL 15 columns is None, which means all columns. The row filter is UNREAD if its table is locked.
-    """
+    """Returns rows of pg_publication_tables: oid, publication, its four operations, via_root, columns, row filter.
+    columns is None before PostgreSQL 15 (all columns). The row filter is UNREAD if its table is locked."""
     found = _read(conn, _SHOWN, publications, oids)
     return [(*row, _row_filter(conn, row[0], row[1]) if filtered else None) for *row, filtered in found]
 
@@ -218,10 +206,8 @@ def read_beside_locks(
 def read_leafless(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> list[tuple[Any, ...]]:
-    """Returns rows like :func:`read_beside_locks`, for the listed partitioned tables that no leaf can publish yet.
-
-    The view pg_publication_tables shows such a table only once it has a leaf.
-    """
+    """Returns rows like :func:`read_beside_locks`, for listed partitioned tables that no leaf can publish yet. The view
+    pg_publication_tables does not show such a table."""
     return [(*row, None) for *row, _ in _read(conn, _LEAFLESS, publications, oids)]
 
 
@@ -244,7 +230,7 @@ def _read(
 
 
 def _row_filter(conn: psycopg.Connection[Any], oid: int, publication: str) -> str | None:
-    """Returns the row filter's text: UNREAD if the table is locked, None if the table has been dropped."""
+    """Returns the row filter's text: UNREAD if the table is locked, None if the table was dropped."""
     try:
         with conn.transaction(force_rollback=True):
             conn.execute(_FILTER_TIMEOUT)
@@ -252,12 +238,11 @@ def _row_filter(conn: psycopg.Connection[Any], oid: int, publication: str) -> st
     except LockNotAvailable:
         return UNREAD
     except InternalError_:
-        # "could not open relation with OID": the table has been dropped.
         return None
     return None if row is None else str(row[0])
 
 
-# The rows of the catalog that publish ----------------------------------------------------------
+# Catalog rows that publish tables --------------------------------------------------------------
 
 _PUBLICATION_ROWS = """
 SELECT p.pubname::text, NULL::oid, NULL::text, ARRAY[p.oid::int8, p.xmin::text::int8]
@@ -286,24 +271,19 @@ WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid
 
 
 def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, int]:
-    """Returns the xmin of the pg_depend row that ties each relation to its schema. Only SET SCHEMA writes this row
-    again.
-
-    Only a publication of a schema loses a table by SET SCHEMA. It has the table again once the table is moved back.
-    """
+    """Returns the xmin of each relation's pg_depend row for its schema. Only SET SCHEMA writes this row again. A
+    publication of a schema loses a table by SET SCHEMA, and has it again once the table is moved back."""
     return dict(conn.execute(_PLACES, [sorted(set(oids))]).fetchall())
 
 
 @dataclass(frozen=True)
 class PublicationRows:
-    """The catalog rows that publish tables. A table that was removed from a publication and added again has new
-    rows."""
+    """The catalog rows that publish tables. A table that was removed and added again has new rows."""
 
     publications: Mapping[str, Mark]
     relations: Mapping[tuple[str, int], Mark]
     schemas: Mapping[tuple[str, str], Mark]
     ours: frozenset[str]
-    """The publications that setup made."""
 
     @classmethod
     def read(cls, conn: psycopg.Connection[Any], names: Sequence[str]) -> PublicationRows:
@@ -327,8 +307,7 @@ class PublicationRows:
         return tuple(sorted(self.relations[name, oid] for name in publications if (name, oid) in self.relations))
 
     def of(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> Marks:
-        """Returns the rows that concern a table: of its publications, of the table and its partitions, and of its
-        schemas."""
+        """Returns the rows of a table's publications, of the table with its partitions, and of its schemas."""
         members, places = list(oids), list(schemas)
         marks: list[Mark] = []
         for name in publications:

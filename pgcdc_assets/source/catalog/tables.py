@@ -1,8 +1,7 @@
 """Reads the mirrored tables from the source's catalog, all at one moment.
 
-Reading all facts of 1,000 tables takes a quarter of a second. Reading the fingerprint of the catalog rows that describe
-them takes a few milliseconds (:class:`CatalogSnapshot`). So the catalog can be checked for each consistent point, after
-all changes that the point covers. :class:`TablePatterns` decides which tables the setting ``tables`` selects.
+Reading all facts of 1,000 tables takes a quarter of a second. Reading the fingerprint of their catalog rows takes a few
+milliseconds (:class:`CatalogSnapshot`), so the catalog is checked for each consistent point.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from pgcdc_assets.source.connect.connection import encoding_of
 from pgcdc_assets.source.connect.failures import no_publication
 from pgcdc_assets.structure.differences import changes
 
-# Goes up from each leaf, because a partition that has partitions itself may be detached and attached too.
+# Goes up from each leaf, because a partition with partitions may be detached and attached too.
 _ATTACHED = """
 WITH RECURSIVE chain (leaf, parent, level, mark) AS (
   SELECT inhrelid, inhparent, 1, ARRAY[inhparent::int8, xmin::text::int8]
@@ -56,9 +55,9 @@ def read_tables(
 ) -> tuple[Table, ...]:  # fmt: skip
     """Returns the mirrored tables of these publications, sorted by name: roots with their leaves, and plain tables.
 
-    ``before``: the tables as they were read earlier. The row filter of a locked table cannot be read. If no catalog row
-    that publishes the table has changed since, the row filter is taken from ``before``. Otherwise CopyBlocked is
-    raised. With ``blocked``, the error is stored there by the table's name instead, and the table is left out.
+    ``before`` are the tables as read earlier. The row filter of a locked table cannot be read. It is taken from
+    ``before`` if the catalog rows that publish the table are unchanged; otherwise CopyBlocked is raised. With
+    ``blocked``, the table is left out instead, and the error is stored there by the table's name.
     """
     with at_one_moment(conn):
         published = read_published(conn, publications, unread=True)
@@ -106,7 +105,7 @@ def _filtered(table: Table, before: Table | None) -> Table:
 
 @contextmanager
 def at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Gives all queries in the block one snapshot. Otherwise an ALTER PUBLICATION that commits between two queries
+    """Gives all queries in the block one snapshot. Without it, an ALTER PUBLICATION that commits between two queries
     could look as if a table had been removed and added again."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
         yield  # The caller has opened a transaction itself.
@@ -130,13 +129,11 @@ def read_catalog(
 def relation_facts(
     conn: psycopg.Connection[Any], relations: Mapping[int, Iterable[int]], publications: Sequence[str]
 ) -> dict[int, RelationFacts]:
-    """Reads from the current catalog the facts that Relation messages lack.
+    """Reads from the current catalog the facts that Relation messages lack. ``relations``: the OIDs of each relation's
+    column types, by the relation's OID. Any number of relations needs about ten queries.
 
-    ``relations``: the OIDs of each relation's column types, by the relation's OID.
-
-    Needs about ten queries for any number of relations, because a transaction may touch thousands. In the result,
-    ``table`` is the relation itself. For a leaf it has the leaf's columns and attnums, the root's name, and the root's
-    key by the leaf's attnums. ``table`` is None if the relation has been dropped.
+    In the result, ``table`` is the relation itself; None if it was dropped. For a leaf it has the leaf's columns and
+    attnums, the root's name, and the root's key by the leaf's attnums.
     """
     wanted = {oid: list(type_oids) for oid, type_oids in relations.items()}
     types = PgTypes.read(conn, {type_oid for type_oids in wanted.values() for type_oid in type_oids})
@@ -162,8 +159,9 @@ def relation_facts(
 # The check of the catalog ----------------------------------------------------------------------
 
 _SUM = "count(*)::text || ':' || coalesce(sum(hashint8extended(xmin::text::int8, {})), 0)::text"
-# A change of a catalog row writes a new row with a new xmin. A deletion removes a row. So every change gives another
-# sum. Enum values, partitions and publications are few. All their rows are summed, so that new rows are noticed too.
+# A change of a catalog row writes a new row with a new xmin, and a deletion removes a row, so every change gives
+# another sum. Enum values, partitions and publications are few. All their rows are summed, so that new rows are noticed
+# too.
 _SUMMED = {
     "pg_class": "oid::int8|oid = ANY(%(relations)s)",
     "pg_attribute": "attrelid::int8 * 65536 + attnum|attrelid = ANY(%(relations)s) AND attnum > 0",
@@ -189,10 +187,8 @@ SELECT oid FROM above UNION SELECT typrelid FROM pg_catalog.pg_type WHERE oid = 
 
 @dataclass(frozen=True)
 class CatalogSnapshot:
-    """The published tables at one moment, and a fingerprint of the catalog at that moment.
-
-    ``relations``: the OIDs of the relations whose catalog rows are in the fingerprint.
-    """
+    """The published tables and a fingerprint of the catalog, both at one moment. ``relations``: the OIDs of the
+    relations whose catalog rows are in the fingerprint."""
 
     tables: tuple[Table, ...]
     relations: tuple[int, ...]
@@ -204,10 +200,7 @@ class CatalogSnapshot:
         cls, conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str],
         before: Sequence[Table] = (),
     ) -> Self:  # fmt: skip
-        """Reads the tables of these publications, and their fingerprint at the same moment.
-
-        ``before``: see :func:`read_tables`.
-        """
+        """Reads the tables of these publications, and their fingerprint. ``before``: see :func:`read_tables`."""
         with at_one_moment(conn):
             tables = read_tables(conn, publications, patterns, before)
             oids = relations_of(tables) | {leaf.oid for table in tables for leaf in table.unpublished}
@@ -218,11 +211,8 @@ class CatalogSnapshot:
             return cls(tables, relations, _fingerprint(conn, relations))
 
     def shows(self, table: Table) -> bool:
-        """Whether this snapshot shows exactly the given table.
-
-        ``table`` may have been read before or after this snapshot, because a mark that has changed never has its old
-        value again.
-        """
+        """Whether this snapshot shows exactly the given table, read before or after the snapshot. A mark that has
+        changed never has its old value again."""
         seen = next((other for other in self.tables if other.name == table.name), None)
         return seen is not None and not changes(table, seen) and seen.comments == table.comments
 
@@ -232,7 +222,7 @@ class CatalogSnapshot:
 
 
 def _fingerprint(conn: psycopg.Connection[Any], relations: Sequence[int]) -> str:
-    """Reads the fingerprint of these relations by one statement, so that all of it is of one moment."""
+    """Reads the fingerprint of these relations with one statement, so that all of it is of one moment."""
     version = conn.info.server_version
     parts = (
         f"(SELECT {_SUM.format(row)} FROM pg_catalog.{table} WHERE {where})"  # noqa: S608 (texts of our own)
@@ -251,12 +241,9 @@ _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s][^".]*')
 
 @dataclass(frozen=True)
 class TablePatterns:
-    """Patterns of the form ``schema.table`` with ``*`` and ``?``. A pattern that begins with ``-`` excludes tables.
-
-    A name without a schema is in the schema public. A table is selected if no exclusion matches it and some inclusion
-    does, or if there are no inclusions. Names are compared with the names in the catalog, including their case. A part
-    in double quotes is taken literally.
-    """
+    """Patterns of the form ``schema.table`` with ``*`` and ``?``. A pattern that begins with ``-`` excludes tables. A
+    name without a schema is in the schema public. A table is selected if no exclusion matches it, and an inclusion does
+    or there are no inclusions. Case counts. A part in double quotes is taken literally."""
 
     included: tuple[re.Pattern[str], ...] = ()
     excluded: tuple[re.Pattern[str], ...] = ()

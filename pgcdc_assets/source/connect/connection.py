@@ -1,5 +1,4 @@
-"""Connects to the source for SQL, always with the same session settings and typed errors, and quotes names and values.
-Messages contain no secrets."""
+"""Connects to the source for SQL with fixed session settings and typed errors, and quotes names and values."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ logger = logging.getLogger(__name__)
 RV = TypeVar("RV")
 
 APPLICATION = "pgcdc_assets"
-"""First part of every application_name. It is distinctive on purpose: if synchronous_standby_names matched it, each
-COMMIT on the source would wait for us."""
+"""First part of every application_name. If synchronous_standby_names matched it, each COMMIT would wait for us."""
 
 _SESSION = {
     # Every value has one text form, independent of the defaults of the server, the database and the role.
@@ -44,10 +42,10 @@ _SESSION = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # The search path decides how regclass and similar types print, and which operators are found. All connections have
-    # the same path, and no user can create a function in it.
+    # The search path decides how regclass and similar types print, and which operators are found. No user can create a
+    # function in this schema.
     "search_path": "pg_catalog",
-    # Roles for reporting often have this on, and setup has to create publications.
+    # Roles for reporting often have this setting on, but setup has to create publications.
     "default_transaction_read_only": "off",
 }
 _TRANSPORT = {
@@ -62,32 +60,28 @@ _TRANSPORT = {
     # Empty, so that a value from a service file is not used.
     "replication": "",
 }
-"""Connection parameters. With these, a peer that vanished is noticed within a minute. A dead path that keeps its TCP
-connections alive is noticed by :mod:`pgcdc_assets.source.connect.silence`. The values of the user's conninfo take
-precedence, except for the encoding."""
+"""Connection parameters, with which a peer that vanished is noticed within a minute. The values of the user's conninfo
+take precedence, except the encoding. For dead paths with live TCP connections see
+:mod:`pgcdc_assets.source.connect.silence`."""
 _CANCEL_SECONDS = 1.0
-"""Time limit for a cancel request, sent when nobody waits for the query's result any more."""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A psycopg connection that raises SourceUnavailable when it is lost. Silence of the server counts as loss.
-
-    A query may take any time as long as its session is at work. ``on_wait`` is then called every ten seconds.
-    """
+    """A psycopg connection that raises SourceUnavailable if it is lost, or if the server is silent for too long. A
+    query may take any time while its session is at work. ``on_wait`` is then called every ten seconds."""
 
     patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"
-    """The server of the connection, for messages: see :func:`redacted`."""
+    """The server's name for messages: see :func:`redacted`."""
     session: Session | None = None
     """The session on the server; None until the server has sent its pid."""
     on_wait: Callable[[str], None] | None = None
     """Called with a text that says what a long wait is for. If None, the text is logged."""
     encoding: Encoding = UTF8
-    """The encoding of all texts: the server's encoding. If we requested UTF8, the server would end the stream, copy or
-    query at the first text that cannot be converted to UTF8. In the server's encoding, a bad text affects only its own
-    table."""
+    """The encoding of all texts: the server's encoding. With UTF8, the server would end the stream, copy or query at
+    the first text that it cannot convert. In the server's encoding, such a text affects only its own table."""
 
     def execute(
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
@@ -99,10 +93,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         return super().execute(query, params, prepare=prepare, binary=binary)
 
     def speak(self) -> None:
-        """Makes psycopg use the server's encoding, which :func:`connect` sets for the session.
-
-        psycopg itself would refuse a text with a byte that is invalid in its encoding.
-        """
+        """Makes psycopg use the server's encoding, and accept texts with bytes that are invalid in it."""
         self.encoding = encoding = Encoding.of(self.info.parameter_status("server_encoding"))
         if encoding.name == UTF8.name:
             return
@@ -135,8 +126,8 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         except psycopg.Error:
             raise
         except BaseException:
-            # The server was silent, or the wait was interrupted. Nobody will read the answer, so the connection cannot
-            # be used for another query.
+            # The server was silent, or the wait was interrupted. Nobody will read the answer, so the connection is
+            # closed.
             self.abandon()
             raise
 
@@ -183,8 +174,7 @@ def session_options(**more: str) -> str:
 
 
 def source_conninfo(conninfo: str, *, application_name: str, options: Mapping[str, str] | None = None) -> str:
-    """Returns ``conninfo`` with our session settings behind the user's options. Raises SettingsError if it is not a
-    conninfo."""
+    """Returns ``conninfo`` with our session settings after the user's options. May raise SettingsError."""
     given = parsed(conninfo)
     ours = session_options(**(options or {}))
     own = str(given.get("options") or "")
@@ -198,11 +188,9 @@ def connect(
     conninfo: str, *, application_name: str = APPLICATION, row_security: bool = True,
     options: Mapping[str, str] | None = None, **kwargs: Any,
 ) -> SourceConnection:  # fmt: skip
-    """Opens an autocommit connection with the session settings above.
-
-    ``row_security=False`` is for copies: a policy that would hide rows then causes an error and not an incomplete copy.
-    Raises SourceUnavailable, or SourceNotReady if the server refuses the connection.
-    """
+    """Opens an autocommit connection with the session settings above. ``row_security=False`` is for copies: a policy
+    that would hide rows then raises an error. Raises SourceUnavailable, or SourceNotReady if the server refuses the
+    connection."""
     extra = dict(options or {})
     if not row_security:
         extra["row_security"] = "off"
@@ -218,11 +206,6 @@ def connect(
 
 
 def _opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
-    """Opens a connection with the conninfo ``full``, which was made from ``conninfo``. It can be interrupted at any
-    time.
-
-    Raises the errors of :func:`connect`.
-    """
     try:
         conn = SourceConnection.connect(full, **kwargs)
     except psycopg.OperationalError as error:
@@ -235,10 +218,8 @@ def _opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
 
 
 def _session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
-    """Returns a statement that makes all session settings again, because a pooler may drop the start-up options.
-
-    Its first column is the session's pid, because a pooler does not report the right pid either.
-    """
+    """Returns a statement that makes all session settings again, because a pooler may drop the start-up options. Its
+    first column is the session's pid, because a pooler does not report the right pid."""
     late = {"client_encoding": conn.encoding.name}
     # Servers before 17 do not know transaction_timeout, and would refuse a connection that names it at start-up.
     if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
@@ -253,8 +234,7 @@ def encoding_of(conn: psycopg.Connection[Any]) -> Encoding:
 
 
 def parsed(conninfo: str) -> dict[str, Any]:
-    """Returns the conninfo's fields. Raises our own error, because libpq's error would quote the text with the
-    password."""
+    """Returns the conninfo's fields. Raises SettingsError, because libpq's error would quote the password."""
     try:
         return dict(conninfo_to_dict(conninfo))
     except (ProgrammingError, UnicodeError):
@@ -277,7 +257,7 @@ def redacted(conninfo: str) -> str:
 
 
 def without_secret(text: str, conninfo: str) -> str:
-    """Returns ``text`` with every secret of the conninfo replaced by ``***``, because a library may quote a secret."""
+    """Returns ``text`` with every secret of the conninfo replaced by ``***``, because a library may quote it."""
     for name, value in parsed(conninfo).items():
         if value and is_secret(name):
             text = text.replace(str(value), "***")
@@ -285,16 +265,15 @@ def without_secret(text: str, conninfo: str) -> str:
 
 
 def _escaped(value: str) -> str:
-    """Escapes a value for the options field: blanks and backslashes get a backslash (PostgreSQL's pg_split_opts)."""
+    """Escapes blanks and backslashes with a backslash, as the options field needs (PostgreSQL's pg_split_opts)."""
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
 def identifier(name: str) -> str:
-    """Quotes a name, both for the replication grammar and for publication_names."""
+    """Quotes a name, for the replication grammar and for publication_names."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: str) -> str:
-    """Quotes a text as a literal, with doubled quotes. The replication grammar has no other escape, such as libpq's
-    E'...'."""
+    """Quotes a text as a literal with doubled quotes, the only escape of the replication grammar (it has no E'...')."""
     return "'" + value.replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""Maps PostgreSQL's errors to our classes of errors and to advice, by SQLSTATE.
+"""Maps PostgreSQL's errors by SQLSTATE to our error classes and to advice.
 
 Only the primary line of a message is kept, because DETAIL and CONTEXT may contain row values.
 """
@@ -29,8 +29,7 @@ from pgcdc_assets.errors import (
 
 COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew"
 NEW_LAKE = "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`"
-"""The advice if the lake holds changes that this source never had. The lake's positions are then too high for a new
-copy."""
+"""The advice if the lake holds changes that this source never had. The lake's LSNs are then too high for a new copy."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that holds it ends, or end it"),
@@ -54,9 +53,9 @@ UNREACHED = (
     "see that the server runs, and that host and port in the setting `source` (PGCDC_SOURCE, or pgcdc.yaml) are its own"
 )
 _NO_UTF8 = ("22021", "22P05")
-"""The SQLSTATEs of bytes that are invalid in the server's encoding, and of a character that does not exist in UTF8."""
+"""SQLSTATEs of bytes that are invalid in the server's encoding, and of a character that UTF8 does not have."""
 _UNAVAILABLE_CLASSES = ("08", "57P")
-"""Beginnings of SQLSTATE for connection exceptions, and for shutdown and crash (57P01 to 57P05)."""
+"""Prefixes of SQLSTATE: connection exceptions, and shutdown or crash (57P01 to 57P05)."""
 
 _AT_CONNECT = (
     (re.compile(r"password authentication failed|no password supplied"), "28P01"),
@@ -66,8 +65,7 @@ _AT_CONNECT = (
     (re.compile(r"too many connections for|too many clients already|remaining connection slots"), "53300"),
     (re.compile(r"database system is (?:starting up|shutting down|in recovery mode|not .*accepting conn)"), "57P03"),
 )
-"""Texts of refused connections, for which libpq returns no SQLSTATE. A refusal in another language than English is
-treated as retryable."""
+"""Texts of refused connections, for which libpq returns no SQLSTATE. A text in another language counts as retryable."""
 
 _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     (
@@ -86,15 +84,15 @@ _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
         "set host and port of `source` to PostgreSQL's own: the pooler or proxy takes no replication connections",
     ),
 )
-"""Texts of a source that gives us no walsender, with the class of the error and the advice. A pooler refuses the
-parameter ``replication``, or drops it, and then an ordinary session receives our first replication command. A lack of
-walsenders is retryable, because the walsender of a run that was killed may exist for a while."""
+"""Texts of a source that gives us no walsender, with error class and advice. A pooler refuses the parameter
+``replication``, or drops it, and then an ordinary session gets our first replication command. A lack of walsenders is
+retryable, because the walsender of a killed run may exist for some time."""
 
 _NO_CONNINFO = re.compile(
     r"^(?:connection (?:failed|is bad): )*(?:invalid (?:port number|integer value|\S+ value)|definition of service)"
     r"|Servname not supported"
 )
-"""Texts of libpq about a conninfo field that it cannot use. libpq has not tried to connect then."""
+"""Texts of libpq about a conninfo field that it cannot use, so that it does not try to connect."""
 
 _LOST = re.compile(
     r"can no longer (?:get changes|access)|cannot read from logical replication slot|has been invalidated"
@@ -104,8 +102,7 @@ _NO_PUBLICATION = re.compile(r'publication "(.*)" does not exist')
 
 
 def no_publication(name: str) -> EmptyPublication:
-    """Returns the error for a publication that did not exist at some time. Creating it again does not help: the WAL
-    from before its creation cannot be decoded."""
+    """Returns the error for a publication that was missing for some time: WAL from that time cannot be decoded."""
     return EmptyPublication("did not exist at some time since the slot was made: changes of that time are lost",
                             thing=f"publication {name}", do=COPY_ANEW)  # fmt: skip
 
@@ -144,8 +141,7 @@ class ServerError:
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)
 
     def of_table(self, table: object) -> PgcdcError:
-        """Returns :meth:`typed` for a statement that concerns one table. A missing right is then an error of this table
-        only."""
+        """Returns :meth:`typed` for a statement on one table. A missing right is then an error of this table only."""
         typed = self.typed(f"table {table}")
         return RightLacking(typed.what, thing=typed.thing, do=typed.do) if self.state == "42501" else typed
 
@@ -168,7 +164,7 @@ class Unusable(ServerError):
 
 
 def of_exception(error: psycopg.Error) -> ServerError:
-    """Made from psycopg's exception, with only the primary line of its message."""
+    """Converts psycopg's exception, with only the primary line of its message."""
     primary = error.pgresult.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) if error.pgresult else None
     with suppress(UnicodeDecodeError):
         # psycopg decodes texts of SQL_ASCII as ASCII, so we decode the message ourselves.
@@ -178,7 +174,7 @@ def of_exception(error: psycopg.Error) -> ServerError:
 
 
 def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
-    """Made from a libpq result with status FATAL_ERROR."""
+    """Converts a libpq result with status FATAL_ERROR."""
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
     primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
     encoding = pgconn.parameter_status(b"client_encoding")
@@ -192,7 +188,7 @@ _OTHER_SERVER = re.compile(r"(session|server) is (not )?(read-only|in hot standb
 
 
 def of_refusal(text: str) -> ServerError:
-    """The error for a connection that could not be opened, made from libpq's text."""
+    """Converts libpq's text about a connection that could not be opened."""
     line = first_line(text)
     if _NO_CONNINFO.search(line):
         return Unusable(None, line)

@@ -1,11 +1,10 @@
-"""Decides the options of pgoutput by the server's version.
+"""Decides the options of pgoutput by the server's version. All versions below were tried.
 
-All versions below were tried. An option that a version does not know is an error at START_REPLICATION, for example
-`origin` before 16.
+An option that a version does not know is an error at START_REPLICATION.
 
                     14          15          16, 17, 18
     proto_version   2           3           4
-    streaming       on          on          parallel (two fields more in each Stream Abort, nothing else)
+    streaming       on          on          parallel (only adds two fields to each Stream Abort)
     two_phase       -           yes         yes
     origin          -           -           yes
     messages        yes         yes         yes
@@ -43,7 +42,7 @@ class Origins(StrEnum):
 
     ANY = "any"
     NONE = "none"
-    """Only transactions that did not come to the source by replication."""
+    """Only transactions that did not reach the source by replication."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +58,15 @@ class PluginOptions:
     messages: bool = True
     """Whether the stream contains logical messages (``pg_logical_emit_message``)."""
     filters_origins: bool = False
-    """Whether the receiver has to leave out transactions that came by replication, because the server does not."""
+    """The receiver must leave out transactions that reached the source by replication: the server sends them."""
 
     @classmethod
     def of(
         cls, version: int, *, streaming: bool = False, origins: Origins = Origins.ANY, two_phase: bool = False,
         messages: bool = True,
     ) -> Self:  # fmt: skip
-        """Returns the options for a server of this major version.
-
-        Raises SourceNotReady if the server cannot send prepared transactions at their PREPARE.
-        """
+        """Returns the options for a server of this major version. Raises SourceNotReady if the server cannot send
+        prepared transactions at their PREPARE."""
         newest = _NEWEST_OF.get(version, _NEWEST)
         if two_phase and newest < _TWO_PHASE:
             raise SourceNotReady(
@@ -77,11 +74,11 @@ class PluginOptions:
                 do="set `two_phase` to false, or use PostgreSQL 15 or newer",
             )  # fmt: skip
         mode = Streaming.OFF
-        # The server filters each record of a prepared transaction by the origin of the session that wrote the record.
-        # So it could send the content of a transaction without its end, or the end without the content.
+        # The server filters each record of a prepared transaction by the origin of the session that wrote it. So it
+        # could send the content of a transaction without its end, or the end without the content.
         told = origins if version >= _ORIGIN_SINCE and not two_phase else Origins.ANY
-        # A streamed transaction carries the origin of its first change. A whole transaction carries the origin of its
-        # commit, and the commit's origin counts. So if the receiver filters by origin, transactions are sent whole.
+        # A streamed transaction carries the origin of its first change, a whole transaction the origin of its commit,
+        # which is the right one. So if the receiver filters by origin, transactions are sent whole.
         if streaming and told == origins:
             mode = Streaming.PARALLEL if newest >= _PARALLEL else Streaming.ON
         proto_version = newest if mode != Streaming.OFF or two_phase else 1
@@ -93,16 +90,12 @@ class PluginOptions:
 
     @property
     def whole(self) -> Self:
-        """Options with the same content, but each transaction is sent whole after its commit.
-
-        They are for the SQL functions. Each call of a function is a separate decoder, which would send blocks of an
-        open transaction, and the next call would not continue them.
-        """
+        """These options for the SQL functions: each transaction is sent whole after its commit. Each call is a separate
+        decoder, so a call would not continue an open transaction of the previous call."""
         return replace(self, proto_version=1, streaming=Streaming.OFF, two_phase=False)
 
     def given(self, publications: Sequence[str]) -> dict[str, str]:
-        """Returns the options by name, for START_REPLICATION and the SQL functions. Options with default values are
-        left out."""
+        """Returns the options by name, for START_REPLICATION and the SQL functions, without default values."""
         given = {
             "proto_version": str(self.proto_version),
             "publication_names": ",".join(identifier(name) for name in publications),

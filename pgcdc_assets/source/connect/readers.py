@@ -1,9 +1,8 @@
 """Reads CopyData frames from a connection: by libpq over any transport, or from the socket itself.
 
-libpq returns one message per call. Each message costs a copy, an allocation and a return into the interpreter. At
-300,000 messages a second this uses a whole core. If the connection is plain (no TLS, no GSSAPI encryption), we read its
-socket ourselves, beginning with the command that starts the stream. One ``recv`` then returns thousands of messages,
-and :mod:`pgcdc_assets.protocol.frames` finds them.
+libpq returns one message per call. Each message costs a copy, an allocation and a return into the interpreter, so
+300,000 messages a second use a whole core. On a plain connection (no TLS, no GSSAPI encryption) we read the socket
+ourselves, from the command that starts the stream. One ``recv`` then returns thousands of messages.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pgcdc_assets.protocol.frames import HEADER, FrameBlock, data_messages
 from pgcdc_assets.source.connect.failures import ServerError, first_line, result_error
 
 _FRAMES = 8192
-"""The highest number of messages that one call takes from libpq."""
+"""The most messages that one call takes from libpq."""
 
 
 class FrameSource(ABC):
@@ -31,23 +30,19 @@ class FrameSource(ABC):
     @property
     @abstractmethod
     def held(self) -> int:
-        """Bytes that have been read and not yet taken."""
+        """Bytes that were read but not taken."""
 
     @abstractmethod
     def pull(self) -> bool:
-        """Reads the bytes that have arrived. Returns whether there were any. Raises SourceUnavailable if the connection
-        is lost."""
+        """Reads arrived bytes. Returns whether there were any. Raises SourceUnavailable if the connection is lost."""
 
     @abstractmethod
     def take(self) -> FrameBlock:
-        """Returns the complete frames that have been read.
-
-        If the stream has ended, raises the reason once all its frames have been taken.
-        """
+        """Returns the complete frames that were read. Raises the reason if the stream has ended with no frame left."""
 
 
 class FrameReader(FrameSource):
-    """Reads the frames of a stream that has begun, and sends the few frames of the other direction."""
+    """Reads the frames of a stream that has begun, and sends frames to the server."""
 
     @abstractmethod
     def send(self, frame: bytes) -> None:
@@ -59,7 +54,7 @@ class FrameReader(FrameSource):
 
     @abstractmethod
     def close(self) -> None:
-        """Releases the reader's own resources. The connection is closed by the code that opened it."""
+        """Releases the reader's own resources. The code that opened the connection closes it."""
 
 
 class LibpqReader(FrameReader):
@@ -152,12 +147,11 @@ _ROOM = 2 << 20
 """The most bytes that are read ahead, unless one message is larger."""
 _KINDS = frozenset(bytes([letter]) for letter in b"dcHWZCENSA")
 _ASIDE = frozenset([b"N", b"S", b"A"])
-"""Notices, parameters and notifications. They may arrive at any time, and a stream ignores them."""
+"""Notices, parameters and notifications. They may arrive at any time. A stream ignores them."""
 
 
 class SocketReader(FrameReader):
-    """Reads the socket of a plain connection. libpq must be idle, and must not use the connection until the stream
-    ends."""
+    """Reads the socket of a plain connection. libpq must be idle, and must not use the connection during the stream."""
 
     held = 0
 
@@ -171,11 +165,8 @@ class SocketReader(FrameReader):
         self._closed = self._finished = False
 
     def command(self, text: str) -> None:
-        """Sends START_REPLICATION or COPY TO STDOUT.
-
-        After START_REPLICATION, :meth:`begun` returns whether the stream has begun. Before another COPY, the answer to
-        the previous COPY must have been read to its end.
-        """
+        """Sends START_REPLICATION (see :meth:`begun`) or COPY TO STDOUT. Before another COPY, the answer to the
+        previous COPY must have been read to its end."""
         self._write(b"Q", self._encoding.encode(text) + b"\0")
 
     def begun(self) -> bool:
@@ -212,7 +203,7 @@ class SocketReader(FrameReader):
         return frames
 
     def data(self) -> FrameBlock:
-        """Returns the data messages that have been received, up to the first message of another kind."""
+        """Returns the data messages that have arrived, up to the first message of another kind."""
         starts, ends = data_messages(np.frombuffer(self._buffer, np.uint8, self.held))
         end = int(ends[-1]) if len(ends) else 0
         raw = bytes(memoryview(self._buffer)[:end])
@@ -220,10 +211,8 @@ class SocketReader(FrameReader):
         return FrameBlock(raw, starts + HEADER, ends - starts - HEADER)
 
     def other(self) -> bytes | None:
-        """Returns the kind of the next message and drops the message; None if it is data or has not arrived.
-
-        ``Z`` ends the answer to a command. Raises the server's error as a typed exception; ``Z`` still follows then.
-        """
+        """Takes the next message and returns its kind; None if it is data or has not arrived. ``Z`` ends the answer to
+        a command. Raises the server's error as a typed exception; ``Z`` still follows then."""
         kind = self._next()
         if kind is None and self._closed and not self._whole():
             raise self._gone()
@@ -251,20 +240,16 @@ class SocketReader(FrameReader):
     # Within -------------------------------------------------------------------------------------
 
     def _whole(self) -> bool:
-        """Whether the next message has arrived completely."""
         return self.held >= HEADER and self._end() <= self.held
 
     def _end(self) -> int:
-        """The end of the next message in the buffer. Its header must have arrived."""
+        """Returns the end of the next message in the buffer. Its header must have arrived."""
         length: int = _LENGTH.unpack_from(self._buffer, 1)[0]
         return 1 + length
 
     def _next(self, *, data: bool = False) -> bytes | None:
-        """Returns the kind of the next message and drops the message from the buffer; None if it has not arrived.
-
-        A data message is not dropped, and the result is None, unless ``data`` is true. Messages that a stream ignores
-        are skipped. An error of the server is raised.
-        """
+        """Takes the next message from the buffer and returns its kind; None if it has not arrived, or is data and not
+        ``data``. Skips messages that a stream ignores. Raises the server's error."""
         while self.held >= HEADER:
             kind, end = bytes(self._buffer[:1]), self._end()
             if kind not in _KINDS or end < HEADER:
@@ -288,7 +273,7 @@ class SocketReader(FrameReader):
             self._buffer[:rest] = self._buffer[count : self.held]
         self.held = rest
         if len(self._buffer) > _ROOM >= rest:
-            # One message was larger than the usual buffer. Its memory is released.
+            # The buffer grew for one large message. This memory is released.
             del self._buffer[_ROOM:]
 
     def _write(self, kind: bytes, body: bytes) -> None:

@@ -1,9 +1,8 @@
-"""Carries all that another machine needs to reach the source: all that libpq found on this machine, in one value.
+"""Carries the driver's connection parameters to the executors of a cluster.
 
 The environment (``PGPASSWORD``, ``PGHOST``, ...), the service file, the passfile and the TLS files exist only where the
-driver runs. The executors of a cluster do not have them. So the parameters of the driver's connection are sent to the
-tasks within their specs, which Spark neither shows nor logs. They are never sent as a Spark setting, an environment
-variable or an argument.
+driver runs. So the parameters of the driver's connection are sent to the tasks within their specs, which Spark neither
+shows nor logs. They are never sent as a Spark setting, an environment variable or an argument.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from pgcdc_assets.source.connect.connection import SourceConnection, parsed
 _FILES: Final = {
     "sslcert": "postgresql.crt", "sslkey": "postgresql.key", "sslrootcert": "root.crt", "sslcrl": "root.crl",
 }  # fmt: skip
-"""Options of libpq that name a file, and the default file of each in ``~/.postgresql``."""
+"""libpq options that name a file, and the default file of each in ``~/.postgresql``."""
 _NOT_A_FILE: Final = ("system", "pkcs11:")
-"""Beginnings of option values that do not name a file."""
+"""Prefixes of option values that do not name a file."""
 _OURS: Final = {"options", "application_name", "client_encoding", "replication", "service", "servicefile", "passfile"}
 """Options that each of our connections sets itself, and options that libpq has already resolved."""
 
@@ -36,12 +35,11 @@ class SourceRoute:
 
     conninfo: str = field(repr=False)
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Contents of the files, by the name of the libpq option."""
+    """By the name of the libpq option."""
 
     @classmethod
     def of(cls, conn: SourceConnection, conninfo: str) -> SourceRoute:
-        """Returns the route of ``conn``, which was opened with ``conninfo``. If ``conninfo`` names several servers, the
-        route leads to the server of ``conn``."""
+        """Returns the route to the server of ``conn``, which is one of the servers that ``conninfo`` may name."""
         info = {one.keyword.decode(): (one.val, one.compiled) for one in conn.pgconn.info}
         found: dict[str, Any] = {
             name: value.decode() for name, (value, default) in info.items()
@@ -56,7 +54,7 @@ class SourceRoute:
 
     @contextmanager
     def here(self) -> Iterator[str]:
-        """Gives the conninfo for this process. During the block its files exist, readable only by their owner."""
+        """Yields the conninfo for this process. During the block its files exist, readable only by their owner."""
         if not self.files:
             yield self.conninfo
             return

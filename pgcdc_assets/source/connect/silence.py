@@ -1,10 +1,9 @@
-"""Limits how long the source may send nothing, and finds out whether it is still at work.
+"""Limits how long the source may send nothing, and checks whether it is still at work.
 
-A dead path can keep its TCP connections alive: a pooler, a load balancer or a tunnel may stop forwarding bytes. Then
-there is never an error, and TCP keepalives do not notice it. So each wait for the server counts how long nothing has
-arrived, like PostgreSQL's own receiver (wal_receiver_timeout). The server of a stream can be asked for a reply. A query
-cannot be asked, so another connection checks whether the query's session is at work. A query may therefore wait long
-for a lock, and the wait is reported.
+A dead path can keep its TCP connections alive: a pooler, a load balancer or a tunnel may stop forwarding bytes. TCP
+keepalives do not notice this. So each wait for the server counts how long nothing has arrived, like PostgreSQL's own
+receiver (wal_receiver_timeout). The server of a stream is asked for a reply. A query cannot be asked, so another
+connection checks whether the query's session is at work. So a query may wait long for a lock, and the wait is reported.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ _REFUSES: Final = "FATAL:"
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits in seconds of silence. After ``ask`` the server is asked for the first time, then every ``again`` seconds.
-    After ``silent`` it counts as lost."""
+    """Seconds of silence. After ``ask``, and then every ``again``, the server is asked. After ``silent`` it is lost."""
 
     ask: float
     silent: float
@@ -46,21 +44,19 @@ class Patience:
 
 
 FOR_STREAMS: Final = Patience(30, 60)
-"""Half of wal_receiver_timeout's default, and the whole default. A walsender that has nothing to send answers a request
-at once."""
+"""Half of wal_receiver_timeout's default, and the default. An idle walsender answers a request at once."""
 FOR_QUERIES: Final = Patience(10, 60)
 
 
 class Silence:
-    """Counts the seconds in which the caller listened and nothing arrived. Time in which the caller was busy or stopped
-    does not count.
+    """Counts the seconds in which the caller listened and nothing arrived, not those in which it was busy.
 
-    After ``patience.ask`` seconds ``at_work`` is called. It returns whether the server is seen at work. If ``ask`` is
-    given, ``ask`` is called first, and ``at_work`` only if no answer has arrived until the next check.
+    After ``patience.ask`` seconds ``at_work`` is called, which returns whether the server is at work. If ``ask`` is
+    given, it is called first, and ``at_work`` only if no answer has arrived until the next check.
     """
 
     _LONGEST = 1.0
-    """The most seconds that count between two calls of :meth:`listened`. The caller did not listen for longer."""
+    """The most seconds that count between two calls of :meth:`listened`. The caller was busy for the rest."""
 
     def __init__(
         self, patience: Patience, endpoint: str, at_work: Callable[[], bool], ask: Callable[[], None] | None = None
@@ -78,8 +74,7 @@ class Silence:
         self._at = time.monotonic()
 
     def listened(self) -> None:
-        """Called when nothing has arrived since the last call. Raises SourceUnavailable if the silence has lasted too
-        long."""
+        """Called when nothing has arrived since the last call. Raises SourceUnavailable after ``silent`` seconds."""
         now = time.monotonic()
         self._seconds += min(now - self._at, self._LONGEST)
         self._at = now
@@ -91,7 +86,7 @@ class Silence:
         if self._seconds >= self._due:
             at_work = self._check()
             spent, self._at = time.monotonic() - now, time.monotonic()
-            # For a server that is at work, the count starts again from zero.
+            # If the server is at work, the count starts again from zero.
             self._seconds = 0.0 if at_work else self._seconds + spent
             self._due = self._seconds + self._patience.again
 
@@ -104,7 +99,7 @@ class Silence:
 
 
 class _Observer(psycopg.Connection[tuple[Any, ...]]):
-    """A connection whose queries have a time limit, so that it is always closed soon."""
+    """A connection whose queries have a time limit."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         return super().wait(gen, interval, CHECK_SECONDS)
@@ -115,18 +110,18 @@ class Session:
     """A session of ours on the server, which another connection can check."""
 
     conninfo: str = field(repr=False)
-    """The conninfo of the session. It may contain a password."""
+    """It may contain a password."""
     pid: int
     application_name: str
 
     def work(self) -> str | None:
-        """Returns a text about the session's work; None if the session is idle or the server cannot be reached."""
+        """Describes the session's work; None if the session is idle or the server cannot be reached."""
         try:
             conninfo = make_conninfo(self.conninfo, connect_timeout=CHECK_SECONDS, replication="false")
             with _Observer.connect(conninfo, autocommit=True) as conn:
                 row = conn.execute(_CHECK, [self.pid, self.application_name]).fetchone()
         except psycopg.Error as error:
-            # A server that refuses the connection, for lack of free connections, is alive.
+            # A server that has no free connection is alive.
             return "to a server that refuses to be asked" if _REFUSES in str(error) else None
         if row is None or not row[0]:
             return None

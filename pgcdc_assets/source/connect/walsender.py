@@ -1,8 +1,7 @@
 """The replication connection: receives frames and sends status updates.
 
-psycopg has no replication API, but its libpq wrapper has all calls that the protocol needs. The commands are described
-in PostgreSQL's "Streaming Replication Protocol". :mod:`pgcdc_assets.source.connect.readers` reads frames, and
-:mod:`pgcdc_assets.protocol.frames` decodes them.
+psycopg has no replication API, but its libpq wrapper has all calls that the protocol needs. PostgreSQL's "Streaming
+Replication Protocol" describes the commands. Frames are read by ``readers`` and decoded by ``protocol.frames``.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader, Socket
 from pgcdc_assets.source.connect.silence import Silence
 
 _MEMORY: Final = "16MB"
-"""Changes that the server collects before it sends a transaction in progress. At most this much is left to send at the
-commit. The default is 64MB, which takes a second or two to send."""
+"""Bytes of changes after which the server sends a transaction in progress. At most this much is left to send at the
+commit. Sending the default of 64MB takes a second or two."""
 _LITTLE_MEMORY: Final = (
     f"SELECT set_config('logical_decoding_work_mem', '{_MEMORY}', false) "
     f"WHERE pg_size_bytes(current_setting('logical_decoding_work_mem')) > pg_size_bytes('{_MEMORY}')"
 )
 _POLL_SECONDS = 0.5
-"""The longest single wait of a command, so that signals are handled and ``waiting`` is called between two waits."""
+"""The longest single wait of a command. Between two waits, signals are handled and ``waiting`` is called."""
 _CANCEL_SECONDS = 2.0
 _END_SECONDS = 5.0
 GSS_ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
@@ -62,8 +61,7 @@ class SystemIdentity:
 
 @dataclass(frozen=True)
 class CreatedSlot:
-    """A slot that was created. Snapshot and stream meet at ``consistent_point``. The snapshot exists until the next
-    command."""
+    """A new slot. Snapshot and stream meet at ``consistent_point``. The snapshot exists until the next command."""
 
     name: str
     consistent_point: Lsn
@@ -76,7 +74,7 @@ class ReplicationConnection:
     def __init__(self, connection: SourceConnection) -> None:
         self._connection = connection
         self.pgconn = connection.pgconn
-        # Blocking, because we send only short commands and nothing polls until they are sent.
+        # Blocking, because we send only short commands.
         self.pgconn.nonblocking = 0
         self.endpoint = connection.endpoint
         self._socket: SocketReader | None = None
@@ -91,7 +89,7 @@ class ReplicationConnection:
         options: Mapping[str, str] | None = None,
     ) -> Self:  # fmt: skip
         """Connects to the conninfo's database. ``options`` are additional session settings."""
-        # With wal_sender_timeout = 0 the slot of a client that vanished would stay active for ever.
+        # With wal_sender_timeout = 0, the slot of a client that vanished would stay active for ever.
         settings = {"wal_sender_timeout": "60s", **(options or {})}
         return cls(connect(conninfo, application_name=application_name, options=settings, replication="database"))
 
@@ -117,10 +115,8 @@ class ReplicationConnection:
         self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> CreatedSlot:  # fmt: skip
-        """Creates a pgoutput slot. Waits for every open transaction of the cluster that has an xid.
-
-        Uses the old syntax of CREATE_REPLICATION_SLOT options, because every version understands it.
-        """
+        """Creates a pgoutput slot. Waits for every open transaction of the cluster that has an xid. Uses the old option
+        syntax of CREATE_REPLICATION_SLOT, which every version understands."""
         kind = "TEMPORARY " if temporary else ""
         snapshot = "EXPORT_SNAPSHOT" if export else "NOEXPORT_SNAPSHOT"
         if two_phase:
@@ -139,14 +135,13 @@ class ReplicationConnection:
     def start(
         self, slot: str, start_lsn: Lsn, publications: Sequence[str], options: PluginOptions = FIRST_VERSION
     ) -> None:
-        """Runs START_REPLICATION with pgoutput. If ``start_lsn`` is below the slot's position, the server silently
-        starts at the slot's position."""
+        """Runs START_REPLICATION with pgoutput. The server never starts below the slot's confirmed_flush_lsn."""
         given = ", ".join(f"{name} {literal(value)}" for name, value in options.given(publications).items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
         self.parallel = options.parallel
         if options.streaming != Streaming.OFF and not self._little_memory:
-            # Only before the first attempt. After a refused attempt libpq cannot run a command, because the answer was
-            # read by the socket's reader and not by libpq.
+            # Only before the first attempt. After a refused attempt libpq cannot run a command, because the socket's
+            # reader and not libpq has read the answer.
             self.execute(_LITTLE_MEMORY)
             self._little_memory = True
         reader = self.socket()
@@ -170,15 +165,13 @@ class ReplicationConnection:
         return self._frames
 
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
-        """Sends a standby status update. The caller ensures that no position ever decreases."""
+        """Sends a standby status update. The caller ensures that no LSN ever decreases."""
         now = int(time.time() * 1_000_000) - EPOCH
         self.frames.send(status_update(write, flush, apply, now, reply))
 
     def end_stream(self) -> None:
-        """Sends CopyDone, then reads and drops the remaining frames, so that the slot is free when this returns.
-
-        If the server does not answer in time, it notices later that the connection is closed.
-        """
+        """Sends CopyDone, then reads and drops the remaining frames, so that the slot is free when this returns. A
+        server that does not answer in time notices later that the connection is closed."""
         deadline = time.monotonic() + _END_SECONDS
         while not self.frames.finish() and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())
@@ -186,10 +179,8 @@ class ReplicationConnection:
     # Any command ----------------------------------------------------------------------------------
 
     def execute(self, command: str, *, waiting: Callable[[], None] | None = None) -> list[tuple[str | None, ...]]:
-        """Runs a replication command or simple SQL. Returns the rows of the last result as text.
-
-        ``waiting`` is called every half second until the server answers. Without it, long waits are logged.
-        """
+        """Runs a replication command or simple SQL. Returns the rows of the last result as text. ``waiting`` is called
+        every half second until the server answers. Without it, long waits are logged."""
         result = self._result(command, waiting)
         columns = range(result.nfields)
         return [tuple(self._text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
@@ -199,7 +190,7 @@ class ReplicationConnection:
         self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def at_work(self) -> bool:
-        """Whether another connection sees the session of this connection at work."""
+        """Whether another connection sees this session at work."""
         session = self._connection.session
         return session is not None and session.work() is not None
 
@@ -245,7 +236,6 @@ class ReplicationConnection:
     # Within -------------------------------------------------------------------------------------
 
     def _result(self, command: str, waiting: Callable[[], None] | None) -> pq.abc.PGresult:
-        """Sends one command and waits for its result. Raises an error of the server as a typed exception."""
         last: pq.abc.PGresult | None = None
         failed: ServerError | None = None
         try:

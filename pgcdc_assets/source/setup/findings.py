@@ -1,5 +1,4 @@
-"""Findings of ``setup`` on the server: its settings, free slots and walsenders, the network path to it, and objects
-that are not replicated."""
+"""Findings of ``setup`` on the server: settings, free slots and walsenders, network path, objects not replicated."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ Severity = Literal["error", "warning", "info"]
 
 OLDEST_VERSION = 140000
 _MINORS_THAT_LOSE = {14: 18, 15: 13, 16: 9, 17: 5}
-"""The first minor release, by major version, in which ALTER PUBLICATION is safe (May 2025). In older releases, later
-changes of a transaction that is open during ALTER PUBLICATION may be lost."""
+"""The first minor release, by major version, in which ALTER PUBLICATION is safe (May 2025). Older releases may lose
+later changes of a transaction that is open during ALTER PUBLICATION."""
 _PLACES = 2
 """The number of slots, and of walsenders, that a run needs: one for the stream, and temporarily one for a copy."""
 _NAMES_SHOWN = 10
@@ -50,10 +49,8 @@ ORDER BY 1, 2
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding on the source. An ``error`` stops setup. A ``warning`` is a risk. An ``info`` is reported once.
-
-    ``do``: advice; may be empty. ``sql``: statements that fix the finding, ready to run.
-    """
+    """A finding on the source. An ``error`` stops setup. A ``warning`` is a risk. An ``info`` is reported once. ``do``:
+    advice; may be empty. ``sql``: statements that fix the finding, ready to run."""
 
     severity: Severity
     thing: str
@@ -66,7 +63,7 @@ class Finding:
 
     @property
     def lines(self) -> list[str]:
-        """The finding as lines. Each statement has its own line."""
+        """The finding as lines, with a line per statement."""
         told = replace(self, sql=())
         return [str(told), *(f"  {statement}" for statement in self._sql())]
 
@@ -175,10 +172,8 @@ def named(names: Sequence[str]) -> str:
 
 
 def matches_standby_names(setting: str, application: str) -> bool:
-    """Whether a name in ``[FIRST | ANY n] (a, "b", *)`` equals our application name or begins with it, ignoring case.
-
-    The grammar is in syncrep_gram.y. The application names of our connections are ``<application>/<part>``.
-    """
+    """Whether a name in ``[FIRST | ANY n] (a, "b", *)`` is ``*`` or begins with our application name, ignoring case.
+    The grammar is in syncrep_gram.y. Our connections are named ``<application>/<part>``."""
     inner = re.fullmatch(r"(?is)\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*", setting)
     listed = re.findall(r'"((?:[^"]|"")*)"|([^\s,"]+)', inner[1] if inner else setting)
     names = [(quoted.replace('""', '"') or plain).lower() for quoted, plain in listed]
@@ -193,8 +188,7 @@ _DO: Final = (
 
 
 def transport_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
-    """Returns a warning if the source is on another machine, and the connection is not encrypted or the certificate is
-    not checked."""
+    """Returns a warning if another machine is reached without encryption, or without a check of its certificate."""
     sslmode = next((option.val or b"" for option in conn.pgconn.info if option.keyword == b"sslmode"), b"").decode()
     # GSSAPI encryption is safe here: it encrypts for the host that the ticket names.
     gss = conn.execute(GSS_ENCRYPTED).fetchone() == (True,)
@@ -203,11 +197,8 @@ def transport_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def exposed(host: str, address: str, sslmode: str, *, tls: bool, gss: bool = False) -> str | None:
-    """Returns a text about what others on the network path to ``host`` can do; None if they can do nothing, or if there
-    is no network path.
-
-    ``address``: the numeric address of the connection; empty for a local socket.
-    """
+    """Returns what others on the network path to ``host`` can do; None if they can do nothing. ``address``: the numeric
+    address of the connection; empty for a local socket."""
     if not address or _loopback(address) or gss or (tls and sslmode == _CHECKED):
         return None
     if not tls:

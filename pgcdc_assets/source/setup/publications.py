@@ -25,9 +25,8 @@ from pgcdc_assets.source.slot.slot import slot_status
 _MARK = re.compile(MARK + r"(\w+)(, with the slot)?(?:, which reads publication (.+))?", re.DOTALL)
 _LOCK_SECONDS = 2
 """lock_timeout in seconds for one table. Adding a table waits for DDL, VACUUM or an index build on it (SHARE UPDATE
-EXCLUSIVE), but not for writers. We hold no other lock during the wait, so a session that queues behind us waits only
-for that DDL, VACUUM or index build. An autovacuum gives way to a session that waits for longer than deadlock_timeout,
-which is a second by default."""
+EXCLUSIVE), but not for writers. We hold no other lock during the wait, so a session that queues behind us waits for no
+other table. An autovacuum gives way to a session that waits for longer than deadlock_timeout (default: a second)."""
 _BRIEF_SECONDS = 0.1
 """lock_timeout in seconds for a table that is added during a run. The run tries again later."""
 _PATIENCE_SECONDS = 30
@@ -50,12 +49,9 @@ _SLOTS = "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot
 
 @dataclass(frozen=True)
 class OwnPublication:
-    """A publication's name and mark.
-
-    ``slot``: the slot for which we made the publication; None if we did not make the publication. ``with_slot``:
-    whether we made that slot too. ``reads``: if this publication only marks the slot as ours, the publication of
-    somebody else that the slot reads.
-    """
+    """A publication's name and mark. ``slot``: the slot for which we made the publication; None if we did not make it.
+    ``with_slot``: whether we made that slot too. ``reads``: the other publication that the slot reads, if this
+    publication is only a mark."""
 
     name: str
     slot: str | None = None
@@ -63,10 +59,8 @@ class OwnPublication:
     reads: str | None = None
 
     def statements(self, server_version: int, operations: str) -> list[sql.Composed]:
-        """Returns the statements that create the publication, without tables.
-
-        Leaves are published as themselves. Stored generated columns are published if the server can do so (18).
-        """
+        """Returns the statements that create the publication, without tables. Leaves are published as themselves.
+        Stored generated columns are published since PostgreSQL 18."""
         options = [sql.SQL("publish = {}").format(operations), sql.SQL("publish_via_partition_root = false")]
         if server_version >= GENERATED_SINCE:
             options.append(sql.SQL("publish_generated_columns = stored"))
@@ -105,16 +99,13 @@ def _of_comment(name: str, comment: str | None) -> OwnPublication:
 
 
 def made_by_us(publication: OwnPublication, slot: str) -> bool:
-    """Whether we made the publication for this slot. A publication for another slot has our mark, but counts as
-    somebody else's publication."""
+    """Whether we made the publication for this slot. Our publication for another slot does not count."""
     return publication.slot == slot
 
 
 def inserts_name(publication: str) -> str:
-    """Returns the name of the publication for tables without a usable replica identity.
-
-    PostgreSQL truncates names to 63 bytes. So the given name is truncated here, to keep the suffix.
-    """
+    """Returns the name of the publication for tables without a usable replica identity. PostgreSQL truncates names to
+    63 bytes. So the given name is truncated here, to keep the suffix."""
     return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
 
 
@@ -123,7 +114,6 @@ class Changes:
     """The changes that setup has to make to publications. They need more rights than reading needs."""
 
     make: Sequence[str] = ()
-    """Publications that do not exist yet."""
     alter: Sequence[str] = ()
     tables: Sequence[int] = ()
     """OIDs of the relations that have to be added to publications."""
@@ -131,7 +121,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class _Listing:
-    """A relation, the publications of ours that list it, and the publications that should list it."""
+    """A relation, our publications that list it, and our publications that should list it."""
 
     oid: int
     table: int
@@ -143,13 +133,12 @@ class _Listing:
 
 @dataclass(frozen=True)
 class OwnPair:
-    """Our two publications. ``name`` publishes all changes of its tables. ``inserts`` is for tables without a usable
-    replica identity, and publishes only inserts and truncates.
+    """Our two publications. ``name`` publishes all changes of its tables. ``inserts`` publishes only inserts and
+    truncates, of tables without a usable replica identity.
 
-    Each table is listed in a separate transaction, and checked again at its end. A lock keeps DDL away from the table
-    while it is added. So if its key was dropped just before, the check finds this, and no unpublishable table stays
-    listed. One transaction for all tables would hold locks on the first tables while it waits for DDL on a later table,
-    and would block all sessions that queue for these locks.
+    Each table is added in a separate transaction, and checked again at its end. A lock keeps DDL away from the table
+    during the transaction. So a table whose key was dropped just before is not added. One transaction for all tables
+    would wait for DDL on one table while its locks on the other tables block other sessions.
     """
 
     conn: psycopg.Connection[Any]
@@ -177,11 +166,9 @@ class OwnPair:
     def write(
         self, on_wait: OnWait | None = None, making: Callable[[list[str]], None] = lambda things: None
     ) -> list[str]:
-        """Creates the pair, or updates its tables. Returns what it created or changed.
-
-        ``making`` is called with the publications right before they are committed. ``on_wait`` is called every few
-        seconds with the transactions that alter or lock a table, if the table cannot be listed because of them.
-        """
+        """Creates the pair, or updates its tables. Returns what it created or changed. ``making`` is called with the
+        publications right before they are committed. ``on_wait`` is called every few seconds with the transactions that
+        keep a table from being listed."""
         done = [f"publication {made}" for made in self._make(making)]
         changed: set[str] = set()
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -197,13 +184,12 @@ class OwnPair:
         return done + [f"tables of publication {one}" for one in sorted(changed) if f"publication {one}" not in done]
 
     def add_new(self, known: Callable[[], Container[int]]) -> list[TableName]:
-        """Adds selected tables that are in neither of our publications to them, and returns the names of these tables.
+        """Adds selected tables that neither of our publications lists, and returns their names.
 
         If a partitioned table is listed by its leaves, its new leaves are added if their updates can be published.
         ``known`` returns the OIDs of relations that were listed earlier. They are not added again, because somebody
-        removed them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done to a
-        publication that somebody else made, or if the server refuses the change because our role lacks the right or
-        the server is a standby. A locked table is left for the next call.
+        removed them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done with a
+        publication that somebody else made, without the right, or on a standby. The next call adds a locked table.
         """
         publication = read_publication(self.conn, self.name)
         if publication is None or not made_by_us(publication, self.slot):
@@ -234,16 +220,12 @@ class OwnPair:
         return made + [statement for relation in self._misplaced() for statement in _moves(relation)]
 
     def _with_slot(self) -> bool:
-        """Whether we made the slot too, or will make it."""
         publication = read_publication(self.conn, self.name)
         return publication.with_slot if publication else slot_status(self.conn, self.slot) is None
 
     def _misplaced(self, only: int | None = None, *, keeps: bool = False) -> list[_Listing]:
-        """Returns the relations that are not listed as they should be.
-
-        ``only``: the OID of the one table to check. ``keeps``: whether relations that are already listed stay where
-        they are.
-        """
+        """Returns the relations that are not listed as they should be, or only the relation with the OID ``only``. With
+        ``keeps``, relations that are already listed stay where they are."""
         listed: dict[int, frozenset[str]] = defaultdict(frozenset)
         names: dict[int, TableName] = {}
         for oid, schema, name, publication in self.conn.execute(_LISTED, [[self.name, self.inserts]]):
@@ -260,8 +242,7 @@ class OwnPair:
         return sorted((one for one in every if one.listed != one.wanted), key=lambda one: one.name)
 
     def _make(self, making: Callable[[list[str]], None]) -> list[str]:
-        """Creates both publications at once, without tables, because START_REPLICATION fails on WAL that is older than
-        a publication."""
+        """Creates both publications at once: START_REPLICATION fails on WAL that is older than a publication."""
         with_slot = self._with_slot()
         with self.conn.transaction():
             lacking = self._lacking()
@@ -275,8 +256,7 @@ class OwnPair:
         return [name for name in self.operations if read_publication(self.conn, name) is None]
 
     def _settle(self, relation: _Listing, lock_seconds: float = _LOCK_SECONDS, *, keeps: bool = False) -> bool:
-        """Lists one relation in the right publication. Returns False if the relation is locked or has changed, or if
-        another session has listed it."""
+        """Lists one relation in the right publication. Returns False if it is locked or was changed by others."""
         try:
             with self.conn.transaction() as scope:
                 self.conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])
@@ -298,7 +278,7 @@ def _blocked(conn: psycopg.Connection[Any], relation: _Listing) -> CopyBlocked:
 
 
 def _moves(relation: _Listing) -> list[sql.Composed]:
-    """Returns the statements that list a relation in the right publication, and in no other publication of ours."""
+    """Returns the statements that list a relation in the right publication and in no other publication of ours."""
     return [
         _alter(publication, verb, relation.name)
         for verb, publications in (
@@ -309,8 +289,7 @@ def _moves(relation: _Listing) -> list[sql.Composed]:
 
 
 def _alter(publication: str, verb: str, table: TableName) -> sql.Composed:
-    """Returns the statement, with ONLY. Without ONLY, an inheritance parent would be listed with its children, whose
-    replica identities have not been checked."""
+    """Uses ONLY: without it, an inheritance parent would be listed with its children, which have not been checked."""
     return sql.SQL("ALTER PUBLICATION {} {} TABLE ONLY {}").format(
         sql.Identifier(publication), sql.SQL(verb), sql.Identifier(table.schema, table.name)
     )

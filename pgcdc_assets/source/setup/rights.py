@@ -1,5 +1,5 @@
-"""Checks the rights of a role on the source, and gives the statements for all that the role cannot do itself: those
-that grant the missing rights, and one script for the owner of the source."""
+"""Checks the rights of a role on the source, and gives the statements that the role cannot run itself: grants of
+missing rights, and one script for the owner of the source."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ BY_OWNER = "let their owner run what `pgcdc setup --sql` prints"
 def rights_findings(
     conn: psycopg.Connection[Any], tables: Sequence[int], changes: Changes, *, role: str
 ) -> list[Finding]:
-    """Returns findings on the rights of ``role`` on the server and on these tables (roots and leaves). The role need
-    not exist yet."""
+    """Returns findings on the rights of ``role``, which need not exist, on the server and on these relations."""
     asked = {"role": role, "managed": _REPLICATION_ROLES}
     ((may_replicate, create, may_connect, database),) = conn.execute(_RIGHTS, asked)
     thing, name = f"role {role}", quoted_role(conn, role)
@@ -85,15 +84,13 @@ def rights_findings(
 
 
 def reading_findings(conn: psycopg.Connection[Any], tables: Sequence[int], *, role: str) -> list[Finding]:
-    """Returns findings on the right of ``role`` to read these tables."""
+    """Returns findings on the right of ``role`` to read these relations."""
     return _reading(_table_rights(conn, tables, role), role, quoted_role(conn, role))
 
 
 def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Sequence[int]]) -> dict[TableName, str]:
-    """Returns the tables that our own role may not read, each with a reason and the statements that grant the right.
-
-    ``tables``: for each table, the OIDs of the relations that hold its rows.
-    """
+    """Returns the tables that our role may not read, each with a reason and the statements that grant the right.
+    ``tables``: for each table, the OIDs of the relations that hold its rows."""
     ((role,),) = conn.execute("SELECT current_user::text")
     rows = {row[0]: row for row in _table_rights(conn, [oid for oids in tables.values() for oid in oids], role)}
     name, lacking = quoted_role(conn, role), dict[TableName, str]()
@@ -131,11 +128,8 @@ def _reading(rows: Sequence[tuple[Any, ...]], role: str, name: str) -> list[Find
 def _publishing(
     conn: psycopg.Connection[Any], changes: Changes, foreign: Sequence[str], role: str, database: str | None
 ) -> list[Finding]:
-    """Returns findings that prevent the creation or change of publications.
-
-    ``foreign``: tables to publish that the role does not own. ``database``: our database, if the role may not create a
-    publication in it.
-    """
+    """Returns findings that prevent the creation or change of publications. ``foreign``: tables that the role does not
+    own. ``database``: our database, if the role may not create a publication in it."""
     found = []
     if changes.make and database and not foreign:
         found.append(Finding("error", f"role {role}", "may not make a publication", "or " + BY_OWNER,
@@ -164,9 +158,7 @@ def quoted_role(conn: psycopg.Connection[Any], role: str) -> str:
 
 def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> str:
     """Returns the statements for all that ``setup`` misses: settings, role, rights and publications. Changes nothing.
-
-    ``role``: the role that will replicate; it need not exist yet. None means the role that ``conninfo`` connects as.
-    """
+    ``role``: the role that will replicate, which need not exist; None for the role that ``conninfo`` connects as."""
     read_only = {"default_transaction_read_only": "on"}
     with connect(conninfo, application_name=f"{APPLICATION}/setup", options=read_only) as conn:
         ((user, database),) = conn.execute("SELECT current_user::text, current_database()::text")

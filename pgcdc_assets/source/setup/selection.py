@@ -33,10 +33,8 @@ NO_PARTITION: Final = "no primary key, and no partition yet"
 
 @dataclass(frozen=True)
 class Planned:
-    """The relations of a table to list in a publication.
-
-    ``reason``: why the table belongs in the insert-only publication; None if its updates can be published.
-    """
+    """The relations of a table to list in a publication. ``reason``: why the table belongs in the insert-only
+    publication; None if its updates can be published."""
 
     oid: int
     table: TableName
@@ -51,8 +49,7 @@ class Planned:
 def meant_tables(
     conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None
 ) -> dict[TableName, int]:
-    """Returns the OIDs of the existing tables that the patterns select, published or not. A table whose name is not
-    valid text is never selected."""
+    """Returns the OIDs of the existing tables that the patterns select. The name must be valid text."""
     chosen = TablePatterns.parse(patterns)
     names = [(oid, name, owned) for oid, name, owned in _user_tables(conn, only) if not marked(str(name))]
     return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}
@@ -71,12 +68,9 @@ def _user_tables(conn: psycopg.Connection[Any], only: int | None) -> list[tuple[
 def wanted_tables(
     conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None, kept: Container[int] = ()
 ) -> list[Planned]:  # fmt: skip
-    """Returns all tables that the patterns select, sorted by name, with the relations that our publications should
-    list.
-
-    ``only``: the OID of the one table to return. ``kept``: OIDs of relations that stay listed. If some of them are
-    leaves of a partitioned table, this table stays listed by its leaves.
-    """
+    """Returns the tables that the patterns select, by name, with the relations that our publications should list.
+    ``only``: the OID of the one table to return. ``kept``: OIDs of listed relations. A partitioned table with leaves
+    among these stays listed by its leaves."""
     oids = list(meant_tables(conn, patterns, only).values())
     relations = read_relations(conn, oids)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])
@@ -106,14 +100,13 @@ def _wanted(relation: CatalogRelation, leaves: Sequence[CatalogRelation], versio
     key = mirror_key(relation.identity, [leaf.identity for leaf in stored], _published(relation, version))
     if key and key == relation.identity.primary:
         return Planned(relation.oid, relation.name, (relation,))
-    # If the root is listed, later partitions are published too. A later partition has a replica identity from the start
-    # only if the root has a primary key. Without a primary key, updates of the partition would fail on the source. So
-    # the leaves of such a table are listed one by one.
+    # If the root is listed, later partitions are published too. They have a replica identity from the start only if the
+    # root has a primary key. Otherwise their updates would fail on the source, so the leaves are listed one by one.
     return Planned(relation.oid, relation.name, tuple(stored))
 
 
 def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], version: int) -> str | None:
-    """Returns why updates cannot be mirrored or must not be published; None if they can be published and mirrored."""
+    """Returns why updates cannot be mirrored or must not be published; None if they can."""
     lacking = [sender.name for sender in senders if not sender.identity.publishable]
     if lacking and lacking != [relation.name]:
         return f"partition {lacking[0]} has no usable replica identity"
@@ -133,11 +126,8 @@ def _published(relation: CatalogRelation, version: int) -> list[str]:
 
 
 def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int], *, later: bool = False) -> list[int]:
-    """Returns these tables, and all leaves of partitioned tables that a copy reads.
-
-    A copy reads each leaf by itself, and needs the right to read each leaf. ``later``: whether to include leaves that a
-    copy will read once their rows are decoded, such as UNLOGGED leaves.
-    """
+    """Returns these tables, and all leaves of partitioned tables. A copy reads each leaf by itself, and needs the right
+    to read each leaf. ``later`` includes leaves whose rows are not decoded yet, such as UNLOGGED leaves."""
     relations = read_relations(conn, tables)
     roots = [oid for oid, relation in relations.items() if relation.partitioned]
     leaves = {leaf for group in read_leaves(conn, roots).values() for leaf in group}

@@ -1,7 +1,7 @@
 """Creates publications and slot on the source, publications first, and removes them again.
 
 Nothing here makes a write on the source fail. A table without a usable replica identity is published for inserts and
-truncate only, in a second publication. No table is altered, and no publication that somebody else made. Our
+truncate only, in a second publication. Setup alters no table, and no publication that somebody else made. Our
 publications have a comment that names our slot.
 """
 
@@ -49,14 +49,14 @@ from pgcdc_assets.source.slot.blockers import OnWait
 from pgcdc_assets.source.slot.slot import LOCK_SECONDS, check_slot, create_slot, identity, slot_status
 
 _DROP_SECONDS = 10
-"""Seconds that teardown waits for a slot, because a slot stays active for a moment after its run has ended."""
+"""Seconds that teardown waits for a slot, which stays active for a moment after its run has ended."""
 
 
 @dataclass(frozen=True)
 class SetupReport:
     catalog: Catalog
     created: list[str]
-    """What this call created or changed, like ``publication pgcdc`` or ``slot pgcdc``. Empty for a second call."""
+    """What this call created or changed, like ``publication pgcdc`` or ``slot pgcdc``."""
     findings: list[Finding]
 
 
@@ -105,14 +105,11 @@ def setup(
     settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
     made: Container[str] = (), making: Callable[[list[str]], None] = lambda things: None,
 ) -> SetupReport:  # fmt: skip
-    """Checks the source, creates publications and slot if they do not exist, and reads the catalog. It is safe to call
-    again.
+    """Checks the source, creates missing publications and slot, and reads the catalog. It is safe to call again.
 
     ``made``: what an earlier setup of this project created, like ``slot pgcdc``. ``making`` is called with each
     publication and slot right before its creation, because the source does not show which of several projects with the
-    same slot name created it.
-
-    Raises SourceNotReady with all errors found. Then nothing was created.
+    same slot name created it. Raises SourceNotReady with all errors found; then nothing was created.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         findings = check_source(conn, settings, made=made)
@@ -145,19 +142,17 @@ class Traces:
 
 
 def traces(settings: Settings, conninfo: str, made: Container[str] = (), *, shared: bool = False) -> Traces:
-    """Returns what :func:`teardown` would remove, and what it would leave. The parameters are the same."""
+    """Returns what :func:`teardown` would remove and leave. The parameters are the same."""
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         return _traces(conn, settings, made, shared=shared)
 
 
 def teardown(settings: Settings, conninfo: str, made: Container[str] = (), *, shared: bool = False) -> list[str]:
-    """Removes the slot and publications that setup created. The slot is removed first, so that it never decodes without
-    its publications.
+    """Removes the slot, then the publications that setup created: the slot must never decode without its publications.
 
     ``made``: see :func:`setup`. ``shared``: also removes all that has the mark of our slot, created by any project.
-
-    Returns what was removed. Publications and slots that somebody else created stay, and also the publications that an
-    owner created for us; see :func:`traces`. Raises SlotActive if the slot is in use.
+    Returns what was removed. Objects that somebody else created stay, also publications that an owner created for us;
+    see :func:`traces`. Raises SlotActive if the slot is in use.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         ours = _traces(conn, settings, made, shared=shared).ours
@@ -206,8 +201,7 @@ def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[s
 
 
 def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tuple[str, ...]:
-    """Returns the names of the publications to stream from: our two publications, or the publication that somebody else
-    made."""
+    """Returns the publications to stream from: our two publications, or the publication that somebody else made."""
     publication = read_publication(conn, settings.publication)
     if publication is not None and made_by_us(publication, settings.slot):
         return settings.publication, inserts_name(settings.publication)
@@ -253,7 +247,6 @@ def _marker(settings: Settings) -> str:
 
 
 def _names(settings: Settings) -> tuple[str, ...]:
-    """Returns the names of all publications that setup may create."""
     return settings.publication, inserts_name(settings.publication), _marker(settings)
 
 
@@ -286,11 +279,8 @@ def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Cont
 
 
 def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:
-    """Returns an error if the slot exists and a publication does not.
-
-    A slot that is older than its publication fails on the WAL between the two. Since PostgreSQL 18 it silently skips
-    this WAL.
-    """
+    """Returns an error if the slot exists and a publication does not. A slot that is older than its publication fails
+    on the WAL between the two, or silently skips it (PostgreSQL 18)."""
     status = slot_status(conn, settings.slot)
     names = publication_names(conn, settings)
     lacking = [name for name in names if read_publication(conn, name) is None]

@@ -1,9 +1,5 @@
-"""Findings of ``setup`` on tables.
-
-First come the findings on the tables that the settings select for our publications, then the findings on a publication
-that somebody else made, then the findings on all tables: rows that a query of a table returns and its mirror does not
-have, and rows that may change without a trace.
-"""
+"""Findings of ``setup`` on tables: first on the selected tables or on a publication that somebody else made, then on
+rows that a query of a table returns and its mirror lacks, or that may change without a trace."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ _TOASTABLE = """
 SELECT DISTINCT attrelid FROM pg_catalog.pg_attribute
 WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped AND attstorage IN ('x', 'e', 'm')
 """
-# Partitions do not appear here, because their parent is a partitioned table (relkind p).
+# Partitions do not appear here: their parent is a partitioned table (relkind p).
 _CHILDREN = """
 SELECT p.oid, array_agg(format('%%s.%%s', n.nspname, c.relname) ORDER BY n.nspname, c.relname)
 FROM pg_catalog.pg_inherits i
@@ -40,8 +36,7 @@ _LISTED = "SELECT prrelid FROM pg_catalog.pg_publication_rel WHERE prrelid = ANY
 
 
 def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
-    """Returns findings on patterns that select no existing table. ``needed``: whether no table at all is selected,
-    which is an error."""
+    """Returns findings on patterns that select no existing table. ``needed``: no table is selected, an error."""
     idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
     there = list(meant_tables(conn, ())) if idle or needed else []
     found = []
@@ -151,11 +146,8 @@ def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable
 
 
 def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, CatalogRelation]) -> Iterator[Finding]:
-    """Findings on tables that are published via their root.
-
-    If a table is published via its root, Relation messages have the root's replica identity and key flags, but the old
-    rows have the key that the leaf's replica identity sends.
-    """
+    """Yields findings on tables that are published via their root. Relation messages then have the root's replica
+    identity and key flags, but old rows have the key of the leaf's replica identity."""
     for root, leaves in read_leaves(conn, roots).items():
         own = roots[root].identity
         stored = [leaf for leaf in read_relations(conn, leaves).values() if not leaf.outside]
@@ -170,7 +162,7 @@ def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, Catal
 
 
 def _table_findings(table: Table, publication: str, server_version: int, *, sent: bool) -> Iterator[Finding]:
-    """Findings on one table. ``sent``: whether its updates and deletes are published."""
+    """``sent``: whether the table's updates and deletes are published."""
     if sent and not table.updates_seen:
         yield Finding("warning", f"table {table.name}", "its updates and deletes cannot be mirrored: no usable key "
                       f"among the columns of publication {publication}",
@@ -207,10 +199,8 @@ def child_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iter
 
 
 def trace_findings(conn: psycopg.Connection[Any], tables: Iterable[int], *, own_publication: bool) -> list[Finding]:
-    """Returns at most one finding of each kind for these tables and leaves.
-
-    ``own_publication``: whether our publications publish the tables. Then all tables that are not leaves are listed.
-    """
+    """Returns at most one finding of each kind for these tables and leaves. ``own_publication``: our publications
+    publish the tables. Then they list all tables that are not leaves."""
     relations = list(read_relations(conn, tables).values())
     listed = {oid for (oid,) in conn.execute(_LISTED, [[relation.oid for relation in relations]])}
     listed |= {relation.oid for relation in relations if own_publication and relation.root is None}
@@ -237,11 +227,8 @@ def _object_names(conn: psycopg.Connection[Any], relations: list[CatalogRelation
 
 
 def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
-    """Returns a finding on tables without a TOAST table that no publication lists individually.
-
-    PostgreSQL refuses SET UNLOGGED if a publication lists the table itself. A rewrite creates a new TOAST table. If a
-    table has no TOAST table, a rewrite leaves the same traces as TRUNCATE and VACUUM FULL.
-    """
+    """Returns a finding on tables without a TOAST table that no publication lists individually. PostgreSQL refuses SET
+    UNLOGGED for listed tables. A rewrite creates a new TOAST table; without it, it leaves the traces of a TRUNCATE."""
     tables = sorted(
         str(relation.name) for relation in relations if not relation.partitioned and not relation.files.toast
     )

@@ -1,7 +1,4 @@
-"""Positions in the source's WAL, by SQL.
-
-A standby replays only flushed WAL. So on a standby all positions are the same: the replay position.
-"""
+"""Positions in the source's WAL, by SQL. On a standby all of them are the replay position, which is always flushed."""
 
 from __future__ import annotations
 
@@ -13,25 +10,22 @@ import psycopg
 from pgcdc_assets.core.lsn import Lsn
 
 INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)"
-"""SQL: the end of the WAL that has been written, flushed or not. It may include a page header that no record
-follows."""
+"""SQL: the end of the written WAL, flushed or not. It may include a page header that no record follows."""
 FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
 """SQL: the end of the durable WAL. It may lie inside a record, but then only at the end of a page (:data:`WITHIN`)."""
 WITHIN: Final = f"({FLUSH_LSN} < {INSERT_LSN} AND ({FLUSH_LSN} - '0/0') % current_setting('wal_block_size')::int8 = 0)"
 """SQL: whether the flush position may lie inside a record. A commit flushes WAL up to a record's end. Without a commit,
-the WAL writer flushes whole pages only (XLogBackgroundFlush). The flush position may then stay inside a record until a
-transaction commits."""
+the WAL writer flushes whole pages only (XLogBackgroundFlush), so the flush position may stay inside a record."""
 _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
-"""Bytes of the header of a page, and of the header of the first page of a segment file (xlog_internal.h)."""
+"""Bytes of the header of a page, and of the header of a segment file's first page (xlog_internal.h)."""
 RECORD_END: Final = f"""
 SELECT (lsn - CASE WHEN (lsn - '0/0') % segment = {_LONG_HEADER} THEN {_LONG_HEADER}
                    WHEN (lsn - '0/0') % page = {_SHORT_HEADER} THEN {_SHORT_HEADER} ELSE 0 END)::text
 FROM (SELECT {INSERT_LSN} AS lsn, current_setting('wal_block_size')::int AS page,
              (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size') AS segment) AS w
 """  # noqa: S608  (put together of our own constants)
-"""SQL: a query for the end of the last record. The flush position can always reach this end. It does not always
-reach the insert position."""
+"""SQL: a query for the end of the last record. The flush position always reaches it, unlike the insert position."""
 
 
 def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
@@ -40,15 +34,13 @@ def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
 
 
 def boundary(conn: psycopg.Connection[Any]) -> Lsn:
-    """Returns the end of a record, at which a range of the change log may end.
-
-    This is the flush position. If the flush position may lie inside a record, it is the end of the last written record.
-    """
+    """Returns the end of a record, at which a range of the change log may end: the flush position, or the end of the
+    last written record if the flush position may lie inside a record."""
     return Lsn.parse(_row(conn, f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END")[0])
 
 
 class SourceClock:
-    """Reads the source's positions during the stream. The connection is not the stream's connection."""
+    """Reads the source's positions during the stream, on another connection."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn

@@ -1,7 +1,4 @@
-"""Creates the replication slot, reads it by SQL, and checks whether the change log may continue from it.
-
-The creation waits for the transactions of the whole cluster, and reports which transactions it waits for.
-"""
+"""Creates the replication slot, reads it by SQL, and checks whether the change log may continue from it."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from pgcdc_assets.source.slot.positions import INSERT_LSN
 
 PLUGIN = "pgoutput"
 LOCK_SECONDS = 600
-"""lock_timeout of slot creation, for each transaction that it waits for. A nightly report may take minutes. But a
+"""lock_timeout of slot creation, for each transaction that it waits for. A nightly report may take minutes, but a
 forgotten session must not make the new slot hold WAL and dead rows for hours."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
@@ -47,11 +44,8 @@ def create_slot(
     two_phase: bool = False, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
 ) -> CreatedSlot:  # fmt: skip
     """Creates a pgoutput slot with an exported snapshot. After a timeout, CopyBlocked names the blocking transactions.
-
-    The slot is always created with a snapshot. On servers older than the minor releases of August 2024, a slot that was
-    created without a snapshot may start inside a transaction. During the wait, ``on_wait`` is called every ten seconds
-    with the transactions that the server waits for.
-    """
+    Without a snapshot, servers older than the minor releases of August 2024 may start a slot inside a transaction.
+    During the wait, ``on_wait`` is called every ten seconds with the blocking transactions of the whole cluster."""
     connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
     tell = _Teller(conn, on_wait or log_blockers)
     for attempt in range(1, _ATTEMPTS + 1):
@@ -71,7 +65,7 @@ def create_slot(
 
 
 class _Teller:
-    """Called every half second during the wait. Queries and reports the blocking transactions every TELL_SECONDS."""
+    """Called every half second during the wait. Reports the blocking transactions every TELL_SECONDS."""
 
     def __init__(self, conn: psycopg.Connection[Any], on_wait: OnWait) -> None:
         self._conn = conn
@@ -128,8 +122,7 @@ class SlotStatus:
     inactive_since: datetime | None
     failover: bool | None
     synced: bool | None
-    """Whether the slot is a copy of a primary's slot on a standby. False after the standby is promoted, although the
-    column itself stays true."""
+    """Whether the slot is a standby's copy of a primary's slot. False after a promotion; the column stays true."""
     decoded: Decoded = Decoded()
 
     @property
@@ -184,23 +177,18 @@ def require_slot(conn: psycopg.Connection[Any], slot: str) -> SlotStatus:
 
 def usable_slot(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool) -> SlotStatus:
     """Returns the slot's status if a run with this ``two_phase`` may read the slot. Makes all checks that need no log.
-
-    Raises SlotMissing, IdentityMismatch or SlotLost.
-    """
+    Raises SlotMissing, IdentityMismatch or SlotLost."""
     status = require_slot(conn, slot)
     check_slot(status, None, two_phase=two_phase)
     return status
 
 
 def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool = False) -> None:
-    """Checks that the stream of this slot may continue where the change log ends.
+    """Checks that this slot's stream may continue at ``transform_lsn``, the end of the change log (None: no log yet).
 
-    ``transform_lsn``: the end of the change log; None if there is no log yet. ``two_phase``: whether transactions are
-    sent at their PREPARE. This must agree with the slot. Otherwise the content of a prepared transaction, which one
-    mode sends at PREPARE and the other mode at COMMIT PREPARED, may arrive twice or never.
-
-    Read ``status`` while our walsender holds the slot. Only then can no other process confirm past the log's end.
-    Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
+    ``two_phase`` must agree with the slot. Otherwise a prepared transaction may arrive twice or never: one mode sends
+    it at PREPARE, the other at COMMIT PREPARED. Read ``status`` while our walsender holds the slot: only then can no
+    other process confirm past the log's end. Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
     """
     _check_kind(status, two_phase)
     if status.lost:

@@ -2,8 +2,7 @@
 
 export -> pieces -> reading
 
-export      exports the snapshot of a temporary slot, after a check that it is safe to read; the tables that it shows
+export      exports the snapshot of a temporary slot once it is safe to read; the tables that it shows
 pieces      cuts a table into ranges of pages; each range is one COPY statement
-reading     reads one piece, and waits for a lock only while it holds no other lock; interrupts readings of a table
-            that another session waits for
+reading     reads one piece, and gives way to sessions that wait for its table
 """

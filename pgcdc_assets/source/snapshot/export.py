@@ -1,12 +1,10 @@
-"""Takes a snapshot with an exact LSN, and holds the snapshot, but no lock, for as long as a copy takes.
+"""Takes a snapshot with an exact LSN, and holds it without a lock for as long as a copy takes.
 
 The snapshot of a replication slot has an exact LSN. So we create a temporary slot, import its snapshot into a
-transaction of ours, export the snapshot again from this transaction, and drop the slot. Nothing is read before
-:func:`_gate` has returned.
+transaction of ours, export it again from this transaction, and drop the slot. Nothing is read before :func:`_gate`.
 
-The transaction that holds the snapshot has no lock on any table. If it had a lock, a session that alters the table
-would wait for it for as long as the copy takes. All other sessions would queue behind that session, and so would the
-copy itself. This is a deadlock that PostgreSQL cannot detect.
+The transaction that holds the snapshot locks no table. Otherwise a session that alters the table would wait as long as
+the copy takes, and the copy would queue behind this session: a deadlock that PostgreSQL cannot detect.
 """
 
 from __future__ import annotations
@@ -37,11 +35,9 @@ _GATE_POLL_SECONDS = 0.002
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot that shows exactly the transactions with ``commit_lsn`` < ``consistent_point``.
-
-    Tasks pass ``name`` to SET TRANSACTION SNAPSHOT, on this server and database, during the ``with`` block. ``holder``
-    is the connection whose transaction keeps the snapshot. It holds no lock and reads nothing.
-    """
+    """A snapshot that shows exactly the transactions with ``commit_lsn`` < ``consistent_point``. Tasks pass ``name`` to
+    SET TRANSACTION SNAPSHOT, on this server and database, during the ``with`` block. The transaction of ``holder``
+    keeps the snapshot. It holds no lock and reads nothing."""
 
     consistent_point: Lsn
     name: str
@@ -50,8 +46,7 @@ class Snapshot:
 
     @contextmanager
     def reading(self) -> Iterator[SourceConnection]:
-        """Opens another transaction under the snapshot, to read the catalog. Keep it short, because it locks what it
-        reads."""
+        """Opens a transaction under the snapshot, to read the catalog. Keep it short: it locks what it reads."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             import_snapshot(conn, self.name)
             yield conn
@@ -61,14 +56,11 @@ class Snapshot:
 def exported_snapshot(
     conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None
 ) -> Iterator[Snapshot]:
-    """Exports a snapshot for the duration of the block. :mod:`pgcdc_assets.source.snapshot.reading` reads tables under
-    it.
+    """Exports a snapshot for the duration of the block. It locks no table: each reading checks itself whether its table
+    is still as the snapshot shows it (:mod:`pgcdc_assets.source.snapshot.reading`).
 
-    The snapshot does not lock the tables. Each reading checks itself whether its table is still as the snapshot shows
-    it.
-
-    Waits for every open transaction of the cluster, for at most ``lock_seconds`` each. After this time CopyBlocked
-    names the transactions that block it. ``on_wait`` is called during the wait; without it, the wait is logged.
+    Waits for every open transaction of the cluster, at most ``lock_seconds`` each. Then CopyBlocked names the blocking
+    transactions. ``on_wait`` is called during the wait; without it, the wait is logged.
     """
     with (
         connect(conninfo, application_name=f"{APPLICATION}/snapshot") as holder,
@@ -94,7 +86,7 @@ def _take(
         created = create_slot(walsender, observer, slot, temporary=True, lock_seconds=lock_seconds, on_wait=on_wait)
         passed(FaultPoint.COPY_SLOT_MADE)
         import_snapshot(holder, created.snapshot_name)
-        # The holder has the snapshot now. The slot is dropped, because it holds back WAL and the removal of dead rows.
+        # The holder has the snapshot now. The slot would hold back WAL and the removal of dead rows, so it is dropped.
         # If this fails, the slot ends with its session.
         walsender.drop_slot(slot)
     return created.consistent_point
@@ -104,8 +96,8 @@ def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
     """Waits until every transaction that the snapshot shows as ended is also ended for new snapshots.
 
     Slot creation may return a snapshot while a transaction has written its commit record and not yet set its commit
-    status. A read under this snapshot would set hint bits for "aborted", and the rows would be lost for good in the
-    source itself. PostgreSQL fixed this in 2026, but many servers do not have the fix yet.
+    status. A read under this snapshot would set hint bits for "aborted", and the source itself would lose the rows for
+    good. PostgreSQL fixed this in 2026, but many servers do not have the fix yet.
     """
     ours = _Xids.parse(_scalar(holder, "SELECT pg_current_snapshot()::text"))
     deadline = time.monotonic() + _GATE_SECONDS
@@ -120,8 +112,7 @@ def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
 
 @dataclass(frozen=True)
 class _Xids:
-    """The parts of a pg_snapshot: ``xmax`` is the first xid not yet assigned, ``running`` are the open xids below
-    it."""
+    """The parts of a pg_snapshot: ``xmax`` is the first xid not yet assigned, ``running`` the open xids below it."""
 
     xmax: int
     running: frozenset[int]
@@ -132,8 +123,7 @@ class _Xids:
         return cls(int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
 
     def agrees(self, fresh: _Xids) -> bool:
-        """Whether ``fresh`` is at least as new as this snapshot, and shows no transaction as open that has ended in
-        this snapshot."""
+        """Whether ``fresh`` is at least as new, and shows no transaction as open that has ended here."""
         return fresh.xmax >= self.xmax and all(xid in self.running for xid in fresh.running if xid < self.xmax)
 
 
@@ -145,10 +135,9 @@ def _scalar(conn: SourceConnection, query: str) -> str:
 def shown_tables(
     snapshot: Snapshot, names: Sequence[TableName], publications: Sequence[str]
 ) -> tuple[dict[TableName, Table], dict[TableName, CopyOutdated | CopyBlocked]]:
-    """Returns the tables of ``names`` that the snapshot shows as published, and the errors of tables that cannot be
-    read under the snapshot.
+    """Returns the tables of ``names`` that the snapshot shows as published, and the errors of unreadable tables.
 
-    A table cannot be read if it was altered after the snapshot, or if it is locked so that its row filter cannot be
+    A table is unreadable if it was altered after the snapshot, or if it is locked so that its row filter cannot be
     read. No lock keeps the tables unchanged, and some catalog functions return the current state under any snapshot. So
     the catalog is read twice. A fact that is the same in the snapshot and a moment later was the same in between.
     """

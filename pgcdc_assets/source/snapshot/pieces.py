@@ -34,12 +34,9 @@ _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '100ms'"
 
 @dataclass(frozen=True)
 class Piece:
-    """One COPY statement that returns CSV with a column per published column. NULL is empty
-    and unquoted; every value is quoted.
-
-    ``leaf``: the leaf partition to read; None for a plain table. ``oid``: the OID of the relation to read, because its
-    name may change before it is read. ``bytes_estimate`` is 0 if unknown.
-    """
+    """One COPY statement that returns CSV with a column per published column: values quoted, NULL empty and unquoted.
+    ``leaf``: the leaf to read; None for a plain table. ``oid``: the OID of the relation to read, because its name may
+    change before. ``bytes_estimate`` is 0 if unknown."""
 
     table: Table
     leaf: TableName | None
@@ -57,8 +54,7 @@ class Piece:
         return self.leaf or self.table.name
 
     def statement(self, relation: str) -> str:
-        """Returns the COPY statement for ``relation``, a name as SQL. ONLY leaves out the children of an inheritance
-        parent."""
+        """Returns the COPY statement for ``relation``, as SQL. ONLY leaves out children of an inheritance parent."""
         where = f" WHERE {self.condition}" if self.condition else ""
         query = f"SELECT {self.columns} FROM ONLY {relation}{where}"  # noqa: S608  (identifiers are quoted)
         return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, ENCODING '{self.encoding}')"
@@ -73,11 +69,8 @@ class _Storage:
 
 def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> list[Piece]:
     """Cuts a table into pieces of about ``target_bytes`` on the source's disk, with at least one piece per leaf.
-
-    ``conn`` need not be under the snapshot, because the current sizes are used. They need not be exact: the last piece
-    of each leaf has no upper bound, and pages added since the snapshot hold no rows that the snapshot shows. Raises
-    CopyOutdated if a leaf has been dropped.
-    """
+    ``conn`` need not be under the snapshot: the current sizes suffice, because the last piece of each leaf has no upper
+    bound, and the snapshot shows no rows in pages added later. Raises CopyOutdated if a leaf was dropped."""
     relations: dict[int, TableName | None] = {table.oid: None}
     if table.partitioned:
         relations = {leaf.oid: leaf.name for leaf in sorted(table.leaves, key=lambda leaf: leaf.name)}
@@ -90,8 +83,7 @@ def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> li
 
 
 def _storages(conn: psycopg.Connection[Any], oids: list[int]) -> dict[int, _Storage]:
-    """Returns the storage of each relation, by OID. Waits at most 100 ms for locks. If a relation is locked, all sizes
-    come from the planner's statistics."""
+    """Returns each relation's storage by OID. If a lock is not free for 100 ms, uses the planner's statistics."""
     sizes: dict[int, tuple[int, int]] = {}
     with suppress(LockNotAvailable), conn.transaction():
         conn.execute(_LOCK_TIMEOUT)
@@ -122,6 +114,6 @@ def _condition(table: Table, start: int, end: int | None) -> str:
     if end is not None:
         conditions.append(f"ctid < '({end:d},0)'")
     if table.row_filter:
-        # The text of the publication's row filter as the server prints it. The server can parse it again.
+        # The publication's row filter as the server prints it. The server can parse it again.
         conditions.append(f"({table.row_filter})")
     return " AND ".join(conditions)

@@ -1,13 +1,12 @@
 """Reads one piece of a table under a snapshot, while other sessions use the table.
 
-We hold no lock while we wait for the table's lock. Our session requests this lock with NOWAIT, again and again, while
-it holds no other lock. It releases the lock as soon as the piece has been read. If another session waits for the table
-during the reading, the holder of the snapshot interrupts the reading (:func:`giving_way`), and the piece is read again
-from its beginning.
+Our session requests the table's lock with NOWAIT, again and again, while it holds no other lock. It releases the lock
+as soon as the piece was read. If another session waits for the table during the reading, the holder of the snapshot
+interrupts the reading (:func:`giving_way`), and the piece is read again.
 
 So no lock keeps the table as the snapshot shows it. After a TRUNCATE or a rewrite, the copy would be empty without an
 error. After two columns have swapped names, each would get the other's values. All these changes leave a new
-relfilenode or a new row of pg_attribute. Both are compared before and after the piece is read.
+relfilenode or a new row of pg_attribute, which are compared before and after the piece is read.
 """
 
 from __future__ import annotations
@@ -30,26 +29,23 @@ from pgcdc_assets.source.slot.blockers import lockers
 from pgcdc_assets.source.snapshot.pieces import Piece
 
 READING: Final = f"{APPLICATION}/copy"
-"""application_name of the sessions that read pieces. No other session has it, because these sessions may be interrupted
-at any time."""
+"""application_name of the sessions that read pieces, and of no other: they may be interrupted at any time."""
 READINGS: Final = 6
-"""How often the reading of one piece is started. A migration alters a table a few times; endless DDL must not delay a
-run for ever."""
+"""The most readings of one piece. A migration alters a table a few times; endless DDL must not delay a run for ever."""
 PATIENCE_SECONDS: Final = 10.0
 """Seconds that one attempt waits until the table is free. One of Spark's cores is idle during this time."""
 _PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Seconds between two requests for the lock. The last pause is repeated."""
 _POLL_MILLISECONDS: Final = 500
 _LOCK_TIMEOUT: Final = "100ms"
-"""lock_timeout for the other relations that COPY locks: the indexes and the TOAST table. REINDEX may have locked
-them."""
+"""lock_timeout for the indexes and the TOAST table, which COPY locks too. REINDEX may have locked them."""
 INTERRUPTED: Final = {
     "57014",  # cancelled
     "57P01",  # terminated
     "55P03",  # a lock within COPY
     "40001",  # a standby's replay takes precedence
     "40P01",  # a deadlock over what COPY locks besides the table
-    "42P01", "3F000", "42703",  # renamed or dropped since its name was read: the next reading finds out which
+    "42P01", "3F000", "42703",  # renamed or dropped since its name was read; the next reading shows which
 }  # fmt: skip
 _STORAGE: Final = """
 SELECT format('%%I.%%I', n.nspname, c.relname), c.relfilenode,
@@ -78,16 +74,13 @@ class _Storage:
     columns: frozenset[str]
 
     def still_holds(self, then: _Storage) -> bool:
-        """Whether all that ``then`` had can still be read. Columns that were added since do not matter."""
+        """Whether all that ``then`` had can still be read. Added columns do not matter."""
         return self.relfilenode == then.relfilenode and then.columns <= self.columns
 
 
 def read_whole(read: Callable[[], T]) -> T:
-    """Returns the result of ``read``, which reads pieces. ``read`` is called again whenever a piece was interrupted, up
-    to READINGS times in all.
-
-    Raises CopyBlocked if the last reading was interrupted too.
-    """
+    """Returns the result of ``read``, which reads pieces. Calls it again after an interruption, READINGS times in all.
+    Raises CopyBlocked if the last reading was interrupted too."""
     for reading in range(1, READINGS + 1):
         try:
             return read()
@@ -98,13 +91,12 @@ def read_whole(read: Callable[[], T]) -> T:
 
 
 def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: int) -> Iterator[bytes]:
-    """Yields the piece's CSV under the snapshot, in the piece's encoding, in blocks of whole rows. Each block has at
-    least ``block_bytes``; only the last block may be smaller.
+    """Yields the piece's CSV under the snapshot, in the piece's encoding, in blocks of whole rows.
 
-    Runs on any machine that reaches the source. Call it within :func:`read_whole`, because it raises Interrupted if
-    another session wants the table. Raises CopyOutdated if the table is no longer as the snapshot shows it, CopyBlocked
-    if the table stays locked, and RightLacking if our role may not read the table or row-level security would hide
-    rows.
+    Each block but the last has at least ``block_bytes``. Runs on any machine that reaches the source. Call it within
+    :func:`read_whole`, because it raises Interrupted if another session wants the table. Raises CopyOutdated if the
+    table is no longer as the snapshot shows it, CopyBlocked if it stays locked, and RightLacking if our role may not
+    read it or row-level security would hide rows.
     """
     conn = connect(conninfo, application_name=READING, row_security=False, options={"lock_timeout": _LOCK_TIMEOUT})
     try:
@@ -124,8 +116,7 @@ def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: in
 
 
 def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[str, _Storage]:
-    """Begins the piece's transaction and locks the table. Returns its current name, as SQL, and the table as the
-    snapshot shows it."""
+    """Begins the piece's transaction and locks the table. Returns its current name and the snapshot's view of it."""
     started, tries = time.monotonic(), 0
     while True:
         now = _storage(conn, piece)
@@ -148,8 +139,7 @@ def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[st
 
 
 def import_snapshot(conn: SourceConnection, snapshot_name: str | None) -> None:
-    """Begins a transaction under a snapshot. Raises SourceUnavailable if the session that exported the snapshot was
-    lost."""
+    """Begins a transaction under a snapshot. Raises SourceUnavailable if the session that exported it was lost."""
     conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
         conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot_name))
@@ -162,7 +152,7 @@ class _SnapshotGone(SourceUnavailable):
 
 
 def _storage(conn: SourceConnection, piece: Piece) -> _Storage | None:
-    """Returns the relation as it is now, or as the snapshot shows it if a snapshot has been imported."""
+    """Returns the relation as the imported snapshot shows it, or as it is now if no snapshot was imported."""
     row = conn.execute(_STORAGE, [piece.oid]).fetchone()
     return None if row is None else _Storage(row[0], row[1], frozenset(row[2]))
 
@@ -175,9 +165,8 @@ def _outdated(piece: Piece) -> CopyOutdated:
 def _given_up(why: PgcdcError) -> PgcdcError:
     if isinstance(why, CopyOutdated):
         return why
-    # CopyBlocked is also right if the last session was lost. The source was there when the session began, and a session
-    # that ignores a cancel request is terminated for the waiting session. If the source is gone, the next connection
-    # reports that.
+    # CopyBlocked is also right if the last session was lost: it may have been terminated for a waiting session. If the
+    # source is gone, the next connection reports that.
     return CopyBlocked(f"others wanted it each of the {READINGS} times that it was read", thing=why.thing,
                        do="run again when they are through")  # fmt: skip
 
@@ -213,10 +202,8 @@ class _Refused(Exception):
 
 
 def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generator[bytes, None, bytes]:
-    """Yields all blocks but the last, and returns the last block.
-
-    Calls libpq directly, because psycopg's own loop needs two thirds more CPU. Each CopyData message is one row.
-    """
+    """Yields all blocks but the last, and returns the last block. Calls libpq directly, because psycopg's own loop
+    needs two thirds more CPU. Each CopyData message is one row."""
     pgconn = conn.pgconn
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN)
@@ -265,9 +252,8 @@ def _expect(pgconn: pq.abc.PGconn, status: pq.ExecStatus) -> None:
 _SEARCH_SECONDS = 0.2
 """Seconds between two searches for waiting sessions. Applications that queue behind such a session lose that time."""
 _CONNECT_SECONDS = 3
-# ACCESS SHARE conflicts only with ACCESS EXCLUSIVE. We do not use pg_blocking_pids: it stops the lock manager for a
-# moment, and it does not show the replay process of a standby. Sessions in ``asked`` are terminated, because a cancel
-# request has not ended them.
+# ACCESS SHARE conflicts only with ACCESS EXCLUSIVE. Does not use pg_blocking_pids, which stops the lock manager for a
+# moment and does not show a standby's replay process. Terminates sessions in ``asked``, which ignored a cancel request.
 _INTERRUPT = """
 SELECT a.pid, CASE WHEN a.pid = ANY(%(asked)s::int[]) THEN pg_catalog.pg_terminate_backend(a.pid)
                    ELSE pg_catalog.pg_cancel_backend(a.pid) END
@@ -281,7 +267,7 @@ WHERE a.application_name = %(reading)s AND a.datname = current_database() AND a.
 
 @contextmanager
 def giving_way(conninfo: str) -> Iterator[None]:
-    """During the block, a session that waits for a table that we are reading gets the table within half a second."""
+    """During the block, a session that waits for a table that we read gets the table within half a second."""
     ended = threading.Event()
     thread = threading.Thread(target=_interrupt_readings, args=(conninfo, ended), name="waiters", daemon=True)
     thread.start()
@@ -305,9 +291,6 @@ def _interrupt_readings(conninfo: str, ended: threading.Event) -> None:
 
 
 def interrupt(conn: SourceConnection, asked: set[int]) -> set[int]:
-    """Cancels our readings that other sessions wait for, and returns their pids.
-
-    Readings in ``asked``, which were cancelled before, are terminated. A backend that waits until we read its rows does
-    not react to a cancel request.
-    """
+    """Cancels our readings that other sessions wait for, and returns their pids. Terminates readings in ``asked``,
+    which were cancelled before: a backend that waits until we read ignores a cancel."""
     return {pid for pid, _ in conn.execute(_INTERRUPT, {"asked": sorted(asked), "reading": READING})}

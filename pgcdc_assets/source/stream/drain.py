@@ -1,9 +1,8 @@
-"""Reads a backlog of WAL through the SQL functions, before the stream takes over. The frames are the stream's frames.
+"""Reads a backlog of WAL through the SQL functions, before the stream begins. The frames are the same as the stream's.
 
 The walsender sends each message separately, and this limits its speed. ``pg_logical_slot_get_binary_changes`` decodes
 the same WAL with the same plugin, and passes all of it to COPY, which fills the socket. It is called for one range of
-WAL after another, on a temporary copy of the slot. So the slot itself stays at the position up to which the log is
-durable. ``pg_replication_slot_advance`` moves it there.
+WAL after another, on a temporary copy of the slot. The slot itself is advanced only to the durable end of the log.
 
 Each call collects its range on the server, in memory up to ``work_mem`` and then in a file, before it sends the first
 row. It begins to read at the oldest open transaction: see :attr:`Drain.over`.
@@ -34,47 +33,44 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.positions import FLUSH_LSN, WITHIN
 
 LEAST_BYTES: Final = 32 << 20
-"""A smaller backlog is streamed. A drain first has to copy the slot, and in that time the stream sends this much
-WAL."""
+"""A smaller backlog is streamed: a drain first copies the slot, and the stream sends this much WAL in that time."""
 
 
 @dataclass(frozen=True)
 class RangeLimits:
-    """The sizes of ranges, in bytes of WAL, and when the slot is moved."""
+    """The sizes of ranges, in bytes of WAL, and when the slot is advanced."""
 
     smallest_range: int = 256 << 20
     largest_range: int = 512 << 20
-    """The most that one call decodes. Each call begins to read at the slot's restart_lsn. The restart_lsn moves only at
-    WAL records of the running transactions (every 15 s, and at checkpoints), and never past the oldest open
-    transaction. So each call reads WAL again. Transactions that were sent before cost an eighth of their first
-    decoding, and open transactions cost as much as the first time. So ranges are large, and at least half as large as
-    the WAL that is read again. A transaction is sent whole with the range that contains its commit."""
+    """The most that one call decodes. Each call begins to read at the slot's restart_lsn, which moves only at WAL
+    records of the running transactions (every 15 s, and at checkpoints), and never past the oldest open transaction. So
+    each call reads WAL again. Transactions that were sent before cost an eighth of their first decoding, and open
+    transactions cost as much as the first time. So ranges are large, and at least half as large as the WAL that is read
+    again. A transaction is sent whole with the range that contains its commit."""
     unsure_bytes: int = 1 << 20
     """If the flush position lies inside a record, the record is assumed to begin at most this far below it. Otherwise
-    the decoding function would wait for the record's end before it returns, for seconds if the source is idle. The
-    function does wait for a larger record, which usually is a logical message."""
+    the decoding function would wait for the record's end, for seconds on an idle source. It does for larger records."""
     release_bytes: int = 256 << 20
-    """The slot is advanced after this much WAL has become durable in the log, because advancing reads the WAL once
-    more."""
+    """The slot is advanced after this much WAL became durable in the log, because advancing reads the WAL again."""
     touch_seconds: float = 10.0
     """Seconds between two touches of the slot. A slot that is not acquired for long is invalidated
     (idle_replication_slot_timeout), even if a copy of it is in use."""
     held_seconds: float = 30.0
-    """Seconds for which another process may hold the slot when we need to advance it. After them the run ends."""
+    """The run ends if another process holds the slot for this many seconds when we need to advance it."""
 
 
 RANGE_LIMITS: Final = RangeLimits()
 
 _MOST_AGAIN: Final = 8
-"""A call may read again this many largest ranges of WAL. If it reads more, the calls cost more than the stream."""
+"""A call may read again this many largest ranges of WAL. With more, the calls cost more than the stream."""
 _PREAMBLE: Final = 19
 """Bytes of binary COPY ahead of the first row, in the same message: signature, flags and extension."""
 _TRAILER: Final = 2
 _SHIFT: Final = 5
-"""The offset in a row at which the row reads as an XLogData frame. A row of (lsn, 0::int8, data) is the number of
-columns (2 bytes), then the length (4 bytes) and the value of each column. So ``lsn`` lies at byte 6 and the message at
-byte 30. In an XLogData frame, the LSN lies at byte 1 and the message at byte 25. Byte 5, the last byte of the length of
-``lsn``, is the frame's kind (FrameKind.ROW). So nothing is copied."""
+"""Offset at which a row of (lsn, 0::int8, data) reads as an XLogData frame, so that nothing is copied. A row is the
+number of columns (2 bytes), then the length (4 bytes) and the value of each column: ``lsn`` is at byte 6 and the
+message at byte 30. In an XLogData frame, the LSN is at byte 1 and the message at byte 25. The frame's kind
+(FrameKind.ROW) is byte 5, the last byte of the length of ``lsn``."""
 _COMMIT_END: Final = XLOG_DATA.size + COMMIT.at("end_lsn")
 """Offset of end_lsn in a frame with a Commit message."""
 
@@ -92,18 +88,15 @@ WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
                   WHERE s.slot_name = w.slot AND s.confirmed_flush_lsn > w.lsn)
 """
 _CANCELLED_SECONDS: Final = 3.0
-"""Time limit for a cancelled call to end."""
 _U64: Final = Struct("!Q")
 
 
 @dataclass(frozen=True)
 class SlotCopy:
-    """A temporary copy of ``slot``, named ``name``, which belongs to ``connection``. ``options`` are the plugin's
-    options."""
+    """A temporary copy of ``slot``, named ``name``, which belongs to ``connection``, with the plugin's options."""
 
     connection: ReplicationConnection
     wire: SocketReader
-    """The reader of the connection's socket."""
     slot: str
     name: str
     position: Lsn
@@ -112,11 +105,8 @@ class SlotCopy:
 
 
 class Drain(FrameSource):
-    """Reads a backlog from the copy's position on, one range of WAL after another, until :attr:`over` is true. During a
-    range its connection runs nothing else.
-
-    An error drops all temporary slots of its session. So statements that may fail run on the connection ``beside``.
-    """
+    """Reads a backlog from the copy's LSN on, one range of WAL after another, until :attr:`over` is true. During a
+    range its connection runs nothing else. An error drops its temporary slots, so ``beside`` runs what may fail."""
 
     def __init__(
         self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits, *, goal: Lsn, drain_bytes: int
@@ -124,8 +114,8 @@ class Drain(FrameSource):
         self.position = copy.position
         """A boundary: all transactions with a commit below it have been taken."""
         self.over = False
-        """Whether the drain is over. It ends when the stream would send the rest sooner, or when a transaction has been
-        open for so long that each call would decode the same WAL again."""
+        """Whether the drain is over: the stream would send the rest sooner, or a transaction has been open for so long
+        that each call would decode the same WAL again."""
         self._goal, self._drain_bytes = goal, drain_bytes
         self._connection = copy.connection
         self._beside = beside
@@ -152,8 +142,7 @@ class Drain(FrameSource):
         return self._upto is not None and self._wire.pull()
 
     def take(self) -> FrameBlock:
-        """Returns rows as XLogData frames. After the rows of a range, returns a keepalive whose position is a
-        boundary."""
+        """Returns rows as XLogData frames, and after the rows of a range a keepalive at a boundary."""
         rows = self._wire.data()
         if not len(rows):
             while (kind := self._wire.other()) is not None:
@@ -163,10 +152,8 @@ class Drain(FrameSource):
         return self._frames(rows) if len(rows) else rows
 
     def flushed(self, lsn: Lsn) -> None:
-        """Called when the log is durable up to ``lsn``. The slot is advanced to ``lsn`` between two ranges.
-
-        During a range the slot is only touched: it is advanced to its own position, which decodes nothing.
-        """
+        """Called when the log is durable up to ``lsn``. Between two ranges, the slot is advanced to ``lsn``. During a
+        range the slot is only touched: advanced to its own position, which decodes nothing."""
         self._flushed = max(self._flushed, lsn)
         now = time.monotonic()
         if now >= self._touch_due:
@@ -179,10 +166,9 @@ class Drain(FrameSource):
         self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
 
     def finish(self) -> None:
-        """Ends the drain at any time. Cancels the current range, and advances the slot to the durable position."""
+        """Ends the drain at any time. Cancels the current range, and advances the slot to the durable LSN."""
         with suppress(PgcdcError, OperationalError):
-            # A slot that stays below the log's end does no harm, because the log recognises changes that are sent
-            # again.
+            # A slot that stays below the log's end does no harm: the log recognises changes that are sent again.
             if self._upto is not None:
                 self._connection.cancel()
                 self._discard_until_ready()
@@ -191,7 +177,7 @@ class Drain(FrameSource):
     # Ranges -------------------------------------------------------------------------------------
 
     def _next_range(self) -> None:
-        """Begins the next range unless the drain is over. Called only while no range is being read."""
+        """Begins the next range unless the drain is over. Called only between ranges."""
         if self.over:
             return
         self._advance(self._limits.release_bytes)
@@ -203,7 +189,7 @@ class Drain(FrameSource):
             self._begin(restart, whole)
 
     def _begin(self, restart: Lsn, end: Lsn) -> None:
-        """Begins the next range, which ends at ``end`` or below. The range is larger the more WAL is read again."""
+        """Begins the next range, which ends at ``end`` or below. The more WAL is read again, the larger the range."""
         smallest, largest = self._limits.smallest_range, self._limits.largest_range
         size = min(max(smallest, (self.position - restart) // 2), largest)
         self._upto, self._first = Lsn(min(self.position + size, end)), True
@@ -216,8 +202,7 @@ class Drain(FrameSource):
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
-        """Advances the slot to the durable position, if that is at least ``least`` bytes of WAL ahead. If another
-        process has advanced the slot further, the slot stays there."""
+        """Advances the slot to the durable LSN if it is at least ``least`` bytes of WAL ahead. Never moves it back."""
         if self._flushed - self._advanced >= least:
             self._advance_to(self._flushed)
 
@@ -226,8 +211,8 @@ class Drain(FrameSource):
             self._beside.execute(_ADVANCE, [self._slot, str(lsn)])
         except psycopg.Error as error:
             typed = of_exception(error).typed(f"slot {self._slot}")
-            # Another process may hold the slot for a moment, such as monitoring. If it keeps the slot, the source keeps
-            # WAL.
+            # Another process, such as monitoring, may hold the slot for a moment. If it keeps the slot, the source
+            # keeps WAL.
             self._refused_at = self._refused_at or time.monotonic()
             held = time.monotonic() - self._refused_at
             if not isinstance(typed, SlotActive) or held > self._limits.held_seconds:
@@ -236,16 +221,14 @@ class Drain(FrameSource):
         self._advanced, self._refused_at = max(self._advanced, lsn), None
 
     def _where(self) -> tuple[Lsn, Lsn]:
-        """Returns the position up to which the source's WAL is durable in whole records, and the position at which the
-        next call begins to read."""
+        """Returns the LSN up to which whole records are durable, and the LSN at which the next call begins to read."""
         told, within, restart = self._connection.execute(_WHERE.format(slot=literal(self._copy)))[0]
         flushed = Lsn.parse(told or "")
         whole = Lsn(max(0, flushed - self._limits.unsure_bytes)) if within == "true" else flushed
         return whole, Lsn.parse(restart or "")
 
     def _discard_until_ready(self) -> None:
-        """Reads and drops data until the server is ready for a command. Raises SourceUnavailable if it does not become
-        ready in time."""
+        """Reads and drops data until the server is ready for a command. Raises SourceUnavailable after a timeout."""
         deadline = time.monotonic() + _CANCELLED_SECONDS
         while time.monotonic() < deadline:
             self._wire.data()
@@ -254,7 +237,7 @@ class Drain(FrameSource):
             except SourceUnavailable:
                 raise
             except PgcdcError:
-                # This is the error of the cancelled command.
+                # The error of the cancelled command.
                 continue
             if kind == b"Z":
                 return

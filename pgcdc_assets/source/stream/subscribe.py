@@ -1,5 +1,4 @@
-"""Begins the frames of a run: checks that log, slot and source belong together, then drains a backlog through the SQL
-functions, and then streams."""
+"""Checks that log, slot and source belong together, then drains a backlog through the SQL functions, then streams."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from pgcdc_assets.source.slot.slot import check_slot, require_slot
 from pgcdc_assets.source.stream.drain import LEAST_BYTES, RANGE_LIMITS, Drain, RangeLimits, SlotCopy
 
 SLOT_PATIENCE_SECONDS = 10.0
-"""A slot stays active for a moment after its last holder has disconnected (0.3 s seen). After this time it counts as
-held by another process."""
+"""A slot stays active for a moment (0.3 s seen) after its holder has disconnected. Later, another process holds it."""
 _RETRY_SECONDS = 0.1
 
 
@@ -71,9 +69,7 @@ def check_identity(
     stream: ReplicationConnection, log: Identity, log_timeline: int, transform_lsn: Lsn, highest: Lsn = ZERO
 ) -> SystemIdentity:
     """Checks that the log and the lake hold the changes of this source. Raises IdentityMismatch or LogAhead.
-
-    ``highest``: the highest position of any table of the lake. A table that was just copied is above the log's end.
-    """
+    ``highest``: the highest LSN of any table of the lake. A table that was just copied is above the log's end."""
     source = stream.identify()
     thing = "change log"
     if source.system_identifier != log.system_identifier:
@@ -99,7 +95,7 @@ def check_identity(
 
 @dataclass(frozen=True)
 class LakeEnd:
-    """The position up to which log and lake have the source's changes, as a text for errors."""
+    """The LSN up to which log and lake have the source's changes, as a text for errors."""
 
     transform_lsn: Lsn
     highest: Lsn
@@ -119,11 +115,8 @@ class LakeEnd:
 
 
 def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, end: LakeEnd) -> None:
-    """Checks that log and lake end at or below the fork, if the source is a promoted standby.
-
-    The new primary never had changes that log and lake hold above the fork. Its own transactions above the fork would
-    be skipped as known.
-    """
+    """Checks that log and lake end at or below the fork, if the source is a promoted standby. The source lacks the old
+    primary's changes above the fork. Its own transactions there would be skipped as known."""
     if now == log_timeline:
         return
     if now < log_timeline:
@@ -144,12 +137,9 @@ def begin(
     asked: Subscription, connection: ReplicationConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
     drain_bytes: int = LEAST_BYTES, limits: RangeLimits = RANGE_LIMITS,
 ) -> tuple[FrameStream, Lsn]:  # fmt: skip
-    """Returns the frames from ``transform_lsn`` on, and the lowest position that a status update may report.
-
-    With ``start_lsn``, a position below ``transform_lsn``, the frames begin there. A backlog of at least
-    ``drain_bytes`` of WAL is drained first, if the slot is free and its position is the end of the log. Then the
-    connection streams. Raises the errors of :func:`start_stream`.
-    """
+    """Returns the frames from ``transform_lsn`` on, and the lowest LSN that a status update may report. With
+    ``start_lsn``, which is below ``transform_lsn``, the frames begin there. A backlog of at least ``drain_bytes`` of
+    WAL is drained before the stream, if the slot is free and at the log's end. Raises :func:`start_stream`'s errors."""
     drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, drain_bytes, limits)
     if drain is None:
         return connection, start_stream(asked, connection, transform_lsn, start_lsn)
@@ -219,10 +209,10 @@ def _drain(
 
 
 def _copied(asked: Subscription, connection: ReplicationConnection, wire: SocketReader, at: Lsn) -> SlotCopy:
-    """Copies the slot, whose position must not be above the log's end. Raises the errors of ``check_slot``."""
+    """Copies the slot, which must not be above the log's end. Raises the errors of ``check_slot``."""
     name = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
     connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(name)}, true)")
-    # Checked after the copying. If another process has advanced the slot past the log's end, the copy may be past it
+    # Checked after the copying: if another process has advanced the slot past the log's end, the copy may be past it
     # too.
     check_slot(require_slot(asked.conn, asked.slot), at)
     position = require_slot(asked.conn, name).confirmed_flush_lsn or at
@@ -232,13 +222,11 @@ def _copied(asked: Subscription, connection: ReplicationConnection, wire: Socket
 def start_stream(
     asked: Subscription, stream: ReplicationConnection, transform_lsn: Lsn, start_lsn: Lsn | None = None
 ) -> Lsn:
-    """Runs START_REPLICATION at ``transform_lsn``, or at ``start_lsn``, which is below it.
-
-    Returns the slot's ``confirmed_flush_lsn``, the lowest position that a status update may report.
+    """Runs START_REPLICATION at ``transform_lsn``, or at ``start_lsn``, which is below it. Returns the slot's
+    ``confirmed_flush_lsn``, the lowest LSN that a status update may report.
 
     Checks again, once the stream holds the slot, that the slot is not above the log's end. Only then can no other
-    process confirm. Raises the errors of ``check_slot``, and SlotActive if another process holds the slot for longer
-    than SLOT_PATIENCE_SECONDS.
+    process confirm. Raises the errors of ``check_slot``, and SlotActive if another process keeps the slot.
     """
     check_slot(require_slot(asked.conn, asked.slot), transform_lsn, two_phase=asked.options.two_phase)
     at = start_lsn or transform_lsn
