@@ -112,10 +112,8 @@ class MessageFeed:
             self._empty_to = max(self._empty_to, lsn)
 
     def begin(self, at: Lsn, log_start: Lsn) -> None:
-        """Creates the table if there is none. Messages are requested from ``at`` onwards.
-
-        If runs requested no messages for so long that the log has deleted some, the feed continues from ``log_start``.
-        """
+        """Creates the table if there is none. Messages are requested from ``at`` onwards. If runs requested no messages
+        for so long that the log has deleted some, the feed continues from ``log_start``."""
         if not self.exists:
             if self._delta is None:
                 create_table(self.path, Schema.from_arrow(SCHEMA), FEED_PROPERTIES, {}, self._root)
@@ -226,10 +224,8 @@ class MessageFeed:
 def derived(
     folder: Location, span: LogSpan, encoding: Encoding = UTF8
 ) -> tuple[list[FileReport], MessagesTaken]:  # fmt: skip
-    """Writes files with the log's messages of a span. No commit names these files yet.
-
-    Raises LakeError if the number of messages differs from the receiver's count.
-    """
+    """Writes files with the log's messages of a span. No commit names these files yet. Raises LakeError if the number
+    of messages differs from the receiver's count."""
     if not any(batch.others.get("M") for batch in span.batches):
         return [], MessagesTaken()
     count = size = 0
@@ -305,10 +301,8 @@ def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -
 
 
 def read_messages(layout: Layout, span: LsnRange, stood: Lsn) -> pa.Table:
-    """Returns the messages of the span in order, from the newest version of the feed.
-
-    Raises LakeError if the feed is below ``stood``, which a consistent point recorded, or cannot be read.
-    """
+    """Returns the messages of the span in order, from the newest version of the feed. Raises LakeError if the feed is
+    below ``stood``, which a consistent point recorded, or cannot be read."""
     delta = DeltaLog(layout.messages).newest()
     if delta is None:
         raise LakeError("does not exist", thing=f"feed {layout.messages}")

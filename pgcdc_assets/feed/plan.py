@@ -38,7 +38,6 @@ class FeedPlan:
     todo: LsnRange | None
     """None if the feed holds everything. May extend outside the span, because whole files are replaced."""
     replaced: tuple[str, ...]
-    """Files of the feed that the new files replace."""
     relations: frozenset[int]
     routes: dict[int, Route]
     """By schema_id."""

@@ -40,7 +40,7 @@ class Router:
     tables: Mapping[int, Table]
     """Followed tables by their own OIDs."""
     holders: Mapping[int, tuple[Table, ...]]
-    """By the OIDs of their leaves. A leaf has several tables if it moved between tables that were copied with it."""
+    """Followed tables by their leaves' OIDs. A leaf that moved has several tables, if each was copied with it."""
     names: Mapping[TableName, Table]
 
     @classmethod
@@ -91,7 +91,7 @@ class Router:
 
 
 def known_leaves(table: Table) -> set[int]:
-    """Returns the OIDs of all leaves since the table's copy, also of leaves whose rows it does not take."""
+    """Returns the OIDs of all leaves that the table has had since its copy, even if it does not take their rows."""
     left = table.lineage.left if table.lineage is not None else ()
     return {*(leaf.oid for leaf in table.leaves), *(leaf.oid for leaf in table.outside), *left}
 

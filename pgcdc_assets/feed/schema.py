@@ -147,10 +147,8 @@ class FeedEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class FeedPart:
-    """The changes of one table in one span: the input of an apply.
-
-    Files may hold rows outside ``span`` (by ``commit_lsn``, end excluded). Their facts then count more rows.
-    """
+    """The changes of one table in one span: the input of an apply. Files may hold rows outside ``span`` (by
+    ``commit_lsn``, end excluded). Their facts then count more rows."""
 
     table: Table
     """The table as at its copy, plus the columns that were added up to the end of the span."""

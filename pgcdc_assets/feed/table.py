@@ -75,7 +75,7 @@ class FeedTable:
         return [feed_file(self.path / file.path, file.size) for file, _, _ in self._bounds(span)]
 
     def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
-        """Returns the span widened to all rows of the files that deriving it replaces, and the names of these files."""
+        """Returns the span, widened to all rows of the files that deriving it replaces, and these files' names."""
         while True:
             found = self._bounds(span)
             start = min((low for _, low, _ in found), default=span.start)
@@ -121,10 +121,8 @@ class FeedTable:
         self.settle()
 
     def compact(self, upto: Lsn) -> int:
-        """Merges neighbouring small files of transactions below ``upto``. Returns how many files this saves.
-
-        These transactions were applied. Changes that were not applied stay in the files in which they were derived.
-        """
+        """Merges neighbouring small files of transactions below ``upto``. Returns how many files this saves. These
+        transactions were applied. Changes that were not applied stay in the files in which they were derived."""
         if self._delta is None:
             return 0
         gone: list[Added] = []
@@ -163,10 +161,8 @@ class FeedTable:
         self._delta = self._log.newest()
 
     def _prepared(self) -> DeltaVersion:
-        """Creates the Delta table, adds missing columns, or empties it if its columns do not fit.
-
-        A feed whose columns do not fit belongs to an earlier structure of the table. Its rows are still in the log.
-        """
+        """Creates the Delta table, adds missing columns, or empties it if its columns do not fit. A feed whose columns
+        do not fit belongs to an earlier structure of the table. Its rows are still in the log."""
         wanted = Schema.from_arrow(feed_schema(self._table))
         structure = {STRUCTURE: self._table.structure}
         if self._delta is None:

@@ -183,7 +183,7 @@ class _Work:
             self._abandon(route.table.name, failed.reason)
 
     def _abandon(self, name: TableName, failure: str) -> None:
-        """Ends a table whose rows the task cannot write at the start of its span. The rows stay in the log."""
+        """Ends a table's feed at the start of the span, because its rows cannot be written. The log still has them."""
         for key in [key for key in self._writers if key[0] == name]:
             with suppress(OSError):
                 self._writers.pop(key).abandon()
@@ -306,5 +306,5 @@ def _key_hash(change: RowChanges, route: Route, rows: pa.Table) -> Ints:
 
 
 def _has_odd_keys(change: RowChanges, route: Route, rows: pa.Table) -> bool:
-    """Whether a key value does not fit its type. Key values are never NULL, so a NULL shows this."""
+    """Whether a key value does not fit its type. The source's keys are never NULL, so a NULL here shows this."""
     return any(rows[feed_name(column.name)].null_count for column in route.table.key_columns if change.text)

@@ -48,7 +48,7 @@ def transform(
 
     ``span`` ends at a transaction boundary up to which the log is complete. With ``again``, the whole span is derived
     again, and replaces the feeds' changes in it. If a table's changes cannot be derived to the end, its part has
-    ``ended``. Other tables are not affected. ``router`` must know all followed tables, ``tables`` may be some.
+    ``ended``. Other tables are not affected. ``router`` knows all followed tables, if ``tables`` are only some.
     """
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(span, feeds, router, tables, again=again)
@@ -156,10 +156,8 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
 
 
 def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done: dict[TableName, _Outcome]) -> None:
-    """Compares the rows that the tasks took of each table with the rows that the receiver counted for its relations.
-
-    A table that lacks a row is set aside, so that no rule of ours can skip a row unnoticed.
-    """
+    """Compares the rows that the tasks took of each table with the rows that the receiver counted for its relations. A
+    table that lacks a row is set aside, so that no rule of ours can skip a row unnoticed."""
     for plan in plans:
         if plan.todo is None:
             continue
@@ -180,8 +178,7 @@ class _Size:
     bytes: int
 
     def of(self, relations: frozenset[int]) -> int:
-        """Returns at most how many bytes these relations have. Of a shared row group they get a quarter or
-        OWN_FILE_BYTES."""
+        """Returns an upper bound of these relations' bytes: of a shared row group, OWN_FILE_BYTES or a quarter."""
         if not any(self.low <= relation <= self.high for relation in relations):
             return 0
         return self.bytes if self.low == self.high else max(min(self.bytes, OWN_FILE_BYTES), self.bytes // 4)
