@@ -36,7 +36,7 @@ class Merging:
     """When the files of a ledger are merged."""
 
     most_files: int = 100
-    """With more small files than this, they are merged into one. Large files are not merged."""
+    """If there are more small files than this, they are merged into one. Large files are not merged."""
     small_rows: int = 1000
     """A file with at least this many rows is large, so that each row is merged only a few times."""
 
@@ -129,10 +129,8 @@ class Ledger:
             self._merge(small)
 
     def keep(self, staying: Staying) -> int:
-        """Removes the rows that do not stay, in one commit. Returns the number of removed rows.
-
-        Merges neighbouring files that are small or lose rows. The times of two files must never overlap.
-        """
+        """Removes the rows that do not stay, in one commit. Returns the number of removed rows. Merges neighbouring
+        files that are small or lose rows. The times of two files must never overlap."""
         gone: list[Added] = []
         left: list[FileReport] = []
         count = 0

@@ -76,10 +76,8 @@ class ConsistentPoints:
         self, lsn: Lsn, versions: Mapping[TableName, int], positions: Mapping[TableName, Lsn],
         changed: Mapping[TableName, str] | None = None, messages: Lsn | None = None,
     ) -> None:  # fmt: skip
-        """Adds a point, durable on return. Raises LakeError if ``lsn`` is below the newest point.
-
-        The ``versions`` must be durable already. ``positions`` are the LSNs that these versions record.
-        """
+        """Adds a point, durable on return. Raises LakeError if ``lsn`` is below the newest point. The ``versions`` must
+        be durable already. ``positions`` are the LSNs that these versions record."""
         newest = self.newest()
         if newest is not None and lsn < newest.replay_lsn:
             raise LakeError(f"would fall from {newest.replay_lsn}", thing="consistent point", lsn=lsn)
@@ -121,10 +119,8 @@ class ConsistentPoints:
         return Lsn(files[-1].rows("replay_lsn")["replay_lsn"][0].as_py()) if files else None
 
     def listing(self, table: TableName) -> Listing | None:
-        """Returns a table's entry in the newest point that lists it.
-
-        The entry has the version, because a point that listed an older copy says nothing about the present copy.
-        """
+        """Returns a table's entry in the newest point that lists it. The entry has the version, because a point that
+        listed an older copy says nothing about the present copy."""
         version = self._ledger.version()
         if version != self._listed_at:
             self._listed, self._listed_at = {}, version
@@ -141,8 +137,7 @@ class ConsistentPoints:
         """Removes the points older than ``oldest``, and thins out the newer points. Returns the number of removed
         points. The versions of removed points are no longer promised to readers.
 
-        Keeps the newest point, and the newest point that lists each followed table: it shows how far the table is
-        complete.
+        Keeps the newest point, and the newest point that lists each followed table: the table is complete up to it.
         """
         return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now).staying)
 
@@ -199,7 +194,6 @@ def _point(row: dict[str, Any]) -> Point:
 
 
 def _listings(rows: pa.Table) -> dict[str, Listing]:
-    """Returns the newest listing of every table: the last row that lists the table."""
     last = _last_mentions(rows)
     columns = (last["name"], last["version"], last["row"], rows["replay_lsn"].take(last["row"]))
     own = [dict(one) for one in rows["positions"].to_pylist()]
