@@ -25,14 +25,13 @@ Versions = dict[str, str]
 class Kind(StrEnum):
     DONE = "done"
     FAILED = "failed"
-    """With the worker's host name, and an error that the driver raises unchanged."""
+    """Content: the worker's host name, and an error that the driver raises unchanged."""
     OTHER = "other"
-    """The task was not run. With the worker's host name, and how the worker differs from the driver."""
+    """The task was not run. Content: the worker's host name, and how the worker differs from the driver."""
 
 
 def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
-    """Returns the kind and pickled content of a result. Our errors are values, because Spark would turn them into
-    text."""
+    """Returns the kind and pickled content of a result. Errors are values, because Spark turns them into text."""
     if (other := difference(versions(), driver)) is not None:
         return Kind.OTHER, pickle.dumps((socket.gethostname(), other))
     try:

@@ -41,11 +41,8 @@ def cores(session: SparkSession) -> int:
 
 
 def await_executors(session: SparkSession, seconds: float = EXECUTOR_SECONDS) -> None:
-    """Waits until the executors have registered; with dynamic allocation, executors start later and this returns at
-    once.
-
-    Raises MachineError if no executor registers, or if the cluster ends the application.
-    """
+    """Waits until the executors have registered. Does not wait with dynamic allocation: executors then start later.
+    Raises MachineError if no executor registers, or if the cluster ends the application."""
     context = session.sparkContext
     if is_local(context.master) or context.getConf().get(_DYNAMIC, "false") == "true":
         return

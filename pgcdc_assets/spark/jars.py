@@ -32,6 +32,7 @@ _VERSION = re.compile(r"-\d[^-]*(-[^-]*)?\.jar$")
 _HASHES = Path(__file__).with_name("jars.sha256")
 """In the format of ``sha256sum``."""
 OLDEST_JAVA = 17
+"""Spark 4 needs Java 17 or newer."""
 REPOSITORY_VARIABLE = "DEFAULT_ARTIFACT_REPOSITORY"
 """Spark's own variable for a mirror of Maven Central."""
 RESOLVE_SECONDS = 600
@@ -39,10 +40,8 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def delta_jars() -> list[Path]:
-    """Returns the jars to add to pyspark's own, in name order. Fetches them at the first use.
-
-    Raises MachineError for a missing or old Java, an unwritable cache, a failed download, or a jar with a wrong hash.
-    """
+    """Returns the jars to add to pyspark's own, in name order. Fetches them at the first use. Raises MachineError for a
+    missing or old Java, an unwritable cache, a failed download, or a jar with a wrong hash."""
     delta = version("delta-spark")
     folder = cached(f"jars/delta-{delta}_{pyspark.__version__}_{SCALA}", _fetch)
     _check(folder)
@@ -110,10 +109,8 @@ class Artifact:
 
 def cached(name: str, fill: Callable[[Path], None]) -> Path:
     """Returns the folder ``name`` of the cache. If it is missing, ``fill`` makes it at the path that it is called with.
-
     One process fills the folder, and other processes wait. A half-filled folder is never visible. Raises MachineError
-    if the cache cannot be written, and all errors of ``fill``.
-    """
+    if the cache cannot be written, and all errors of ``fill``."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "pgcdc_assets" / name
     if not folder.is_dir():
@@ -149,10 +146,8 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def retrieve(artifact: Artifact, folder: Path, *, without: Collection[str] = ()) -> None:
-    """Puts the jars of the artifact and its dependencies into ``folder``, except the modules of ``without``.
-
-    Raises MachineError for a missing or old Java, or if the artifact cannot be fetched.
-    """
+    """Puts the jars of the artifact and its dependencies into ``folder``, except the modules of ``without``. Raises
+    MachineError for a missing or old Java, or if the artifact cannot be fetched."""
     own = Path(pyspark.__file__).parent / "jars"
     ivy = next(own.glob("ivy-*.jar"))
     with tempfile.TemporaryDirectory() as name:

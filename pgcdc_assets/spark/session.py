@@ -47,11 +47,9 @@ class SparkOnDemand:
 
 
 def spark_session(settings: Settings) -> SparkSession:
-    """Returns the process's session with Delta. A running session is used unchanged if it has Delta.
-
-    Raises MachineError if Java, the jars or a cluster's executors are missing. Raises LakeError if a running session
-    has no Delta, or if its executors would write to their own disks.
-    """
+    """Returns the process's session with Delta. A running session is used unchanged if it has Delta. Raises
+    MachineError if Java, the jars or a cluster's executors are missing. Raises LakeError if a running session has no
+    Delta, or if its executors would write to their own disks."""
     if SparkContext._active_spark_context is not None:
         running: SparkSession = SparkSession.builder.getOrCreate()
         _refuse_without_delta(running)
@@ -80,8 +78,7 @@ def spark_session(settings: Settings) -> SparkSession:
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    """Starts the session in a separate thread. In the main thread, PySpark would replace our SIGINT handler, which
-    interrupts all running work."""
+    """Starts the session in another thread. In the main thread PySpark would replace our handler of SIGINT."""
     started: Future[SparkSession] = Future()
 
     def start() -> None:
