@@ -16,7 +16,7 @@ Words = NDArray[np.uint64]
 
 
 def whole(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The values as one array."""
+    """The values as one array without chunks."""
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
 
@@ -26,14 +26,13 @@ def in_arrow(values: Ints) -> pa.Int64Array:
 
 
 def in_numpy(values: pa.Array) -> NDArray[Any]:
-    """The numbers as a numpy array, without a copy. No number may be NULL. Unlike ``to_numpy`` this does not import
-    pandas."""
+    """The numbers as a numpy array, without a copy and without importing pandas. No number may be NULL."""
     kind = values.type.to_pandas_dtype()
     return np.frombuffer(values.buffers()[1], kind)[values.offset : values.offset + len(values)]
 
 
 def first_of_groups(group: Ints, counts: Ints) -> Ints:
-    """The places of the first ``counts[g]`` entries of every group g, ordered by group."""
+    """The indexes of the first ``counts[g]`` entries of every group g, ordered by group."""
     order = np.argsort(group, kind="stable")
     sorted_group = group[order]
     starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))
@@ -42,10 +41,10 @@ def first_of_groups(group: Ints, counts: Ints) -> Ints:
 
 
 def list_texts(lists: pa.ListArray, elements: pa.StringArray) -> pa.StringArray:
-    """One text per list: the texts of its elements, joined by commas; NULL for NULL.
+    """For each list, the texts of its elements, joined by commas; NULL for a NULL list.
 
-    Arrow neither compares nor dictionary-encodes lists. ``elements`` has a text for each element of
-    ``lists.flatten()``, without a comma.
+    ``elements`` has a text without a comma for each element of ``lists.flatten()``. Arrow cannot compare lists or
+    dictionary-encode them, but it can do both with texts.
     """
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)

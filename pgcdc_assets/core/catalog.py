@@ -21,8 +21,7 @@ ReplicaIdentity = Literal["d", "n", "f", "i"]
 
 @dataclass(frozen=True)
 class PgType:
-    """A type as described in pg_type. ``base`` is set for domains (it is the innermost base type), ``element`` for
-    arrays."""
+    """A type as in pg_type. ``base`` is a domain's innermost base type, ``element`` an array's element type."""
 
     oid: int
     name: str
@@ -32,7 +31,7 @@ class PgType:
     base: PgType | None = None
     element: PgType | None = None
     delimiter: str = ","
-    """pg_type.typdelim of the element type; ``;`` for box alone."""
+    """pg_type.typdelim of the element type: ``;`` for box, ``,`` for all other types."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -66,11 +65,10 @@ class Leaf:
     attached: Marks = ()
     """The leaf's row in pg_inherits and the rows of its ancestors, by parent. ATTACH PARTITION writes a new row."""
     numbering: tuple[tuple[int, int], ...] | None = None
-    """Maps the leaf's attnums to the root's, in runs of consecutive attnums. Each run is a pair: the first attnum at
-    the leaf, and the difference that leads to the root's attnum. A table created as a partition has one run. It has
-    more runs if the root had dropped columns before. The mapping stays valid when columns are added or dropped, as long
-    as the leaf is attached, because a partition's columns change only together with the root's. None if the leaf's
-    columns are in another order."""
+    """Maps the leaf's attnums to the root's attnums, in runs of consecutive attnums. A run is a pair: its first attnum
+    at the leaf, and the number to add. None if the leaf's columns are in another order. A table created as a partition
+    has one run, or more runs if the root had dropped columns before. While the leaf is attached, added or dropped
+    columns do not change the mapping, because a partition's columns change only together with the root's."""
     listed: Marks = ()
     """The rows of the table's publications that list this leaf itself."""
 
@@ -116,7 +114,7 @@ class Lineage:
     """The structures that a mirror has had since its copy. Older messages of the log may still use any of them."""
 
     number: int
-    """How many structures came after the structure of the copy."""
+    """How many structures followed the structure of the copy."""
     copied: int
     """The highest attnum that the copy knew."""
     since: int
@@ -125,8 +123,7 @@ class Lineage:
     former: tuple[Column, ...] = ()
     """Earlier columns that were dropped since, or now have another name or type."""
     left: tuple[int, ...] = ()
-    """OIDs of leaves that were detached or dropped. The mirror has none of their rows, so it ignores their rows in the
-    log."""
+    """OIDs of leaves that were detached or dropped. The mirror ignores their rows in the log."""
     restructured: int = 0
     """For a partitioned table: how many of these structures changed columns. The rest changed leaves only."""
     columns_since: int = 0
@@ -142,10 +139,10 @@ class Lineage:
 class Table:
     """A published table. For a partitioned root, ``leaves`` lists the partitions that store its rows.
 
-    ``columns`` are the columns that the stream carries, in attnum order: the published columns, with generated columns
-    if the server's version publishes them. ``key`` holds the attnums of the mirror's key: the primary key if all its
-    columns are published, otherwise the identity index. ``key`` is empty if neither is immediate, valid, whole and not
-    partial.
+    ``columns`` are the columns that the stream carries, in attnum order. Generated columns are included if the server's
+    version publishes them. ``key`` holds the attnums of the mirror's key: the primary key if all its columns are
+    published, otherwise the identity index. Only an index that is valid, immediate, not partial and without expressions
+    counts; ``key`` is empty if neither index counts.
     """
 
     oid: int
@@ -158,13 +155,12 @@ class Table:
     partitioned: bool = False
     leaves: tuple[Leaf, ...] = ()
     via_root: bool = False
-    """For a partitioned root: its rows are published under the root's name, and the stream does not say which leaf a
-    row is in."""
+    """For a partitioned root: its rows are published under the root's name, so the stream does not name their leaf."""
     unpublished: tuple[Leaf, ...] = ()
     """For a partitioned root whose leaves our publication lists one by one: the leaves that the publication lacks."""
     outside: tuple[Outside, ...] = ()
     """Leaves whose rows logical decoding does not carry. They are not in ``leaves``, and their rows are not in the
-    mirror. If the table itself is such a relation, and not a root, this lists the table alone."""
+    mirror. For a table that is itself such a relation, and not a root: the table alone."""
     root: TableName | None = None
     """For a leaf: the root whose mirror it is written to."""
     root_oid: int | None = None
@@ -182,9 +178,8 @@ class Table:
     lineage: Lineage | None = None
     """Set if the mirror has followed changes of the structure; None while its structure is the copy's."""
     comments: tuple[tuple[int, str], ...] = ()
-    """attnum and comment of each column that has a comment, in attnum order; attnum 0 is the table itself. Comments
-    change no row, so facts in the log have none. In a stored state these are the comments that were last written to the
-    mirror."""
+    """attnum and comment of each column that has a comment, in attnum order; attnum 0 is the table itself. Facts in the
+    log have no comments, because comments change no row. A stored state has the comments last written to the mirror."""
 
     @property
     def mirror(self) -> TableName:
@@ -192,12 +187,12 @@ class Table:
 
     @property
     def multiset(self) -> bool:
-        """Whether the table has no key and FULL identity. It is then mirrored as a multiset of rows."""
+        """Whether the table is mirrored as a multiset of rows, because it has no key and FULL identity."""
         return not self.key and self.replica_identity == "f"
 
     @property
     def comment(self) -> str | None:
-        """The table's own comment; None if it cannot be read."""
+        """The table's own comment; None if there is none, or if it cannot be read."""
         return self._read_comments.get(0)
 
     @property
@@ -222,14 +217,13 @@ class Table:
 
     @property
     def highest_attnum(self) -> int:
-        """The highest attnum. No column up to it is new, published or not, because PostgreSQL never reuses an
-        attnum."""
+        """The highest attnum ever given. PostgreSQL never reuses an attnum, so a new column has a higher attnum."""
         return max(self.attnums_given, *self.live, *(column.attnum for column in self.columns), 0)
 
     @property
     def descent(self) -> Lineage:
-        """The table's lineage. Without changes since the copy, this is the lineage of the copy. ``attnums_given``
-        counts first, because ``columns`` may also hold columns that came with rows after the copy."""
+        """The table's lineage, or the lineage of the copy if nothing changed since. ``attnums_given`` counts first,
+        because ``columns`` may also hold columns that came with rows after the copy."""
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
     @property
@@ -239,8 +233,8 @@ class Table:
 
     @property
     def columns_since(self) -> Lsn | None:
-        """The LSN at and above which rows certainly have the structure of ``columns``; None if that is the structure of
-        the copy. New or removed leaves alone do not change how rows are read."""
+        """The LSN at and above which rows certainly have the structure of ``columns``; None for the structure of the
+        copy. New or removed leaves alone do not change how rows are read."""
         if self.lineage is None:
             return None
         since = self.lineage.columns_since if self.partitioned else self.lineage.since
@@ -248,8 +242,7 @@ class Table:
 
     @property
     def structure(self) -> str:
-        """Names the structure of ``columns`` among all structures that the table has had. ``0`` is the structure of any
-        copy."""
+        """Names the structure of ``columns`` among all structures of the table. ``0`` is the structure of any copy."""
         if self.lineage is None or self.columns_since is None:
             return "0"
         number = self.lineage.restructured if self.partitioned else self.lineage.number
@@ -287,8 +280,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of the stream that a log holds. ``database`` is the name that the database had when the log was
-    made."""
+    """The identity of the stream that a log holds. ``database`` is the database's name when the log was made."""
 
     system_identifier: str
     database: str
@@ -297,7 +289,7 @@ class Identity:
     """A renamed database keeps its OID, and a clone has a different OID. 0 if it is not known."""
 
     def is_same(self, other: Identity) -> bool:
-        """Whether the two identities are of the same replication stream."""
+        """Whether both identify the same replication stream."""
         return self.slot == other.slot and self.is_of_same_database(other)
 
     def is_of_same_database(self, other: Identity) -> bool:

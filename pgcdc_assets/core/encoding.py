@@ -39,22 +39,22 @@ class Encoding:
 
     @classmethod
     def of(cls, name: str | None) -> Encoding:
-        """The encoding that we ask the server to send texts in, given the server's own encoding. This is UTF8 for the
-        two encodings that Python cannot read; the server then converts."""
+        """The encoding to request texts in, given the server's own encoding. For the two server encodings that Python
+        cannot read this is UTF8, and the server converts."""
         return _BY_NAME.get(name or "", UTF8)
 
     @property
     def unicode(self) -> bool:
-        """Whether texts are read as UTF-8. SQL_ASCII takes any bytes for text; most of them are UTF-8."""
+        """Whether texts are read as UTF-8. SQL_ASCII allows any bytes as text, and most of its texts are UTF-8."""
         return self.codec == "utf-8"
 
     @property
     def title(self) -> str:
-        """For messages."""
+        """The name to show in messages."""
         return "UTF-8" if self.unicode else self.name
 
     def decode(self, raw: bytes) -> str:
-        """Raises UnicodeDecodeError for bytes that are not text."""
+        """The text. Raises UnicodeDecodeError for bytes that are not text."""
         return self._of_server(raw.decode(self.codec, self._strictly))
 
     def shown(self, raw: bytes) -> str:
@@ -62,7 +62,7 @@ class Encoding:
         return self._of_server(raw.decode(self.codec, self._marked))
 
     def reread(self, text: str) -> str:
-        """Decodes a text again, in this encoding, that :meth:`shown` read as UTF-8."""
+        """Decodes in this encoding a text that :meth:`shown` has decoded as UTF-8."""
         return text if self.unicode or text.isascii() else self.shown(_unmarked(text))
 
     def encode(self, text: str) -> bytes:
@@ -123,7 +123,7 @@ def _mark(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def _unmarked(text: str) -> bytes:
-    """The bytes that :meth:`Encoding.shown` read as UTF-8."""
+    """The bytes from which :meth:`Encoding.shown` read this text as UTF-8."""
     pieces = _MARKED.split(text)
     return b"".join(bytes.fromhex(piece) if place % 2 else piece.encode() for place, piece in enumerate(pieces))
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 BOUNDARY_SECONDS = 6.0
-"""Seconds in which the current turn may end by itself; then it is interrupted."""
+"""Seconds after which the current turn is interrupted if it has not ended by itself."""
 END_SECONDS = 9.0
 """Seconds from the first signal to the end of the process."""
 SECOND_SECONDS = 1.5
@@ -31,7 +31,7 @@ _WORD = b"pgcdc: ended before all had stopped; nothing is half done, and the nex
 
 
 class Ending:
-    """What signals have asked this process to do. There is one for each process: :data:`ENDING`."""
+    """Handles the signals that ask this process to end. Each process has one instance: :data:`ENDING`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -41,8 +41,8 @@ class Ending:
         self._generation = 0
 
     def own(self) -> None:
-        """Declare that the process is ours: once asked to end, the process ends even if a thread or library call does
-        not. Call this in the main thread."""
+        """Let signals end this process even if a thread or library call hangs. Call this in the main thread, and only
+        in a process that pgcdc has started."""
         self._owned = True
         # A copy, because a run redirects what libraries print into a file.
         self._terminal = os.dup(2)
@@ -54,11 +54,8 @@ class Ending:
 
     @contextmanager
     def at_boundary(self, stop: threading.Event, *, boundary: float | None = BOUNDARY_SECONDS) -> Iterator[None]:
-        """SIGINT and SIGTERM set ``stop``, to end at a boundary. After a second signal, or after ``boundary`` seconds,
-        the main thread is interrupted.
-
-        Works in the main thread only; in another thread it changes nothing.
-        """
+        """During the block, SIGINT and SIGTERM set ``stop``, to end at a boundary. After a second signal, or after
+        ``boundary`` seconds, the main thread is interrupted. In any thread but the main thread this changes nothing."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if stop.is_set():
@@ -106,7 +103,7 @@ class Ending:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _hear(self, heard: int) -> None:
-        """End the process some seconds after the first signal, and soon after the second one."""
+        """End the process ``END_SECONDS`` after the first signal, or ``SECOND_SECONDS`` after the second signal."""
         seconds = END_SECONDS
         while True:
             for number in os.read(heard, 64):

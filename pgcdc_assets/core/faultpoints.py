@@ -1,9 +1,9 @@
 """Named places right before and after each durable step, where the crash tests stop a process to kill it.
 
 They do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests set this variable;
-it is not a setting, and must not be set in production. A file in that folder with the name of a point arms the point.
-The file's content is how many passes go through first. Then one process or thread takes the file: it writes its pid
-into ``<point>.reached`` and waits there until that file is removed, or until it is killed.
+it must not be set in production. A file in that folder with the name of a point arms the point. The file's content is
+how many passes go through first. Then one process or thread takes the file: it writes its pid into ``<point>.reached``
+and waits there until that file is removed, or until it is killed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _FOLDER: Path | None = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else
 
 
 def passed(point: FaultPoint) -> None:
-    """The caller has reached ``point``. Returns at once unless a crash test has armed this point."""
+    """Stops here if a crash test has armed ``point``, and otherwise returns at once. Called at each durable step."""
     if _FOLDER is not None:
         _stop(_FOLDER, point)
 

@@ -23,8 +23,7 @@ MALFORMED: Final = (ValueError, LookupError, TypeError, AttributeError, Arithmet
 
 @contextmanager
 def reading(thing: object, kind: type[PgcdcError] = LakeError, do: str | None = None) -> Iterator[None]:
-    """Raise ``kind`` if the block, which reads stored data, finds a form that we do not write: the file is damaged, or
-    another program wrote it."""
+    """Raises ``kind`` if the stored data that the block reads is damaged, or was written by another program."""
     try:
         yield
     except MALFORMED as error:
@@ -32,7 +31,7 @@ def reading(thing: object, kind: type[PgcdcError] = LakeError, do: str | None = 
 
 
 def check_format(found: object, thing: str) -> None:
-    """Raise UnknownFormat if ``thing`` records another format than ours, or no format (``found`` is None)."""
+    """Raises UnknownFormat unless ``found``, the format that ``thing`` records (None if it records none), is ours."""
     if found != FORMAT:
         stated = "states no format" if found is None else f"has format {found}"
         raise UnknownFormat(f"{stated}, and this version of pgcdc reads format {FORMAT}", thing=thing)

@@ -1,7 +1,4 @@
-"""Places as values, and the places of all files and folders in the lake.
-
-This module never touches a disk: :mod:`pgcdc_assets.store` does.
-"""
+"""Places as values, and the places of all files in the lake. :mod:`pgcdc_assets.store` reads and writes them."""
 
 from __future__ import annotations
 
@@ -22,23 +19,20 @@ OWN: Final = "_pgcdc"
 DELTA_LOG: Final = "_delta_log"
 """The folder of the Delta log, in the folder of each Delta table."""
 LAST_CHECKPOINT: Final = "_last_checkpoint"
-"""Within a Delta log."""
+"""The file in a Delta log that names the newest checkpoint."""
 
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """Where a file or folder of the lake is, on any store. A local place is an absolute path. Any other place is a URL,
-    whose scheme says which store holds it.
-
-    Two places are equal if their texts are equal, and places sort as their texts.
-    """
+    """Where a file or folder of the lake is, on any store: an absolute local path, or a URL whose scheme says which
+    store holds it. Places are compared and sorted by their texts."""
 
     text: str
     """``/lake/public/t``, or ``scheme://store/lake/public/t``; without a slash at its end."""
 
     @classmethod
     def of(cls, place: str | PathLike[str] | Self) -> Self:
-        """From a path, relative to the working directory if it is relative, or from a URL."""
+        """The place of a path or URL. A relative path starts at the working directory."""
         if isinstance(place, cls):
             return place
         text = str(place)
@@ -73,12 +67,11 @@ class Location:
         return Location(f"{self.text.rstrip('/')}/{name}")
 
     def with_name(self, name: str) -> Location:
-        """The place beside this one."""
+        """The place with this name in the same folder."""
         return self.parent / name
 
     def up_to(self, root: Location) -> list[Location]:
-        """This folder and its parents, up to the folder that holds ``root``. Settling all of them makes a new folder
-        durable."""
+        """This folder and its parents up to ``root``'s parent. Settle all of them to make a new folder durable."""
         found = [self]
         while found[-1] != root.parent and found[-1] != found[-1].parent:
             found.append(found[-1].parent)

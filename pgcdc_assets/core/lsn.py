@@ -15,11 +15,8 @@ _KEY = re.compile(r"([0-9A-F]{12,16})-([0-9A-F]{12,16})")
 
 
 class Lsn(int):
-    """A 64-bit WAL position: an integer that prints as PostgreSQL prints it (``16/B374D848``).
-
-    Comparisons, and conversions to numpy or Arrow, work as for the integer. ``f"{lsn:012X}"`` gives the form of
-    partition keys.
-    """
+    """A 64-bit WAL position: an integer that prints as PostgreSQL prints it (``16/B374D848``). ``f"{lsn:012X}"`` gives
+    the form of partition keys."""
 
     __slots__ = ()
 
@@ -54,9 +51,7 @@ ZERO = Lsn(0)
 class LsnRange:
     """A half-open range of WAL whose ends are transaction boundaries.
 
-    It is ``(start, end]`` in terms of ``end_lsn``, and ``[start, end)`` in terms of ``commit_lsn``.
-
-    A transaction belongs to the range that contains its ``end_lsn``. No boundary ever lies inside a commit record, so
+    The range contains the transactions with ``start < end_lsn <= end``. No boundary lies inside a commit record, so
     ``start <= commit_lsn < end`` gives the same answer. Filters use this second form, because ``commit_lsn`` is known
     from Begin and orders the log.
     """
@@ -100,8 +95,7 @@ class LsnRange:
 
 
 def merged(ranges: Iterable[LsnRange]) -> LsnRange:
-    """Merges contiguous ranges, given in any order, into one range. Raises RangeGap, with the LSN, if there is a
-    gap."""
+    """Merges contiguous ranges, given in any order, into one range. Raises RangeGap, with the LSN, for a gap."""
     ordered = sorted(ranges)
     if not ordered:
         raise BadRange("no range was selected")

@@ -1,7 +1,7 @@
 """Marks of the system catalog. Two catalog checks compare them to find changes that no LSN shows.
 
-PostgreSQL writes a new row version with a new xmin whenever a row of a system catalog changes. So even a row that was
-changed and changed back has a different mark.
+PostgreSQL writes a new row version with a new xmin whenever a row of a system catalog changes. So a row that was
+changed and changed back also has a different mark.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 Mark = tuple[int, int]
-"""A row of a system catalog: its OID and its xmin. A column's row has its attnum in place of the OID, and a partition's
-row has the parent's OID."""
+"""OID and xmin of a catalog row. In place of the OID, a column has its attnum, and a partition its parent's OID."""
 Marks = tuple[Mark, ...]
 
 
@@ -21,7 +20,7 @@ def marks(found: Iterable[Sequence[int]]) -> Marks:
 
 
 def rewritten(before: Marks, now: Marks) -> bool:
-    """Whether some row that is in both has a new version."""
+    """Whether some row that is in both ``before`` and ``now`` has a new version."""
     if before == now:
         return False
     old, new = dict(before), dict(now)
@@ -34,9 +33,8 @@ class Files:
 
     relfilenode: int = 0
     toast: int = 0
-    """pg_class.reltoastrelid, 0 if there is no TOAST table. It shows what caused a new relfilenode: an ALTER TABLE that
-    rewrites the table (as SET UNLOGGED and SET LOGGED do) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER
-    keep it."""
+    """pg_class.reltoastrelid, 0 without a TOAST table. It shows the cause of a new relfilenode: an ALTER TABLE that
+    rewrites (also SET [UN]LOGGED) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
     traceless: bool = False
     """Whether a new relfilenode alone may mean that rows were added or removed outside of the stream:
 
@@ -49,7 +47,7 @@ class Files:
 
 @dataclass(frozen=True)
 class EnumLabel:
-    """A value of an enum. ALTER TYPE ... RENAME VALUE changes rows, and the stream does not carry this."""
+    """A value of an enum. ALTER TYPE ... RENAME VALUE changes rows, and the stream does not show this."""
 
     oid: int
     label: str
@@ -59,27 +57,26 @@ class EnumLabel:
 
 @dataclass(frozen=True)
 class Composite:
-    """A composite type (or a table's row type) used in the values of a table's columns. ADD ATTRIBUTE and DROP
-    ATTRIBUTE change rows, and the stream does not carry this."""
+    """A composite type (or a table's row type) in the values of a table's columns. ADD ATTRIBUTE and DROP ATTRIBUTE
+    change rows, and the stream does not show this."""
 
     oid: int
     name: str
     attributes: str
-    """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0: a row may have been written
-    before the attribute was dropped."""
+    """``attnum:type`` of each attribute. Dropped attributes stay, with type 0: older rows may have their values."""
 
 
 @dataclass(frozen=True)
 class TableMarks:
-    """All marks of a table. Its leaves have marks of their own. Tables that are described in the log have no marks."""
+    """All marks of a table. Its leaves have their own marks. Tables that are described in the log have no marks."""
 
     files: Files = field(default_factory=Files)
     key_constraint: int = 0
     """OID of the primary key's constraint, 0 if there is no primary key. A new OID means that the key was dropped and
     created again. REINDEX keeps the OID."""
     publications: Marks = ()
-    """The catalog rows of the publications that publish the table. A new row means that the table was removed from the
-    publication, or that the publication was changed."""
+    """The catalog rows of the publications that publish the table. A new row means that the table was removed from a
+    publication, or that a publication was changed."""
     schemas: Marks = ()
     """The pg_depend rows that tie the table and its leaves to their schemas, if a publication of a schema publishes the
     table. SET SCHEMA writes a new row. GRANT and OWNER TO do not."""

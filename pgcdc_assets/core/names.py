@@ -60,13 +60,12 @@ def _quoted(part: str) -> str:
 
 
 def encoded(part: str) -> str:
-    """A name as the name of one folder: verbatim, except for what a file system, the lake's layout or an engine would
-    misread.
+    """A name as the name of one folder. Characters that a file system, the lake's layout or an engine would misread are
+    written like ``~2F``.
 
-    These characters are written like ``~2F``: ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters
-    (delta-rs finds no folder with ``%2F`` or these characters in its path), and ``~``, the escape itself. So is the
-    first character of ``.``, of ``..``, of a name that begins with ``_pgcdc``, and of ``_delta_log``, which would turn
-    the schema's folder into a Delta table.
+    These are ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters (delta-rs finds no folder with
+    ``%2F`` or these characters in its path), ``~`` itself, and the first character of ``.``, of ``..``, of names that
+    begin with ``_pgcdc``, and of ``_delta_log``, which would turn the schema's folder into a Delta table.
     """
     text = _ODD.sub(lambda match: f"~{ord(match[0]):02X}", part)
     if text in (".", "..", "_delta_log") or text.startswith("_pgcdc"):

@@ -22,10 +22,8 @@ class Endpos:
     | inside a transaction (``end_lsn`` > endpos) | ``allows`` rejects its end: it is sent again to the next range |
     | inside a record, past a page header, or unflushed | ``arrived_at_wal_end`` with a late flush position |
 
-    ``now`` comes from any monotonic clock, in seconds; ``wal_writer_delay`` is in seconds.
-
     The goal may be ahead of the source's WAL. So the wait for a late flush starts only when the source's insert
-    position is first seen at or above the goal.
+    position is first seen at or above the goal. ``now`` (any monotonic clock) and ``wal_writer_delay`` are in seconds.
     """
 
     def __init__(self, lsn: Lsn, *, wal_writer_delay: float) -> None:
@@ -35,13 +33,11 @@ class Endpos:
         self._late_flush: Lsn | None = None
 
     def arrived_at_begin(self, final_lsn: int) -> bool:
-        """Whether this transaction ends past endpos. Transactions come in commit order, so all later transactions do
-        too."""
+        """Whether this transaction, and so every later transaction in commit order, ends past endpos."""
         return final_lsn >= self.lsn
 
     def arrived_at_wal_end(self, wal_end: int) -> bool:
-        """Whether a keepalive's ``wal_end`` reaches the goal: all transactions that commit below ``wal_end`` have been
-        sent."""
+        """Whether a keepalive's ``wal_end`` reaches the goal. All commits below ``wal_end`` have been sent."""
         return wal_end >= self.lsn or (self._late_flush is not None and wal_end >= self._late_flush)
 
     def allows(self, boundary: int) -> bool:
@@ -65,13 +61,11 @@ class Endpos:
 
 
 class ReportedPositions:
-    """The positions of a standby status update. They never go down.
-
-    ``write``, ``flush`` and ``apply`` are never below the slot's ``confirmed_flush_lsn`` at connect.
+    """The positions of a standby status update. They start at the slot's ``confirmed_flush_lsn`` and never go down.
 
     ``flush`` is ``transform_lsn``: every transaction up to it is durable in the log. Everything up to ``write`` has
-    been received, and everything up to ``apply`` is in every mirror. ``write`` and ``apply`` do not decide which WAL
-    the server may remove. Each setter returns the position that is valid after the call.
+    been received, and everything up to ``apply`` is in every mirror. Only ``flush`` decides which WAL the server may
+    remove. Each setter returns the position that is valid after the call.
     """
 
     def __init__(self, floor: Lsn) -> None:

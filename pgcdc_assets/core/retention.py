@@ -21,17 +21,17 @@ LONGEST_POINTS: Final = timedelta(days=15)
 already be old when a point names it."""
 
 EVERY_POINT: Final = timedelta(hours=1)
-"""Every consistent point stays this long. Older points stay at one per ten minutes, and after a day at one per hour.
-The reason: a turn per second makes 86,400 points a day, and each point keeps the deletion vectors of its versions."""
+"""Age up to which every consistent point stays. Older points stay at one per ten minutes, and after a day at one per
+hour: a turn per second makes 86,400 points a day, and each point keeps the deletion vectors of its versions."""
 LADDER: Final = ((timedelta(days=1), timedelta(hours=1)), (EVERY_POINT, timedelta(minutes=10)))
 """Pairs of an age and an interval, the oldest age first. Beyond that age, one point per interval stays."""
 
 
 def sparse(times: Ints, newer: int | None, now: int) -> Bools:
-    """Which points stay on the ladder: the newest point of each ten minutes, or of each hour.
+    """Marks the points that stay on the ladder: the newest point of each ten minutes, or of each hour.
 
-    ``times`` are ascending, in microseconds since 1970, like ``now`` and ``newer``. ``newer`` is the time of the first
-    point after ``times``; None means that the last of ``times`` is the newest point of all.
+    All times are microseconds since 1970; ``times`` is ascending. ``newer`` is the time of the first point after
+    ``times``; None means that the last of ``times`` is the newest point of all.
     """
     every = np.ones(len(times), np.int64)
     for age, step in reversed(LADDER):
@@ -42,13 +42,13 @@ def sparse(times: Ints, newer: int | None, now: int) -> Bools:
 
 
 def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -> datetime:
-    """Data written before this time may be deleted."""
+    """Data that was written before this time may be deleted."""
     return now - max(retention, grace)
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file of the change log, with the ends of the first and the last batch that it has rows of."""
+    """A file of the change log, with the end LSNs of the first and the last batch whose rows it has."""
 
     first_end: Lsn
     last_end: Lsn
@@ -56,18 +56,17 @@ class LogFile:
 
 
 def log_cut(files: Iterable[LogFile], start: Lsn, needed: Sequence[Lsn], oldest: datetime) -> Lsn:
-    """The boundary up to which the change log may be deleted; ``start`` if nothing may.
+    """The boundary up to which the change log may be deleted; ``start`` if nothing may be deleted.
 
     ``needed`` is the effective ``replay_lsn`` of every consumer. A table at R needs the transactions with ``commit_lsn
     >= R``, so it needs every batch that ends above R. A batch is deleted whole, together with all batches below it, and
-    only if every file that holds its rows may be deleted. The age of a batch is the age of its files: ``commit_ts`` may
-    come from another server, if an origin is replicated, and does not only rise.
+    only if every file that holds its rows may be deleted. A batch is as old as its files: ``commit_ts`` does not always
+    rise, because it may come from another server (a replicated origin).
     """
     left = sorted(files, key=lambda file: file.last_end)
     stay = [file.first_end for file in left if file.written > oldest or any(file.last_end > lsn for lsn in needed)]
     bound = min(stay, default=None)
-    # From the last file backwards: a file with rows of a batch that stays also stays, and with it every batch that it
-    # has rows of.
+    # From the last file backwards: a file with rows of a batch that stays also stays, and so do all batches in it.
     for file in reversed(left):
         if bound is not None and file.last_end >= bound:
             bound = min(bound, file.first_end)

@@ -11,8 +11,7 @@ _VERBATIM = re.compile(r'"((?:[^"]|"")+)"')
 
 _ONE_UP: Final = r"0*[1-9]\d*"
 _LOCAL: Final = re.compile(rf"local(\[(\*|{_ONE_UP})(\s*,\s*{_ONE_UP})?\])?")
-"""``local``, with the number of threads and the number of times a task may fail. Spark refuses zero for either
-number."""
+"""``local``, with the number of threads and how often a task may fail. Spark refuses zero for either number."""
 _KNOWN: Final = re.compile(rf"{_LOCAL.pattern}|local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
 _OF_THIS_HOST: Final = re.compile(r"local-cluster\[.*\]|spark://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?")
 
@@ -20,10 +19,8 @@ _OF_THIS_HOST: Final = re.compile(r"local-cluster\[.*\]|spark://(127(\.\d+){3}|l
 @dataclass(frozen=True)
 class PrefixPatterns:
     """Patterns for whole prefixes, with ``*`` and ``?``, like the patterns for tables. A leading ``-`` excludes. A
-    pattern in double quotes is taken verbatim.
-
-    A prefix is chosen if an inclusion matches it and no exclusion does. Without any pattern no prefix is chosen.
-    """
+    pattern in double quotes is taken verbatim. A prefix is chosen if an inclusion matches it and no exclusion does;
+    without any pattern no prefix is chosen."""
 
     included: tuple[re.Pattern[str], ...] = ()
     excluded: tuple[re.Pattern[str], ...] = ()
@@ -58,10 +55,8 @@ def is_known(master: str) -> bool:
 
 
 def is_local(master: str) -> bool:
-    """Whether the tasks run in the driver's JVM, with the driver's file system, environment and Python.
-
-    False for ``local-cluster[...]``: its executors are separate processes, as on other machines.
-    """
+    """Whether the tasks run in the driver's JVM, with the driver's file system, environment and Python. False for
+    ``local-cluster[...]``: its executors are separate processes, as on other machines."""
     return _LOCAL.fullmatch(master) is not None
 
 
