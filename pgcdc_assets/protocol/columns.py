@@ -1,8 +1,8 @@
 """Decodes row messages by column: a whole Arrow array of I, U or D messages at once, without a Python loop over rows.
 
 Each row has its own cursor into the payload buffer. A step reads the same item of all rows (a letter, a count, one
-column) and moves every cursor, so tuples of different shapes are decoded together. This module accepts and rejects the
-same messages as :mod:`pgcdc_assets.protocol.decode`; a property test ensures this.
+column) and moves every cursor. A property test ensures that this module accepts and rejects the same messages as
+:mod:`pgcdc_assets.protocol.decode`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from pgcdc_assets.protocol.layouts import BINARY, CHANGE, NULL, TEXT, UNCHANGED,
 from pgcdc_assets.protocol.text.strings import NotText, decoded, gathered
 
 PIECE_BYTES: Final = 1 << 30
-"""Bytes of payload decoded at once, because Arrow's string offsets have 31 bits. A PostgreSQL message is smaller than 1
-GiB."""
+"""Bytes of payload decoded at once: Arrow's string offsets have 31 bits. A PostgreSQL message is below 1 GiB."""
 
 
 class UndecodedValue(ProtocolError):
-    """A value is not text in the source's encoding. ``row`` is its row in the payload, ``column`` its place in the
-    tuple."""
+    """A value is not text in the source's encoding. ``row`` is its place in the payload, ``column`` in the tuple."""
 
     def __init__(self, what: str, *, lsn: Lsn | None = None, row: int = 0, column: int = 0) -> None:
         super().__init__(what, lsn=lsn)
@@ -41,7 +39,7 @@ class Images:
     """Row images of one kind, as columns."""
 
     image: Image
-    """New tuple, whole old tuple, or the key columns of the old tuple (the other columns are then absent)."""
+    """``N`` new tuple, ``O`` whole old tuple, ``K`` key columns of the old tuple (the other columns are absent)."""
     rows: Ints
     """The row of the payload that each image comes from, ascending."""
     text: list[pa.StringArray]
@@ -60,15 +58,12 @@ def images(
     encoding: Encoding = UTF8,
     shown: bool = False,
 ) -> list[Images]:
-    """Decode ``payload`` (binary or large_binary, all of one kind and relation with this many columns).
+    """Decode ``payload`` (binary or large_binary, all of one kind and one relation with this many columns).
 
-    ``encoding`` is the encoding of the texts. With ``shown``, bytes that are not text are written as by
-    :meth:`Encoding.shown`.
-
-    An update with an old tuple gives two images. Each chunk of the payload is decoded in pieces of ``piece_bytes``, and
-    each piece gives one :class:`Images` per kind of image. Raises ProtocolError for the first row that the scalar
-    decoder would reject, or that has another number of columns; the error names the LSN if ``lsns`` (one per row) is
-    given.
+    Returns one :class:`Images` per kind of image and piece; a piece is at most ``piece_bytes`` of one chunk. An update
+    with an old tuple gives two images. With ``shown``, bytes that are not text in ``encoding`` are written as by
+    :meth:`Encoding.shown`. Raises ProtocolError for the first row that the scalar decoder would reject, or that has
+    another number of columns. The error names the LSN if ``lsns`` (one per row) is given.
     """
     found: list[Images] = []
     first = 0
@@ -80,14 +75,13 @@ def images(
 
 
 def _pieces(payload: pa.Array | pa.ChunkedArray, most: int) -> Iterator[pa.Array]:
-    """The chunks, cut if they hold more than ``most`` bytes."""
+    """The chunks, cut into pieces of at most ``most`` bytes, or of one row if the row is larger."""
     for chunk in payload.chunks if isinstance(payload, pa.ChunkedArray) else [payload]:
         if chunk.null_count:
             raise ProtocolError("a row of the log has no payload")
         ends = _offsets(chunk)
         at = 0
         while at < len(chunk):
-            # At least one row, of any size.
             stop = max(int(np.searchsorted(ends, ends[at] + most, side="right")) - 1, at + 1)
             yield chunk.slice(at, stop - at)
             at = stop
@@ -159,7 +153,7 @@ class _Walk:
         return [Images(image, where + self.first, text, unchanged)]
 
     def _column(self, rows: Ints | None, column: int) -> tuple[pa.StringArray, Bools | None]:
-        """Read one value of each row and move past it: returns the texts, and which values are marked unchanged."""
+        """Read one value of each row and move past it. Returns the texts, and which values are unchanged TOAST."""
         at = self._cursor(rows)
         word = self._read(rows)
         letter = word >> 56
@@ -198,7 +192,7 @@ class _Walk:
         return self.words[self._cursor(rows)].astype(np.int64)
 
     def _move(self, rows: Ints | None, to: Ints, what: str) -> None:
-        """Move the cursors. Each cursor is then inside its row or at the row's end, so reads need no further check."""
+        """Move the cursors. Fails if a cursor leaves its row, so that reads need no further check."""
         self._require(to <= (self.ends if rows is None else self.ends[rows]), rows, what)
         if rows is None:
             self.at = to

@@ -1,11 +1,10 @@
-"""Decodes one message at a time: the reference decoder, and the one for control messages.
+"""Decodes one message at a time: the reference decoder, also used for control messages.
 
 :mod:`pgcdc_assets.protocol.layouts` defines the layouts. Protocol version 1 sends whole transactions. Later versions
-also send a transaction that is still in progress, in blocks, from Stream Start to Stream Stop. Blocks of several
-transactions alternate. Whole transactions (Begin to Commit, Begin Prepare to Prepare), and messages outside of blocks,
-come between the blocks. Within a block each message carries an additional xid: the xid of the subtransaction that made
-the change. A transactional logical message carries the xid of the top transaction instead, even if a subtransaction
-emitted it.
+also send a transaction that is still in progress, in blocks from Stream Start to Stream Stop. Between the blocks come
+blocks of other transactions, whole transactions (Begin to Commit, Begin Prepare to Prepare), and messages outside of
+blocks. Within a block each message also carries the xid of the subtransaction that made the change. A transactional
+logical message carries the xid of the top transaction instead, even if a subtransaction emitted it.
 """
 
 from __future__ import annotations
@@ -60,17 +59,14 @@ _TYPE_OF_COLUMN = Struct("!Ii")
 def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
     """The message in ``payload``. ``lsn`` is its position in the WAL, used only in errors.
 
-    Raises ProtocolError, with kind and LSN, for a message that is truncated, malformed, of unknown kind, or followed by
-    bytes that do not belong to it.
+    Raises ProtocolError, with kind and LSN, if it is truncated, malformed, of unknown kind, or followed by other bytes.
     """
     return MessageReader(payload, lsn).whole(_VERSION_1, "its kind is unknown to protocol version 1")
 
 
 def decode_any(payload: bytes, lsn: Lsn = ZERO, *, parallel: bool) -> AnyMessage:
-    """Like :func:`decode`, for a message of any version that is outside of all blocks.
-
-    ``parallel``: whether streaming is parallel. Each Stream Abort then has two more fields.
-    """
+    """Like :func:`decode`, for a message of any version that is outside of all blocks. If streaming is ``parallel``,
+    each Stream Abort has two more fields."""
     readers = _ALL_PARALLEL if parallel else _ALL
     return MessageReader(payload, lsn).whole(readers, "its kind is unknown to the protocol")
 
@@ -81,7 +77,7 @@ class MessageReader:
     __slots__ = ("at", "lsn", "payload")
 
     def __init__(self, payload: bytes, lsn: Lsn) -> None:
-        """Starts with the cursor right after the letter. Raises ProtocolError for an empty message."""
+        """The cursor starts after the letter. Raises ProtocolError for an empty message."""
         if not payload:
             raise ProtocolError("empty message", lsn=lsn)
         self.payload = payload
@@ -89,7 +85,7 @@ class MessageReader:
         self.at = 1
 
     def whole(self, readers: Mapping[int, Callable[[MessageReader], MessageT]], otherwise: str) -> MessageT:
-        """Read the whole message; ``otherwise`` is the error's text if there is no reader for its kind."""
+        """Reads the whole message. Fails with the text ``otherwise`` if there is no reader for its kind."""
         read = readers.get(self.payload[0])
         if read is None:
             self.fail(otherwise)

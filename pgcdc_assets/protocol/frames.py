@@ -1,13 +1,12 @@
-"""Frames of the streaming replication protocol: finds them in the received bytes, reads and makes the small ones.
+"""Frames of the streaming replication protocol: finds frames in received bytes, and reads and makes the small ones.
 
-:mod:`pgcdc_assets.protocol.layouts` defines the layouts. Times here are in the protocol's own clock: microseconds since
-2000-01-01 UTC.
+:mod:`pgcdc_assets.protocol.layouts` defines the layouts. Times here are microseconds since 2000-01-01 UTC.
 
-Each frame is a data message of the connection (CopyData). "Message Formats": a message begins with a byte of kind and a
-big-endian length that counts itself, so each message says where the next message begins. Following the messages one by
-one costs one step of the interpreter per message. :func:`data_messages` instead finds all places that look like the
-beginning of a message at once. It keeps the places that form a chain from the first byte: each message ends where the
-next message begins. The bytes of a value can look like a beginning, but no message ends right in front of them.
+Each frame is a data message of the connection (CopyData): a byte of kind, and a big-endian length that counts itself
+("Message Formats"). Following the messages from length to length costs one Python step per message. So
+:func:`data_messages` finds all places that look like the beginning of a message at once. It keeps the places that form
+a chain from the first byte: each message ends where the next message begins. The bytes of a value can look like a
+beginning, but no message ends right in front of them.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ def _kind(frame: bytes) -> int:
 
 
 def data_messages(octets: Octets) -> tuple[Ints, Ints]:
-    """Starts and ends of the whole data messages at the front, up to a message of another kind. A very large message is
-    returned alone."""
+    """Starts and ends of the whole data messages at the front, up to a message of another kind. A message of 1 MiB or
+    more is returned alone."""
     end = _end(octets, 0)
     if end is None:
         # Do not search the bytes: the message may be large, and arrive in thousands of pieces.
@@ -120,8 +119,8 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
 
 
 def _look_alikes(octets: Octets) -> Ints:
-    """Places where two zero bytes follow the kind. Few messages are larger than 64 KiB, and few other bytes look like
-    this."""
+    """Places of a data message's kind that two zero bytes follow. Few messages are larger than 64 KiB, and few other
+    bytes look like this."""
     last = len(octets) - HEADER
     # Search for pairs of bytes, at even and at odd places, because the kind's byte alone occurs in every text.
     even, odd = octets[: 2 * (last // 2 + 1)].view("<u2"), octets[1 : 1 + 2 * ((last + 1) // 2)].view("<u2")

@@ -1,8 +1,8 @@
-"""The messages of pgoutput: first the messages of protocol version 1, then the messages that versions 2 to 4 add.
+"""The messages of pgoutput: protocol version 1 first, then the additions of versions 2 to 4.
 
-Names and fields are as in PostgreSQL's "Logical Replication Message Formats". LSNs are :class:`Lsn`, times are
-microseconds since 1970-01-01 UTC, and texts are decoded from UTF-8. The server's encoding may not be UTF-8, so bytes of
-a name that are not UTF-8 are written as by :meth:`Encoding.shown`.
+Names and fields are as in PostgreSQL's "Logical Replication Message Formats". Times are microseconds since 1970-01-01
+UTC. Texts are read as UTF-8. If the server has another encoding, :meth:`Encoding.shown` writes the bytes that are not
+UTF-8.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ Value = str | Unchanged | None
 """One column of a row image: its text form, NULL, or not sent."""
 TupleData = tuple[Value, ...]
 OldKind = Literal["K", "O"]
-"""What an old tuple holds: ``K`` only the columns of the replica identity (the other columns are NULL, which means
-absent), ``O`` all columns."""
+"""Columns of an old tuple: ``K`` only the replica identity (the other columns are NULL, meaning absent), ``O`` all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +122,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """A message of ``pg_logical_emit_message``: kind ``M``. A message that is not transactional may come between
-    transactions."""
+    """A message of ``pg_logical_emit_message``. If it is not transactional, it may come between transactions."""
 
     transactional: bool
     lsn: Lsn
@@ -137,17 +135,17 @@ class StreamAbort:
     """The rollback of a streamed transaction (``subxid`` is ``xid``), or of one of its subtransactions.
 
     If a subtransaction is rolled back, each subtransaction that was released into it gets its own Stream Abort. A
-    Stream Abort of a transaction of which no block came has no meaning. PostgreSQL 18 sends it, to protocol version 1
-    too, once per subtransaction of a transaction that outgrew ``logical_decoding_work_mem`` and was already rolled back
-    when it was decoded.
+    Stream Abort of a transaction without blocks has no meaning. PostgreSQL 18 sends such Stream Aborts, in protocol
+    version 1 too: one per subtransaction of a transaction that outgrew ``logical_decoding_work_mem`` and was rolled
+    back before it was decoded.
     """
 
     xid: int
     subxid: int
     abort_lsn: Lsn | None = None
     abort_ts: int | None = None
-    """``abort_lsn`` and ``abort_ts`` are sent only if streaming is parallel. If the transaction has an origin, the time
-    is from the origin's clock."""
+    """``abort_lsn`` and ``abort_ts`` are sent only if streaming is parallel. The time is by the origin's clock if the
+    transaction has an origin."""
 
     @property
     def whole(self) -> bool:
@@ -166,8 +164,7 @@ class StreamStart:
     xid: int
     """The xid of the top transaction."""
     first: bool
-    """The first block of this xid. Any earlier blocks of the xid are void: a new decoder sends the transaction again
-    from its start."""
+    """The first block of this xid. Earlier blocks of the xid are void: the server sends the transaction again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +174,7 @@ class StreamStop:
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """The commit of a streamed transaction: its blocks, without the aborted subtransactions."""
+    """The commit of a streamed transaction. The rows of its aborted subtransactions do not count."""
 
     xid: int
     flags: int
@@ -201,7 +198,7 @@ class BeginPrepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Replaces Commit if a transaction is sent at its PREPARE. The content is never sent again once ``end_lsn`` is
+    """Replaces Commit if a transaction is sent at its PREPARE. The content is never sent after ``end_lsn`` is
     confirmed."""
 
     flags: int

@@ -1,7 +1,6 @@
-"""The shape of a relation, which decides how its rows are decoded: its Relation message, and facts that only the
-catalog has.
+"""The shape of a relation, which decides how its rows are decoded: its Relation message, and facts from the catalog.
 
-The stream lacks attribute numbers, keys, the base types of domains and the element types of arrays. The log carries
+The stream lacks attribute numbers, keys, the base types of domains and the element types of arrays. The log stores
 these facts with the Relation messages, so a shape can be made from the log alone.
 """
 
@@ -21,7 +20,7 @@ from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Relation, RelationColumn
 
 TEXT = PgType(oid=25, name="text")
-"""The type used to read a column of an unknown type: the text that PostgreSQL wrote."""
+"""The type of columns whose type is unknown: the text that PostgreSQL wrote is kept."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class RelationFacts:
     types: dict[int, PgType] = field(default_factory=dict)
     """The types of the message's columns by OID, resolved (domains, arrays), with typmod -1."""
     encoding: str = UTF8.name
-    """The encoding of all texts of the stream. This is the server's own encoding, if we can read it."""
+    """The encoding of all texts of the stream: the server's own encoding if we can read it, otherwise UTF8."""
 
     def to_json(self) -> dict[str, Any]:
         """The form stored in the log, in which the OIDs are texts."""
@@ -49,7 +48,7 @@ class RelationFacts:
         return cls(table, types, data.get("encoding", UTF8.name))
 
     def without_volatile(self) -> Self:
-        """The facts without storage numbers and estimates, because these change without a change in decoding."""
+        """The facts that affect decoding: without storage numbers and estimates."""
         return replace(self, table=self.table.without_volatile()) if self.table else self
 
 
@@ -60,7 +59,7 @@ class ShapeColumn:
     """None if the catalog had no column of this name and type any more."""
     type: PgType
     key: bool
-    """The Relation message's flag: the column is part of the replica identity. Under FULL every column is."""
+    """Whether the Relation message flags the column as part of the replica identity. Under FULL all columns are."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,15 @@ class Shape:
     schema_id: int
     relation_id: int
     table: TableName
-    """The relation's name in the Relation message, which is its name at that point of the stream."""
+    """The relation's name in the Relation message: its name at that point of the stream."""
     columns: tuple[ShapeColumn, ...]
     replica_identity: ReplicaIdentity
     key: tuple[str, ...]
     """Names of the mirror's key columns."""
     catalog_name: TableName | None = None
-    """The relation's name when the catalog was read, after the message. None if the relation was already dropped."""
+    """The relation's name when the catalog was read, after the message. None if it was already dropped."""
     root: TableName | None = None
-    """For a leaf partition: its root when the catalog was read. Like all facts of the catalog, this may be newer than
-    the message."""
+    """For a leaf partition: its root when the catalog was read, which may be newer than the message."""
     root_oid: int | None = None
     attnums: frozenset[int] = frozenset()
     """attnums of the published columns that the relation had when the catalog was read, under any name."""
@@ -117,8 +115,8 @@ class Shape:
 
     @property
     def told_key(self) -> tuple[ShapeColumn, ...]:
-        """The columns of the primary key, if the message itself flags them, as it does under the default identity. The
-        catalog was read later, and may already show another key. Empty for any other identity."""
+        """The columns of the primary key that the message flags under the default identity; empty for any other
+        identity. The catalog was read later, and may already show another key."""
         return tuple(column for column in self.columns if column.key) if self.replica_identity == "d" else ()
 
     @property
@@ -128,10 +126,10 @@ class Shape:
 
 
 def fingerprint(relation_payload: bytes, facts: RelationFacts) -> int:
-    """The ``schema_id`` of the log: equal for two relation versions exactly if their rows are decoded in the same way.
-    A signed 64-bit integer from SHA-256."""
+    """The log's ``schema_id``: equal for two relation versions exactly if their rows are decoded in the same way. A
+    signed 64-bit integer from SHA-256."""
     known = json.dumps(facts.without_volatile().to_json(), sort_keys=True, separators=(",", ":"))
-    # The length separates message and facts: the hash stays unambiguous for any bytes at the end of the message.
+    # The length separates message and facts, so that no two pairs of them give the same bytes.
     digest = sha256(len(relation_payload).to_bytes(8, "big") + relation_payload + known.encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -142,7 +140,7 @@ def _columns(relation: Relation, facts: RelationFacts) -> tuple[ShapeColumn, ...
 
 
 def _column(column: RelationColumn, known: Column | None, types: dict[int, PgType]) -> ShapeColumn:
-    """A catalog column with this name but another type is a different column: the catalog is newer than the message."""
+    """A catalog column of this name but another type is a different column: the catalog is newer than the message."""
     if known is not None and known.type.oid == column.type_oid:
         return ShapeColumn(column.name, known.attnum, replace(known.type, typmod=column.typmod), column.key)
     type_ = types.get(column.type_oid)

@@ -1,8 +1,8 @@
 """Splits PostgreSQL's text form of arrays into elements, for a whole column at once.
 
 Rules of "Array Input and Output Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element is in quotes if it is empty, reads
-NULL, or holds a brace, the delimiter, a quote, a backslash or white space; inside quotes a backslash makes the next
-byte literal. All these marks are ASCII, so the code can work on the single bytes of UTF-8.
+NULL, or holds a brace, the delimiter, a quote, a backslash or white space. Inside quotes a backslash makes the next
+byte literal. All these marks are ASCII, so the code works on the bytes of UTF-8.
 """
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ class Elements:
 
 
 def not_plain(text: pa.StringArray) -> Bools:
-    """Which values are not plain lists: arrays of two or more dimensions, or with another lower bound
-    (``[0:1]={...}``)."""
+    """Marks values that are not plain lists: two or more dimensions, or another lower bound (``[0:1]={...}``)."""
     odd = pc.or_(pc.starts_with(text, "["), pc.starts_with(text, "{{"))
     return np.asarray(odd.fill_null(False))
 
 
 def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
-    """Split plain lists into elements; NULL rows have no elements. Raises ProtocolError for a text that is not a plain
-    list."""
+    """Split plain lists into elements; NULL rows have no elements. Raises ProtocolError for any other text."""
     octets, offsets = laid_out(text)
     present = np.asarray(text.is_valid())
     marks = _Marks.of(octets, offsets, ord(delimiter))

@@ -1,9 +1,6 @@
 """Arrow columns of strings: built from slices of a buffer, taken apart into bytes, and converted from the server's
-encoding to UTF-8. Column decoding and casts share these steps.
-
-Every encoding that a server may have is ASCII below 0x80. So a column of ASCII needs no conversion, like a column of
-UTF-8.
-"""
+encoding to UTF-8. Every encoding that a server may have is ASCII below 0x80, so a column of ASCII needs no
+conversion."""
 
 from __future__ import annotations
 
@@ -21,11 +18,8 @@ _MOST: Final = (1 << 31) - 1
 
 
 def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
-    """``data[starts[i]:ends[i]]`` for every i, copied into one binary array; NULL where not ``valid``.
-
-    The slices must be in order and not overlap, and ``data`` (an Arrow buffer or numpy bytes) must be shorter than 2
-    GiB.
-    """
+    """``data[starts[i]:ends[i]]`` for every i, copied into one binary array; NULL where not ``valid``. The slices must
+    be in order and not overlap. ``data`` (an Arrow buffer or numpy bytes) must be shorter than 2 GiB."""
     # Slice, gap, slice, gap ...: an array over the buffer without a copy. Arrow then takes every second value of it.
     count = len(starts)
     if count == 0:
@@ -39,10 +33,8 @@ def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) ->
 
 
 def laid_out(array: pa.Array) -> tuple[Octets, Ints]:
-    """The bytes of a string or binary array, and its n + 1 offsets into them.
-
-    There are no gaps between values, and NULLs are empty, so all the bytes belong to values.
-    """
+    """The bytes of a string or binary array, and its n + 1 offsets into them. All bytes belong to values: there are no
+    gaps, and NULLs are empty."""
     if array.null_count:
         array = array.fill_null("" if pa.types.is_string(array.type) else b"")
     _, offset_buffer, data = array.buffers()
@@ -91,8 +83,7 @@ def decoded(values: pa.BinaryArray, encoding: Encoding, *, shown: bool = False) 
 def reread(
     texts: pa.StringArray | pa.ChunkedArray, encoding: Encoding
 ) -> pa.StringArray | pa.ChunkedArray:  # fmt: skip
-    """Decodes a column of names again that were read as UTF-8: see :meth:`Encoding.reread`. Fast for few different
-    names."""
+    """:meth:`Encoding.reread` for a column of names. Fast if few names are different."""
     if encoding.unicode or texts.null_count == len(texts):
         return texts
     names = whole(texts).dictionary_encode()

@@ -1,7 +1,5 @@
-"""Turns columns of PostgreSQL's text form into typed columns. Copies and changes use the same code.
-
-A value that its type cannot hold is kept as text in ``_pgcdc_raw``, a map of column name to text.
-"""
+"""Turns columns of PostgreSQL's text form into typed columns, for copies and changes. A value that its type cannot hold
+is kept as text in ``_pgcdc_raw``, a map of column name to text."""
 
 from __future__ import annotations
 
@@ -75,8 +73,8 @@ def _raw(misfits: Sequence[tuple[str, Ints, pa.Array]], rows: int) -> pa.Array:
 def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], rows: int) -> pa.Array:
     """An int64 per row: a hash of the row's pairs of column name and non-NULL text, in any order of the columns.
 
-    The hash of a row does not change when a column without values is added. It only narrows the search: rows with equal
-    hashes are still compared value by value. Mirrors store these hashes, so this function must never change.
+    A new column without values does not change the hash. Rows with equal hashes are still compared value by value.
+    Mirrors store these hashes, so this function must never change.
     """
     total = np.zeros(rows, _UNSIGNED)
     for array, name in zip(text, names, strict=True):
@@ -88,11 +86,9 @@ def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], r
 
 
 def _text_hash(text: pa.StringArray) -> Words:
-    """For each value, a polynomial in ``_FACTOR`` over its bytes, plus its length.
-
-    The powers continue over the whole buffer, so that one running sum is enough for all values. Dividing by the power
-    at a value's start makes the result independent of the value's place.
-    """
+    """For each value, a polynomial in ``_FACTOR`` over its bytes, plus its length. The powers continue over the whole
+    buffer, so that one running sum serves all values. Dividing by the power at a value's start makes the result
+    independent of that start."""
     octets, offsets = laid_out(text)
     sums = np.zeros(len(octets) + 1, _UNSIGNED)
     np.cumsum((octets.astype(_UNSIGNED) + _UNSIGNED(1)) * _powers(_FACTOR, len(octets)), out=sums[1:])
@@ -108,6 +104,6 @@ def _powers(base: int, count: int) -> Words:
 
 
 def row_identities(rows: int) -> pa.Array:
-    """``_pgcdc_row`` of new rows of a multiset: identities that are never used twice."""
+    """``_pgcdc_row`` of new rows of a multiset: texts that are never used twice."""
     numbers = pc.cast(pa.array(np.arange(rows, dtype=np.int64)), pa.string())
     return pc.binary_join_element_wise(pa.scalar(uuid.uuid4().hex), numbers, "-")

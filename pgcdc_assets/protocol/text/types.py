@@ -1,9 +1,9 @@
 """Casts columns of PostgreSQL's text form to columns of Arrow types, and holds the table of types.
 
-The text form is the form that sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1`` write. A value
-that does not fit the Arrow type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions)
-is marked and left NULL, never clipped or guessed. Text that PostgreSQL cannot have written is a ProtocolError. Arrow
-does the casts. Whether a value fits depends on the value alone, not on other values of the column.
+The text form is as written by sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1``. A value that
+does not fit the Arrow type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions) is
+marked and left NULL, never clipped or guessed. Whether a value fits depends on that value alone. Text that PostgreSQL
+cannot have written is a ProtocolError.
 """
 
 from __future__ import annotations
@@ -52,17 +52,16 @@ _OUTSIDE: Final = {
 _NUMBER: Final = r"^(?:NaN|-?Infinity|-?(?:0|[1-9]\d*)(?:\.\d+)?)$"
 """The pattern of numeric, which never has an exponent or leading zeros."""
 _ZONE_SECONDS = r"(?P<sign>[+-])\d\d:\d\d:(?P<seconds>[0-5]\d)$"
-"""The pattern of offsets with seconds, as local mean times have (from the time before time zones). Arrow does not parse
-them."""
+"""The pattern of UTC offsets with seconds, as local mean times have. Arrow does not parse them."""
 _SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 253_402_300_799_999_999)}
-"""First and last day, and microsecond, of years 0001 to 9999, since 1970."""
+"""First and last day, and microsecond, of years 0001 to 9999, counted from 1970."""
 
 
 @dataclass(frozen=True)
 class Cast:
     values: pa.Array
     unfit: Bools | None
-    """Rows whose text is not NULL but does not fit; they are NULL in ``values``. None if there are no such rows."""
+    """Rows whose text does not fit. They are NULL in ``values``. None if there are no such rows."""
 
 
 def arrow_type(of: PgType) -> pa.DataType:
@@ -83,22 +82,20 @@ def may_not_fit(type_: pa.DataType) -> bool:
 
 
 def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
-    """Cast a column of text (any string type, NULL for NULL) to ``arrow_type(of)``.
-
-    Raises ProtocolError, which does not quote the value, for text that PostgreSQL does not write for this type.
-    """
+    """Cast a column of text (any string type, NULL for NULL) to ``arrow_type(of)``. Raises ProtocolError, without the
+    value, for text that PostgreSQL does not write for this type."""
     column = whole(text)
     column = column if pa.types.is_string(column.type) else column.cast(pa.string())
     stored = _stored(of)
     try:
         return _cast_of(stored)(column, stored)
     except (pa.ArrowInvalid, ProtocolError):
-        # Not Arrow's message, which quotes the value. And the message for an element does not name the column's type.
+        # Arrow's message would quote the value, and the error of an element would not name the column's type.
         raise ProtocolError("a text is none of its type", thing=f"type {of.name}") from None
 
 
 def _stored(of: PgType) -> PgType:
-    """The base type of a domain, because a domain's values are written like its base type's."""
+    """The base type of a domain: values of both are written in the same way."""
     while of.base is not None:
         of = of.base
     return of
@@ -109,17 +106,14 @@ def _is_array(of: PgType) -> bool:
 
 
 def _element(of: PgType) -> PgType:
-    """The element type. The typmod of ``numeric(10,2)[]`` is the array's, so the element takes it over. An element that
-    is a domain keeps the domain's typmod."""
+    """The element type, with the array's typmod if there is one (``numeric(10,2)[]``). A domain has its own typmod."""
     assert of.element is not None
     return of.element if of.typmod == -1 else replace(of.element, typmod=of.typmod)
 
 
 def _decimal(typmod: int) -> pa.Decimal128Type | None:
-    """The decimal type that holds every numeric(precision, scale); None if no decimal type does.
-
-    Since PostgreSQL 15 the scale may be negative (numeric(2,-3) holds 99000), or above the precision.
-    """
+    """The decimal type that holds every numeric(precision, scale); None if no decimal type does. Since PostgreSQL 15
+    the scale may be negative (numeric(2,-3) holds 99000), or above the precision."""
     if typmod < 4:
         return None
     precision, scale = typmod - 4 >> 16 & 0xFFFF, (typmod - 4 & 0x7FF ^ 1024) - 1024
@@ -210,7 +204,7 @@ def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Bools 
 
 
 def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
-    """Cast timestamptz if some offsets have seconds: the seconds are cut off, and subtracted after the cast."""
+    """Cast timestamptz if some offsets have seconds: cut the seconds off, cast, and subtract them."""
     odd = _matching(text, _ZONE_SECONDS)
     to_minutes = pc.replace_substring_regex(text, r"^(.*[+-]\d\d:\d\d):[0-5]\d$", r"\1")
     values = to_minutes.cast(_SCALARS[_TIMESTAMPTZ])
@@ -253,8 +247,7 @@ def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
     found = elements(plain, of.delimiter)
     inner = cast(found.text, _element(of))
     if inner.unfit is not None and inner.unfit.any():
-        # If one element does not fit, its array does not fit. Cast again without these arrays, because a NULL list has
-        # no elements.
+        # If an element does not fit, its array does not fit. Cast again without it: NULL lists have no elements.
         rows = np.searchsorted(found.offsets, np.flatnonzero(inner.unfit), side="right") - 1
         unfit[rows] = True
         return Cast(_cast_array(_without(text, unfit), of).values, unfit)
