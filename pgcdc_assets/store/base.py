@@ -1,12 +1,12 @@
 """The contract of a store: what the lake requires of the system that holds its files.
 
-A store holds files, each at a :class:`~pgcdc_assets.core.layout.Location`. A folder is only the first part of the
-names of its files, and need not be created. A file appears whole or not at all. Its content is durable when the call
-that put it there returns. Its *name* is durable after :meth:`Store.settle` of its folder. So several commits may be put
-first and settled together. A commit must not be reported before it is settled.
+A store holds files, each at a :class:`~pgcdc_assets.core.layout.Location`. A folder is only the first part of the names
+of its files, and need not be created. A file appears whole or not at all. Its content is durable when the call that put
+it there returns. Its *name* is durable after :meth:`Store.settle` of its folder, so several commits may be put first
+and settled together. A commit must not be reported before it is settled.
 
-Errors are Python's own: FileNotFoundError, FileExistsError, and OSError, whose ``errno`` says what the machine refuses.
-StoreFailed means that an object store refuses a request or does not answer. It says nothing about a file.
+Errors are FileNotFoundError, FileExistsError, OSError (``errno`` says what the machine refuses), and StoreFailed: an
+object store refuses a request or does not answer, which says nothing about a file.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ class Entry:
     """The file's name, relative to the folder that was listed."""
     size: int
     written: float
-    """When the file's content was last written."""
+    """When the content was last written."""
     placed: float
-    """The latest time at which the file can have got this name. A file may be written long before it is put in
-    place."""
+    """The latest time at which the file can have got this name, perhaps long after its content was written."""
 
 
 class Lease(ABC):
-    """The holder's side of a lease on a place."""
+    """A lease on a place, as its holder sees it."""
 
     pause: float = 0.0
     """The recommended pause between two calls of :meth:`write`, in seconds."""
     inherited_as: int | None = None
-    """Set if the last holder did not give the place back, and so may not know that it has lost the place: a number that
+    """Set if the last holder did not give the place back, and so may not know that it has lost the place. This number
     is higher than the number of any earlier holder."""
 
     @abstractmethod
@@ -53,15 +52,15 @@ class Lease(ABC):
 
 
 class Guard(ABC):
-    """Checks whether this process may write to a folder. Raises LeaseLost if it may not."""
+    """Checks whether this process may write to a folder. Both methods raise LeaseLost if it may not."""
 
     @abstractmethod
     def check(self) -> None:
-        """Check before each write, from what this process knows itself."""
+        """Check before each write, without asking the store."""
 
     @abstractmethod
     def confirm(self) -> None:
-        """Ask the store whether this process still holds the lease, after a file of another writer was found."""
+        """Ask the store whether this process still holds the lease. Called when another writer's file was found."""
 
 
 class Store(ABC):
@@ -74,8 +73,7 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, at: Location, start: int = 0, size: int | None = None) -> bytes:
-        """``size`` bytes from ``start`` on, or fewer if the file ends there. Without ``size``: all bytes from ``start``
-        on."""
+        """At most ``size`` bytes from ``start``; without ``size``, all bytes from ``start``."""
 
     @abstractmethod
     def open(self, at: Location) -> pa.NativeFile:
@@ -87,25 +85,24 @@ class Store(ABC):
 
     @abstractmethod
     def list_after(self, folder: Location, name: str = "") -> list[Entry]:
-        """The files of a folder whose names sort after ``name``, in name order. Files of folders within are left
-        out."""
+        """The files of a folder whose names sort after ``name``, in name order, without the files of folders inside."""
 
     @abstractmethod
     def walk(self, folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
-        """All files of a folder and of the folders within, in no order. Unless ``hidden`` is set, files and folders
-        whose names begin with a dot or an underscore are left out: Delta does not count them as data of a table."""
+        """All files of a folder and of the folders inside, in no order. Without ``hidden``, leaves out files and
+        folders whose names begin with a dot or an underscore, which Delta does not count as data of a table."""
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of several calls to this store whose order does not matter. A store whose calls take long runs
-        them in parallel. The calls must not use this method themselves."""
+        """The results of calls to this store in any order, in parallel if its calls take long. The calls must not use
+        this method themselves."""
         return [call() for call in calls]
 
     # Writing ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def draft(self, to: Location) -> str:
-        """A path on this machine at which to write the file for a place. The draft is not a file of the lake until a
-        commit names it. :meth:`put` must be called before that commit."""
+        """A path on this machine at which to write the file for a place. :meth:`put` must be called before a commit
+        names the file."""
 
     @abstractmethod
     def scratch(self, folder: Location) -> str:
@@ -113,20 +110,19 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, draft: str, to: Location) -> None:
-        """Make a finished draft the file at a place. The draft no longer exists then."""
+        """Make a finished draft the file at a place. The draft is then gone."""
 
     @abstractmethod
     def create(self, to: Location, content: bytes) -> None:
-        """Create a file with this content. FileExistsError if the file exists: of several callers only one succeeds,
-        provided that their contents differ."""
+        """Create a file, or raise FileExistsError. Of several callers only one succeeds, if their contents differ."""
 
     @abstractmethod
     def replace(self, to: Location, content: bytes) -> None:
-        """Create the file or replace its content. The file's name is durable as well when this returns."""
+        """Create the file or replace its content. Content and name are durable when this returns."""
 
     @abstractmethod
     def copy(self, source: Location, to: Location) -> None:
-        """Copy a file to a place where no file exists. Both places are in this store."""
+        """Copy a file within this store to a place where no file exists."""
 
     @abstractmethod
     def delete(self, places: Iterable[Location]) -> None:
@@ -134,8 +130,8 @@ class Store(ABC):
 
     @abstractmethod
     def settle(self, places: Iterable[Location]) -> None:
-        """Make durable: the names in each of these folders, and the content of each of these files. Another process may
-        have written them."""
+        """Make the names in these folders, and the content of these files, durable, even if another process wrote
+        them."""
 
     def options(self) -> dict[str, str]:
         """Options that delta-rs needs to open a table here, in addition to the environment."""
@@ -156,8 +152,8 @@ class Store(ABC):
         del folder
 
     def move_folder(self, source: Location, to: Location) -> None:
-        """Move all files of a folder, in the order of their names. If the machine stops in between, the part of a
-        table's log that is left lacks its beginning, and so cannot be mistaken for an older version of the table."""
+        """Move all files of a folder, in the order of their names. If the machine stops in between, the rest of a
+        table's log lacks its beginning, and so cannot be mistaken for an older version of the table."""
         for name in sorted(entry.name for entry in self.walk(source, hidden=True)):
             self.copy(source / name, to / name)
             self.delete([source / name])

@@ -1,19 +1,17 @@
 """A lease in an object store: a place that one process holds, by a chain of numbered files.
 
-The process that creates the next number holds the place. If several processes create the same number, one succeeds;
-this is all that is required of the store. The holder creates number after number to show that it lives. Another process
-takes the place by creating the next number. It may do so if the last number says that the place was given back, or if
-it has seen for ``TTL`` seconds, by its own clock, that no new number came.
+The process that creates the next number holds the place. Of several processes that create the same number only one
+succeeds; the store must ensure no more than this. The holder adds numbers to show that it lives. Another process takes
+the place by creating the next number, if the last number says that the place was given back, or if no new number came
+for ``TTL`` seconds by its own clock.
 
-Clocks of different machines are never compared. The holder counts from before it sent its last number. The other
-process counts from after it saw that number. So the holder's time ends first.
+Clocks of different machines are never compared. The holder counts from before it sent its last number, and the other
+process from after it saw that number, so the holder's time ends first. Old numbers are deleted in ascending order. So a
+process was the first to create a number only if the number below still exists.
 
-Old numbers are deleted in ascending order. So a process that creates a number was the first to create it only if the
-number below still exists.
-
-A clock alone does not protect the lake: a machine can be stopped after it has read the clock and before it sends the
-request. So a process that inherits a place that was not given back also creates the files that the earlier holder would
-have to create next (:func:`pgcdc_assets.log.commit.shut_out`).
+A machine can be suspended after it has read the clock and before it sends a request. So a process that inherits a place
+that was not given back also creates the files that the earlier holder would have to create next
+(:func:`pgcdc_assets.log.commit.shut_out`).
 """
 
 from __future__ import annotations
@@ -42,16 +40,15 @@ from pgcdc_assets.store.base import Guard, Lease
 TTL: Final = 75.0
 """Seconds without a new link after which a place is free."""
 RENEWED: Final = 30.0
-"""Seconds between two links that the holder adds to show that it lives. This makes two requests per minute on an idle
-lake."""
+"""Seconds between two links that show that the holder lives: two requests per minute on an idle lake."""
 _MARGIN: Final = 5.0
 """Seconds by which a holder ends its time early, because clocks do not run equally fast."""
 _SKEW: Final = 60.0
 """Seconds by which the store's clock may differ from ours. Only messages depend on it."""
 _KEPT: Final = 10
-"""How many of the newest numbers are kept, so that a process that has just read the chain finds the next number."""
+"""How many of the newest numbers stay, so that a process that has just read the chain finds the next number."""
 _FRESH_SECONDS: Final = 20.0
-"""Seconds after reading the chain during which the next number is certainly not deleted yet."""
+"""Seconds after a read of the chain in which the next number is certainly not deleted."""
 _WATCH_SECONDS: Final = 1.0
 _DELETE: Final = "if no process of pgcdc works on this lake, delete this file"
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -62,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Link:
-    """The content of one number of a chain, as the process that created the number wrote it."""
+    """The content of one number of a chain."""
 
     number: int
     given_back: bool = False
@@ -77,13 +74,12 @@ class Link:
 
     @property
     def of_ended_process(self) -> bool:
-        """Whether the link was written by a process of this host that has ended. This is no proof, because two hosts
-        may have the same name."""
+        """Whether a process of this host wrote the link and has ended. No proof: two hosts may have the same name."""
         return self.host == socket.gethostname() and self.process != _process(int(self.process.partition(".")[0]))
 
 
 class Chain:
-    """The numbers of one place as this process has seen them. Threads may share it."""
+    """The numbers of one place, as this process has seen them. Safe for several threads."""
 
     def __init__(self, place: Location) -> None:
         self.place = place
@@ -93,8 +89,7 @@ class Chain:
         self._lock = threading.Lock()
 
     def look(self) -> tuple[Link | None, float]:
-        """The last link, or None if there is none; and the seconds for which this process has known that it is the
-        last."""
+        """The last link or None, and for how many seconds this process has known that it is the last link."""
         with self._lock:
             began = _now()
             found = self._newest() if began - self._looked > _FRESH_SECONDS else self._following(self._last)
@@ -104,7 +99,7 @@ class Chain:
             return found, began - self._since
 
     def age(self, link: Link) -> float:
-        """Seconds since the link was created, as far as the store's clock agrees with ours."""
+        """Seconds since the link was created, by the store's clock, which may differ from ours."""
         entry = storage.head(self._named(link.number))
         return 0.0 if entry is None else time.time() - entry.placed
 
@@ -120,8 +115,7 @@ class Chain:
         self._forget(link.number - _KEPT)
 
     def _follows(self, number: int) -> bool:
-        """Whether a number that was just created is the newest. If not, the number had been created and deleted
-        before."""
+        """Whether a number that was just created is the newest, and was not created and deleted before."""
         if number == 1:
             return self._numbers() == [1]
         return storage.exists(self._named(number - 1))
@@ -131,7 +125,7 @@ class Chain:
         return [int(entry.name) for entry in storage.list_after(self.place) if entry.name.isdecimal()]
 
     def _forget(self, newest: int) -> None:
-        """Delete the numbers up to ``newest``. A later call deletes the numbers that cannot be deleted now."""
+        """Delete the numbers up to ``newest``. What cannot be deleted now is deleted by a later call."""
         try:
             storage.store_of(self.place).delete(map(self._named, range(self._forgotten + 1, newest + 1)))
         except (OSError, StoreFailed) as error:
@@ -171,12 +165,12 @@ class Chain:
 
 
 class ChainLease(Lease, Guard):
-    """A lease, held from its first link to its last link, which gives the place back."""
+    """A lease, held from its first link to the link that gives the place back."""
 
     pause = 15.0
 
     def __init__(self, chain: Chain, before: Link | None) -> None:
-        """FileExistsError if another process took the place first. ``before``: the chain's last link."""
+        """FileExistsError if another process took the place. ``before`` is the chain's last link."""
         self._chain = chain
         self._lock = threading.Lock()
         self._link = Link(0 if before is None else before.number)
@@ -210,8 +204,7 @@ class ChainLease(Lease, Guard):
         return LeaseLost(f"was not renewed in time, and is lost{to}", thing=f"lease {self._chain.place}")
 
     def renew(self, ended: threading.Event) -> None:
-        """Add a link every ``RENEWED`` seconds to show that the holder lives, until ``ended`` is set or the lease is
-        lost."""
+        """Add a link every ``RENEWED`` seconds, until ``ended`` is set or the lease is lost."""
         while not ended.wait(RENEWED):
             try:
                 self._add(self._link.text)
@@ -219,11 +212,11 @@ class ChainLease(Lease, Guard):
                 self._lost = True
                 return
             except (OSError, StoreFailed) as error:
-                # Tried again after RENEWED seconds. If no attempt succeeds in time, the lease ends by itself.
+                # The next attempt is after RENEWED seconds. If all attempts fail, the lease ends by itself.
                 _log.warning("%s was not renewed: %s", self._chain.place, error)
 
     def give_back(self) -> None:
-        """Give the place back. If that fails, the place is free when the lease's time is over."""
+        """Give the place back. If that fails, the place is free once the lease's time is over."""
         try:
             with suppress(FileExistsError), self._lock:
                 self._chain.append(Link(self._link.number + 1, given_back=True))
@@ -242,10 +235,8 @@ class ChainLease(Lease, Guard):
 def held(
     place: Location, *, guarding: Location | None = None, at_once: bool = False
 ) -> Iterator[ChainLease | None]:  # fmt: skip
-    """See :func:`pgcdc_assets.store.lease.held`.
-
-    If the holder has added no link for a while, this waits until it is certain that the lease has ended.
-    """
+    """See :func:`pgcdc_assets.store.lease.held`. If the holder is silent, this waits until its lease has certainly
+    ended."""
     lease = _taken(_chain(place), at_once=at_once)
     if lease is None:
         yield None
@@ -279,7 +270,7 @@ def silent_for(place: Location) -> float:
 
 
 def _taken(chain: Chain, *, at_once: bool) -> ChainLease | None:
-    """The place, once it is free; None if another process holds the place, or may hold it."""
+    """The place once it is free; None if another process holds it or may hold it."""
     link, known = chain.look()
     if not (link is None or link.given_back):
         if chain.age(link) < 2 * RENEWED and not link.of_ended_process:
@@ -306,12 +297,12 @@ def _chain(place: Location) -> Chain:
 
 
 def _now() -> float:
-    """Seconds by this machine's own clock. They cannot be compared with another machine's."""
+    """Seconds by this machine's own clock, never comparable with another machine's."""
     return time.clock_gettime(_CLOCK)
 
 
 def _process(pid: int) -> str:
-    """A name for a process of this host. A later process with the same pid has another name."""
+    """Names a process of this host. A later process with the same pid has another name."""
     try:
         return f"{pid}.{psutil.Process(pid).create_time()}"
     except psutil.Error:

@@ -1,8 +1,7 @@
-"""A lease: a place that only one process holds at a time, with a text for other processes. The place is held only while
-its holder lives.
+"""A lease: a place that only one process holds at a time, while it lives, with a text for other processes.
 
-On a file system it is a locked file. The kernel releases the lock when the process ends, also when it is killed. In an
-object store it is a chain of numbered files (:mod:`pgcdc_assets.store.chainlease`).
+On a file system it is a locked file: the kernel releases the lock when the process ends or is killed. In an object
+store it is a chain of numbered files (:mod:`pgcdc_assets.store.chainlease`).
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ _OWNER_ONLY = 0o600
 """Any user who may open a file, even only for reading, may lock it, and so could keep its owner out."""
 _TRIES = 20
 _PAUSE = 0.01
-"""A process that checks whether a lease is held takes the lock for an instant. These tries last longer than any such
-check."""
+"""A process that checks whether a lease is held takes the lock for an instant. These tries outlast such a check."""
 
 
 class FileLease(Lease):
@@ -41,14 +39,12 @@ class FileLease(Lease):
 def held(
     place: Location, *, guarding: Location | None = None, at_once: bool = False
 ) -> AbstractContextManager[Lease | None]:
-    """Hold a place during the block; None if another process holds it. The text is empty at first, and again after the
-    block. OSError if the place cannot be written.
+    """Hold a place during the block; None if another process holds it. The text is empty before and after the block.
+    Raises OSError if the place cannot be written.
 
-    ``at_once``: return None also if it is not known yet whether the last holder lives. Otherwise this waits until it is
-    known.
-
-    ``guarding``: a folder. Once it is not certain that this process still holds the place, each write of this process
-    to the folder raises LeaseLost. A lock of a local file cannot be lost.
+    ``at_once``: return None instead of waiting if it is not known yet whether the last holder lives. ``guarding``: a
+    folder. Once it is not certain that this process still holds the place, its writes to the folder raise LeaseLost. A
+    lock of a local file cannot be lost.
     """
     if place.scheme == LOCAL:
         return _file_held(place)
@@ -61,17 +57,14 @@ def text_of_holder(place: Location) -> str | None:
 
 
 def is_locked(place: Location) -> bool:
-    """Whether a process holds the place for longer than a check takes. A process without a text counts too, such as
-    another program that locks the file. False if we have no right to check."""
+    """Whether any process holds the place for longer than a check takes, even a program that writes no text. False if
+    we have no right to check."""
     return _file_locked(place) if place.scheme == LOCAL else chainlease.text_of_holder(place) is not None
 
 
 def silent_for(place: Location) -> float:
-    """Seconds since a holder took the place, changed its text or gave the place back; infinite if there never was a
-    holder.
-
-    The store's clock is compared with ours, so the result may be wrong by a minute.
-    """
+    """Seconds since a holder took the place, changed its text or gave it back; infinite if there never was a holder.
+    May be wrong by a minute, because the store's clock is compared with ours."""
     return _file_silent_for(place) if place.scheme == LOCAL else chainlease.silent_for(place)
 
 
@@ -89,8 +82,7 @@ def _file_held(place: Location) -> Iterator[FileLease | None]:
 
 
 def _file_text(place: Location) -> str | None:
-    """The text is empty if the holder has not written it yet, or if the file belongs to another user and we may not
-    read it."""
+    """Empty if the holder has not written its text yet, or if another user owns the file and we may not read it."""
     try:
         file = path_of(place).open(errors="replace")
     except PermissionError:
@@ -123,11 +115,8 @@ def _file_silent_for(place: Location) -> float:
 
 
 def _opened(place: Location) -> IO[str]:
-    """The file, created if missing. It is not truncated here, because its text names the holder to processes that fail
-    to lock the file.
-
-    O_CLOEXEC (Python's default) closes the file in programs that this process starts, so they do not keep the lock.
-    """
+    """The file, created if missing, and not truncated: its text names the holder to processes that fail to lock it.
+    O_CLOEXEC (Python's default) keeps programs that this process starts from holding the lock."""
     path = path_of(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY), "r+")
@@ -138,7 +127,7 @@ def _opened(place: Location) -> IO[str]:
 
 
 def _taken(file: IO[str]) -> bool:
-    """Try to take the lock, which is then held while the file is open; False if another process holds it."""
+    """Try to take the lock; False if another process holds it. The lock lasts as long as the file is open."""
     for _ in range(_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,7 +25,7 @@ _STAGED: Final = "_{}.{}.tmp"
 
 
 def path_of(place: Location) -> Path:
-    """The path of a place. ValueError for a place that is not in a folder of this machine."""
+    """The path of a place. ValueError if it is not on this machine's file system."""
     if not place.text.startswith("/"):
         raise ValueError(f"{place} is not on this machine's file system")
     return Path(place.text)
@@ -71,7 +71,7 @@ class LocalStore(Store):
                     yield from _listed(os.path.relpath(path, folder.text), os.stat(path))
 
     def draft(self, to: Location) -> str:
-        """The place itself. A file there is not part of a table until a commit names it, so it need not be moved."""
+        """The place itself. No table contains the file before a commit names it, so it need not be moved."""
         _make_folder(to.parent.text)
         return to.text
 
@@ -155,8 +155,7 @@ def _make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except FileExistsError:
-        # FileExistsError would mean that the file to be written exists. NotADirectoryError is the error that a file in
-        # such a folder would give.
+        # FileExistsError would mean that the file to be written exists. Opening it would raise NotADirectoryError.
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 

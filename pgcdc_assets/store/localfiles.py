@@ -1,10 +1,9 @@
-"""Files and folders of this machine: those that survive a power cut, and those that only their owner may open.
+"""Files and folders of this machine that survive a power cut, or that only their owner may open.
 
-A file's content survives a power cut once the file is fsynced, its name once its folder is. Without these calls the
-file may be missing after a power cut, or its content may be empty, truncated, zeros, or the old content. Neither
-pyarrow, nor delta-rs, nor Spark syncs anything.
+A file's content survives a power cut once the file is fsynced, and its name once its folder is fsynced. Otherwise the
+file may be missing, empty, truncated, full of zeros, or old. Neither pyarrow, nor delta-rs, nor Spark syncs anything.
 
-Folders are private because they contain copies of all rows, for which the source's permissions no longer apply. Files
+Folders are private because they contain copies of all rows, to which the source's permissions no longer apply. Files
 and folders inside have the usual modes. To share a folder, change the mode of the folder itself (docs/operations.md).
 """
 
@@ -21,10 +20,9 @@ from pathlib import Path
 from typing import IO, Final
 
 AT_A_TIME: Final = 8
-"""How many syncs of one call run at the same time. The file system's journal commits them together, too."""
+"""How many syncs of one call run at the same time. The file system's journal also commits them together."""
 _UNABLE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-"""Errors of network and user-space file systems that cannot sync folders. On these, names are durable without a sync,
-or never."""
+"""Errors of network and user-space file systems that cannot sync folders: their names are durable at once or never."""
 
 
 OWNER_ONLY: Final = 0o700
@@ -32,10 +30,8 @@ _LOG_BYTES: Final = 10 << 20
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file durably, whole or not at all, whenever another process reads it or the power fails.
-
-    An existing file keeps its mode, and a symbolic link to it stays a link.
-    """
+    """Write a file durably: whole or not at all, for any other process and after a power cut. An existing file keeps
+    its mode, and a symbolic link to it stays a link."""
     path = path.resolve()
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -51,7 +47,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make the content of a file durable, or the names in a folder."""
+    """Make a file's content, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -93,8 +89,8 @@ def private_folder(path: Path) -> Path:
 
 
 def private_log(path: Path) -> IO[bytes]:
-    """Open a log file in a private folder for appending. A log of more than 10 MiB is first renamed to ``<name>.1``,
-    which replaces an earlier ``<name>.1``."""
+    """Open a log file in a private folder for appending. A log above 10 MiB is first renamed to ``<name>.1``, replacing
+    that file."""
     private_folder(path.parent)
     with suppress(FileNotFoundError):
         if path.stat().st_size > _LOG_BYTES:

@@ -1,13 +1,12 @@
 """A lake in an object store: S3 and compatible stores, Azure Blob Storage or Google Cloud Storage, through obstore.
 
 A file is an object. It appears whole, and is durable, when its PUT is acknowledged. Credentials, endpoint and region
-come only from the environment, the instance role or the workload identity of the process that uses the store. A place
-contains no credentials, so none are passed on with it.
+come only from the environment, the instance role or the workload identity of the process. A place contains no
+credentials.
 
-An answer can be lost after the store has acted. Reads, replacements and deletions are simply repeated. A conditional
-PUT cannot be repeated like this: the second attempt may fail because the first attempt succeeded. So if the answer to a
-conditional PUT was lost, the object at the place is read and compared by its content. Contents are unique for this
-reason (a commit has a token).
+An answer can be lost after the store has acted. Reads, replacements and deletions are simply repeated. A repeated
+conditional PUT may fail because the first attempt succeeded. So if its answer was lost, the object at the place is read
+and compared. For this reason contents are unique (a commit has a token).
 """
 
 from __future__ import annotations
@@ -46,31 +45,30 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Bucket
 
 ONE_PUT: Final = 64 << 20
-"""Bytes. Larger files are sent in parts. A smaller file is sent in one request, and is held in memory for it."""
+"""Bytes. A file up to this size is held in memory and sent in one request, a larger file in parts."""
 _PART: Final = 16 << 20
 _PATIENCE: Final = 60.0
-"""Seconds for which a request that failed or was not answered is tried again. A lease does not last longer."""
+"""Seconds for which a failed or unanswered request is tried again. A lease does not last longer."""
 _RETRIES: Final = 1000
 """More retries than fit into ``_PATIENCE``, so that only the time limits them."""
 _AT_A_TIME: Final = 16
-"""How many requests whose order does not matter a process sends at the same time."""
+"""How many requests of :meth:`ObjectStore.together` a process sends at the same time."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 _TIMEOUT: Final = "120s"
-"""For one request, including its body."""
+"""The limit for one request, including its body."""
 _QUERY: Final = re.compile(r"\?\S*")
 """The query of a URL in an error's text. On Azure it can hold a signature."""
 _ANSWERED: Final = re.compile(r"<Message>(.*?)</Message>")
 _TAIL: Final = 256 << 10
-"""How many bytes at the end are read first, in the request that also returns the file's size. They contain Parquet's
-footer, or the whole of a small file."""
+"""How many bytes at a file's end are read first, with the file's size: Parquet's footer, or all of a small file."""
 _AZURE: Final = "abfss"
-"""The scheme of Azure, which cannot read the last bytes of a file without knowing the file's size."""
+"""Azure's scheme. Azure cannot read the last bytes of a file whose size is not known."""
 _NO_BUCKET: Final = re.compile("NoSuchBucket|ContainerNotFound|FilesystemNotFound|specified bucket does not exist")
 _REFUSED: Final = re.compile("status code: 40[13]")
-"""In the error of a refused listing, which the library does not report as a permission error."""
+"""Found in the error of a refused listing, which the library does not report as a permission error."""
 _NO_ROLE: Final = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)\b")
-"""Addresses at which the library asks for a role of the machine, if the environment holds no credentials."""
+"""Addresses at which the library asks for the machine's role if the environment holds no credentials."""
 _RIGHTS: Final = "give this process others, with the right to list, get, put and delete there"
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 
@@ -92,7 +90,7 @@ class ObjectStore(Store):
         return pa.PythonFile(RangeFile(self, at), mode="r")
 
     def tail(self, at: Location, size: int) -> tuple[bytes, int]:
-        """The last bytes of the file, at most ``size``, and the size of the file."""
+        """The last ``size`` bytes of the file, or the whole file if it is smaller, and the file's size."""
         bucket, key = _bucket_of(at)
         with _translated(at):
             if at.scheme == _AZURE:
@@ -176,8 +174,7 @@ class ObjectStore(Store):
         _overwrite(to, lambda: obstore.put(bucket, key, content, use_multipart=False))
 
     def copy(self, source: Location, to: Location) -> None:
-        """Two callers that copy to the same place at the same time may both succeed. The names of data files are
-        unique, so for data files this is as safe as the contract requires."""
+        """Two simultaneous callers may both succeed. That is safe for data files, whose names are unique."""
         if self.head(to) is not None:
             raise FileExistsError(f"{to} exists")
         bucket, key = _bucket_of(source)
@@ -204,7 +201,7 @@ class ObjectStore(Store):
 
 
 def _plain_http() -> bool:
-    """Whether the environment names an endpoint without TLS, such as a server on this machine or in this network."""
+    """Whether the environment names an endpoint without TLS, such as a server on this machine."""
     return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
 
 
@@ -225,7 +222,7 @@ def _bucket_of(place: Location, *, once: bool = False) -> tuple[Bucket, str]:
 
 @cache
 def _bucket(url: str, once: bool, process: int) -> Bucket:
-    """``once``: make only one attempt for each request. ``process`` is part of the cache's key, because connections and
+    """``once``: make only one attempt per request. ``process`` is part of the cache's key, because connections and
     threads do not survive a fork."""
     del process
     retries: Any = (
@@ -242,8 +239,7 @@ def _pool(process: int) -> ThreadPoolExecutor:
 
 
 def _attempts() -> Iterator[bool]:
-    """Yields once for each attempt, with growing pauses, until ``_PATIENCE`` is over: whether the attempt is the
-    last."""
+    """Yields once per attempt whether it is the last attempt. Pauses grow, until ``_PATIENCE`` is over."""
     end, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
     while time.monotonic() < end:
         yield False
@@ -253,8 +249,8 @@ def _attempts() -> Iterator[bool]:
 
 
 def _overwrite(place: Location, send: Callable[[], object]) -> None:
-    """Send a request without a condition. The store may still refuse it while another request for the same place is in
-    progress, and the library does not try again then. An error names ``place``."""
+    """Send a request without a condition. Tries again if the store refuses it because of a simultaneous request for the
+    same place, which the library does not. An error names ``place``."""
     for last in _attempts():
         with _translated(place):
             try:
@@ -272,7 +268,7 @@ def _entry(name: str, found: ObjectMeta) -> Entry:
 
 @contextmanager
 def _translated(place: Location) -> Iterator[None]:
-    """Turn the library's errors into the errors of the contract, with the place."""
+    """Turn the library's errors into the contract's errors, with the place."""
     try:
         yield
     except FileNotFoundError as error:
@@ -301,7 +297,7 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
 
 
 class RangeFile:
-    """A file object for :class:`pyarrow.PythonFile`: it has a position, and reads byte ranges."""
+    """A file object for :class:`pyarrow.PythonFile` that reads byte ranges."""
 
     def __init__(self, store: ObjectStore, at: Location) -> None:
         self._store = store

@@ -1,7 +1,5 @@
-"""A name for a process that no other process has, on any host at any time; and whether the process lives.
-
-A pid alone is not enough: each container counts its processes from 1, and two containers may have the same host name.
-"""
+"""A name for a process that no other process ever has, on any host, and whether the process lives. A pid is not enough:
+each container counts from 1, and two containers may have the same host name."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ import psutil
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _NUMBERS: Final = "/proc/self/ns/pid"
 _JITTER: Final = 2
-"""Seconds by which the start time of a process may seem to change: Linux computes it from a boot time that follows the
-clock."""
+"""Seconds by which a process's start time may vary: Linux derives it from a boot time that follows the clock."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +23,25 @@ class ProcessName:
     host: str
     """The host's name, for people."""
     space: str
-    """The space in which the pid is unique: one boot of a kernel, and one namespace of processes in it."""
+    """The space in which the pid is unique: a boot of a kernel, and a namespace of processes in it."""
     pid: int
     started: int
     """Seconds since 1970."""
 
     @classmethod
     def own(cls, pid: int | None = None) -> Self:
-        """This process, or another process of this machine."""
+        """The name of this process, or of another process of this machine."""
         process = psutil.Process(pid)
         return cls(socket.gethostname(), _space(), process.pid, int(process.create_time()))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The inverse of ``str``. ValueError for any other text."""
+        """The inverse of ``str``. Raises ValueError for any other text."""
         host, space, pid, started = text.rsplit(".", 3)
         return cls(host, space, int(pid), int(started))
 
     def __str__(self) -> str:
-        """The name as text of letters, digits, ``-`` and ``.``, which tags of Dagster may contain."""
+        """The name as a text of letters, digits, ``-`` and ``.``, which Dagster's tags may contain."""
         return f"{self.host}.{self.space}.{self.pid}.{self.started}"
 
     @property
@@ -54,7 +51,7 @@ class ProcessName:
 
     @property
     def told(self) -> str:
-        """For people: the pid, and the host if the pid cannot be looked up from here."""
+        """For people: the pid, with the host if the pid cannot be looked up from here."""
         return f"pid {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
     def lives(self) -> bool | None:
@@ -70,7 +67,7 @@ class ProcessName:
 @cache
 def _space() -> str:
     try:
-        # The inode number of a namespace may be used again. The boot and the process's start time then tell both apart.
+        # A namespace's inode number may be used again. The boot and the process's start time then tell them apart.
         return f"{_BOOT.read_text().strip().replace('-', '')}-{os.stat(_NUMBERS).st_ino}"
     except OSError:
         return f"host-{socket.gethostname().replace('.', '-')}"

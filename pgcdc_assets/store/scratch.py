@@ -1,4 +1,4 @@
-"""Drafts: files that are written on this machine's own disk, and are put into their store when they are finished."""
+"""Drafts: files that are written on this machine's own disk, and put into their store when they are finished."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pgcdc_assets.store.localfiles import OWNER_ONLY, sync_file
 _PIECE: Final = 1 << 20
 _STALE_SECONDS: Final = 3600
 _LEFT_SECONDS: Final = 6 * 3600
-"""Seconds without a write after which a draft was left by a killed process."""
+"""A draft without a write for this long was left by a killed process."""
 
 
 class DraftFile:
-    """A file that is being written. After a failure it is discarded, or is left as an orphan that no commit names."""
+    """A file that is being written. After a failure it is discarded, or stays as an orphan that no commit names."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class DraftFile:
         Path(self.path).write_bytes(content)
 
     def settle(self) -> None:
-        """Make the file's content durable now, so that little is left to do when it is put in its place."""
+        """Make the content durable now, so that :func:`pgcdc_assets.store.storage.put` takes less time."""
         sync_file(Path(self.path))
 
     def discard(self) -> None:
@@ -69,7 +69,7 @@ class Scratch:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Have an OSError in the block that names no file name this folder. The errors of pyarrow name no file."""
+        """In the block, an OSError without a file name gets this folder's name. pyarrow's errors name no file."""
         try:
             yield
         except OSError as error:
@@ -79,11 +79,8 @@ class Scratch:
 
     @contextmanager
     def temporary(self) -> Iterator[Location]:
-        """A new folder inside the scratch folder, during the block. The scratch folder is removed with the last such
-        folder.
-
-        Folders that killed processes left there more than an hour ago are removed, too.
-        """
+        """A new folder inside the scratch folder, during the block. Also removes folders that killed processes left
+        there more than an hour ago. The scratch folder is removed with its last folder."""
         before = time.time() - _STALE_SECONDS
         with suppress(FileNotFoundError):
             for left in [left for left in Path(self._path).iterdir() if left.stat().st_mtime < before]:
@@ -100,7 +97,7 @@ class Scratch:
 
 
 def folder_for(folder: Location) -> str:
-    """A folder on this machine for long-lived drafts of a remote store. The same place always has the same folder."""
+    """A folder on this machine for long-lived drafts of a remote store: always the same folder for the same place."""
     return _own_folder(hashlib.sha256(folder.text.encode()).hexdigest()[:20])
 
 
@@ -113,7 +110,7 @@ def draft_for(to: Location) -> str:
 
 @cache
 def _swept(process: int) -> str:
-    """The folder of drafts. Each process deletes once what killed processes left there."""
+    """The folder of drafts. The first call of each process deletes old drafts of killed processes."""
     del process
     folder, before = _own_folder("drafts"), time.time() - _LEFT_SECONDS
     for left in Path(folder).iterdir():

@@ -1,7 +1,5 @@
-"""The functions that read and write the lake's files. Each call goes to the store that holds the place.
-
-:mod:`pgcdc_assets.store.base` describes what each call promises.
-"""
+"""The functions that read and write the lake's files. Each call goes to the store that holds the place, and keeps the
+promises of :mod:`pgcdc_assets.store.base`."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def _served(scheme: str) -> Store:
 
 @contextmanager
 def guarded(folder: Location, guard: Guard) -> Iterator[None]:
-    """During the block, check with the guard before each write of this process to the folder or to a folder within."""
+    """During the block, each write of this process to the folder or inside it first checks with the guard."""
     _GUARDS[folder] = guard
     try:
         yield
@@ -50,7 +48,7 @@ def guarded(folder: Location, guard: Guard) -> Iterator[None]:
 
 
 def _written(place: Location) -> Store:
-    """The store of a place that is about to be written. LeaseLost if a guard forbids the write."""
+    """The store of a place that is about to be written. LeaseLost if a guard forbids it."""
     for guard in _guards(place):
         guard.check()
     return store_of(place)
@@ -96,7 +94,7 @@ def walk(folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
 
 
 def together(folder: Location, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Call :meth:`.Store.together` of the folder's store."""
+    """Calls :meth:`.Store.together` of the folder's store."""
     return store_of(folder).together(calls)
 
 
@@ -109,7 +107,7 @@ def scratch(folder: Location) -> Scratch:
 
 
 def fetch(at: Location, to: Location) -> None:
-    """Copy a file to this machine, for code that can read only local folders. The copy is not durable."""
+    """Copy a file to this machine, not durably, for code that can read only local folders."""
     write_scratch(to, read(at))
 
 
