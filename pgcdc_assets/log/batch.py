@@ -1,9 +1,8 @@
 """Batches: the smallest durable piece of the log.
 
-Two threads share the work. :class:`PendingBatch` belongs to the receiving thread. It holds the frames of whole
-transactions, the frames of the open transaction, the segments already staged for either, and the transactions in
-progress. :class:`BatchWriter` belongs to the writing thread. It turns frames into segments and commits them, one job
-after another.
+Two threads share the work. The receiving thread owns :class:`PendingBatch`: the frames of whole transactions and of the
+open transaction, their staged segments, and the transactions in progress. The writing thread owns :class:`BatchWriter`,
+which turns frames into segments and commits them, one job after another.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class PendingFrames:
 
     runs: list[FrameRun] = field(default_factory=list)
     size: int = 0
-    """Bytes that the frames take, or will take as rows."""
+    """Bytes of memory that the frames take, or will take as rows."""
     opening: OpenTransaction | None = None
 
     def append(self, run: FrameRun) -> None:
@@ -53,7 +52,7 @@ class PendingFrames:
         self.size += run.footprint
 
     def rows(self, relations: Relations) -> Rows:
-        """The rows that these frames put into the log. Releases the frames, so that their bytes exist only once."""
+        """The rows of these frames. Releases the frames, so that memory holds their bytes only once."""
         run = joined(self.runs)
         self.runs.clear()
         return rows_of(run, self.opening, relations)
@@ -61,8 +60,8 @@ class PendingFrames:
 
 @dataclass
 class PendingBatch:
-    """What has been received and not yet handed to a commit. Only the writing thread fills and reads StagedSegments;
-    this object only holds the reference."""
+    """What has been received and is not part of a commit job. It holds StagedSegments, which only the writing thread
+    fills and reads."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
     """Whole transactions. The first transaction may have begun in ``staged``."""
@@ -70,16 +69,16 @@ class PendingBatch:
     """Segments of whole transactions."""
     open: PendingFrames = field(default_factory=PendingFrames)
     spilled: list[StagedSegments] = field(default_factory=list)
-    """Segments of the open transaction, whose Commit has not come yet."""
+    """Segments of the open transaction."""
     since: float | None = None
-    """When the first whole transaction came; None while there is no whole transaction."""
+    """When the first whole transaction came; None if there is no whole transaction."""
     staged_size: int = 0
     spilled_size: int = 0
     """``staged_size`` and ``spilled_size``: bytes of the frames that went into these segments."""
     in_progress: ContentByXid = field(default_factory=ContentByXid)
     """Transactions in progress."""
     committed: list[CommittedContent] = field(default_factory=list)
-    """Transactions that came in blocks and have committed, and are not staged yet."""
+    """Transactions that came in blocks and have committed, but are not staged."""
 
     @property
     def in_memory(self) -> int:
@@ -94,10 +93,10 @@ class PendingBatch:
         return self.closed_in_memory + self.staged_size
 
     def receive(self, run: FrameRun, whole: int, after: OpenTransaction | None, now: float) -> None:
-        """Take in frames, of which the first ``whole`` belong to complete transactions; ``after`` is the transaction
-        that is open after them.
+        """Takes in frames. The first ``whole`` frames belong to complete transactions; ``after`` is the transaction
+        that is open after all of them.
 
-        Transactions without any change leave nothing here: their end only moves the position, like a keepalive's.
+        A transaction without changes leaves nothing here: like a keepalive, its end only moves the position.
         (PostgreSQL 14 sends transactions of other publications as empty transactions.)
         """
         if whole:
@@ -107,20 +106,20 @@ class PendingBatch:
             self.open.append(rest)
 
     def commit(self, xid: int, facts: CommitFacts, commit: FrameRun, now: float) -> None:
-        """A transaction in progress has committed; ``commit`` is its Commit as one frame."""
+        """A transaction in progress has committed. ``commit`` is its Commit as one frame."""
         content = self.in_progress.pop(xid)
         if content is not None and content.changes:
             self._commit(CommittedContent(content, facts), commit, now)
 
     def prepare(self, transaction: PreparedTransaction, now: float) -> None:
-        """A transaction is prepared. It is kept with the next batch at the latest."""
+        """A transaction is prepared. Its content is kept with the next batch at the latest."""
         self.in_progress.prepare(transaction)
         self.since = now if self.since is None else self.since
 
     def commit_prepared(
         self, transaction: PreparedTransaction, facts: CommitFacts, commit: FrameRun, now: float
     ) -> None:
-        """A prepared transaction has committed; ``commit`` is its Commit as one frame."""
+        """A prepared transaction has committed. ``commit`` is its Commit as one frame."""
         content = self.in_progress.pop_prepared(transaction.key)
         kept = transaction.key if content is None else None
         content = content or InProgressContent.of(transaction)
@@ -135,7 +134,7 @@ class PendingBatch:
         self.since = now if self.since is None else self.since
 
     def take_closed(self) -> tuple[PendingFrames, list[CommittedContent], list[StagedSegments]]:
-        """Hand over all whole transactions. The open transactions stay."""
+        """Hand over all whole transactions."""
         taken = self.closed, self.committed, self.staged
         self.closed, self.committed, self.staged, self.since, self.staged_size = PendingFrames(), [], [], None, 0
         return taken
@@ -149,7 +148,7 @@ class PendingBatch:
         return frames, committed, self.staged[-1]
 
     def spill_open(self, state: OpenTransaction) -> tuple[PendingFrames, StagedSegments]:
-        """Hand over the open transaction's frames; ``state`` is the transaction as it continues after these frames."""
+        """Hand over the open transaction's frames; ``state`` is the transaction after these frames."""
         frames, self.open = self.open, PendingFrames(opening=state)
         self.spilled_size += frames.size
         self.spilled.append(StagedSegments())
@@ -172,7 +171,7 @@ class PendingBatch:
 
 @dataclass(frozen=True)
 class Committed:
-    """A durable commit. A commit that only moves the position has no rows."""
+    """A durable commit. It has no rows if it only moves the position."""
 
     start: Lsn
     end: Lsn
@@ -182,7 +181,7 @@ class Committed:
 
 
 class BatchWriter:
-    """Writes segments and commits, in the order of the calls. All calls run in one thread."""
+    """Writes segments and commits, in the order of the calls, which all come from one thread."""
 
     def __init__(
         self, path: Location, identity: Identity, timeline: int, relations: Relations, leader: int | None = None
@@ -208,13 +207,13 @@ class BatchWriter:
         passed(FaultPoint.STREAM_SPILLED)
 
     def drop(self, content: InProgressContent) -> None:
-        """Delete the segments of a transaction in progress that was rolled back, or that does not belong to the log."""
+        """Delete the segments of a transaction in progress that was rolled back, or that is not for the log."""
         for spilled in content.spilled:
             spilled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)
 
     def keep(self, transaction: PreparedTransaction, content: InProgressContent) -> None:
-        """Keep the content of a prepared transaction until the transaction ends. Durable when this returns."""
+        """Keep the content of a prepared transaction on disk until the transaction ends. Durable when this returns."""
         segments = [*content.spilled, *self._spill.spill(content.take().rows(content.overlay))]
         aborted = tuple(sorted(transaction.aborted))
         counted = sum(segment.counted(aborted) for segment in segments)
@@ -222,7 +221,7 @@ class BatchWriter:
         passed(FaultPoint.PREPARED_KEPT)
 
     def forget(self, key: PreparedKey) -> None:
-        """Delete the content of a prepared transaction that was rolled back, or that the log already holds."""
+        """Delete the content of a prepared transaction that was rolled back, or that the log holds."""
         self._prepared.drop([key])
 
     def commit(
@@ -232,8 +231,7 @@ class BatchWriter:
         end: Lsn,
         committed: Sequence[CommittedContent] = (),
     ) -> Committed:  # fmt: skip
-        """Commit one batch: the staged segments, the frames still in memory, and the notes that make the batch readable
-        by itself."""
+        """Commit one batch: staged segments, frames in memory, and the notes without which the batch cannot be read."""
         staged = StagedSegments()
         for part in parts:
             staged.add(part)
@@ -256,7 +254,7 @@ class BatchWriter:
     def _in_memory(
         self, frames: PendingFrames, committed: Sequence[CommittedContent], staged: StagedSegments
     ) -> Iterator[Rows]:
-        """The rows of the frames in memory. Adds the segments of the committed transactions to ``staged``."""
+        """The rows of the frames in memory. Also adds the committed transactions' segments to ``staged``."""
         yield frames.rows(self._relations)
         for content in committed:
             part, rows = self._spill.committed(content)
@@ -264,14 +262,13 @@ class BatchWriter:
             yield rows
 
     def advance(self, end: Lsn) -> Committed:
-        """Move only the position, past WAL that holds nothing for us."""
+        """Move only the position, past WAL that holds nothing for the log."""
         start = self.position
         self._move(end, StagedSegments())
         return Committed(start, end)
 
     def drop_spill(self) -> None:
-        """Delete the segments of open transactions: in the next run the server sends these transactions again from the
-        start."""
+        """Delete the segments of open transactions, which the server sends again from the start in the next run."""
         self._spill.clear()
 
     def _move(self, end: Lsn, staged: StagedSegments) -> None:

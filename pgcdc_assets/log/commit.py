@@ -1,9 +1,7 @@
 """Commits to the log: compare-and-set, and durable before the commit is reported.
 
 Segments and their names are fsynced before the commit, and the commit before :meth:`LogWriter.commit` returns. The
-version that the commit builds on must be at the position that the caller names. :func:`check_file` compares a file with
-its entry in the log. :func:`recover_log` repairs the log after a power cut. :func:`shut_out` keeps an earlier writer
-from committing.
+version that the commit builds on must be at the position that the caller names.
 """
 
 from __future__ import annotations
@@ -34,8 +32,7 @@ _PROPERTIES: Final = {
     "delta.dataSkippingStatsColumns": "relation_id,commit_lsn,kind",
     "delta.autoOptimize.autoCompact": "false",
     "delta.checkpointInterval": "100",
-    # One commit a second makes 86,400 files a day, and each checkpoint lists them. Nothing that we need is only in the
-    # commits.
+    # One commit a second makes 86,400 files a day, which each checkpoint lists. We need nothing that only commits hold.
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
@@ -54,7 +51,7 @@ def start_app_id(identity: Identity) -> str:
 
 
 def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) -> None:
-    """Make the empty table, at LSN ``start``. Durable when this returns."""
+    """Create the empty table, at LSN ``start``. Durable when this returns."""
     passed(FaultPoint.LOG_MAKING)
     properties = {
         **_PROPERTIES,
@@ -71,8 +68,8 @@ def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) ->
 
 
 def newest_of(table: DeltaLog) -> DeltaVersion:
-    """The log's newest version. Raises SetupNeeded if there is no log, LogCorrupt if the log cannot be read,
-    UnknownFormat if the log has another format."""
+    """The log's newest version. Raises SetupNeeded without a log, LogCorrupt for a log that cannot be read, and
+    UnknownFormat for another format."""
     try:
         version = table.newest()
     except LakeError as error:
@@ -84,7 +81,7 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
 
 
 def recover_log(path: Location) -> tuple[str, ...]:
-    """Put aside what a power cut left incomplete at the end of the log. Returns the names of these files.
+    """Put aside the files that a power cut left incomplete at the end of the log. Returns their names.
 
     A position is confirmed to the source only after its commit is durable, and no commit begins before the previous
     commit is durable. So a torn commit was never confirmed, and the server sends its transactions again.
@@ -132,11 +129,8 @@ class LogWriter:
         return self._position(newest_of(self._table))
 
     def commit(self, start: Lsn, end: Lsn, timeline: int, files: Sequence[FileReport]) -> None:
-        """Move the log from ``start`` to ``end`` with the files of one batch, or without files.
-
-        The files are already in the table's folder, fsynced. Raises LogConflict, and commits nothing, if the log is not
-        at ``start`` because another writer moved it.
-        """
+        """Move the log from ``start`` to ``end`` with the files of one batch (in the table's folder, fsynced), or
+        without files. Raises LogConflict, and commits nothing, if the log is not at ``start`` or has another leader."""
         if files:
             storage.settle([self._path])
         for _ in range(ATTEMPTS):
@@ -194,14 +188,13 @@ _log = logging.getLogger(__name__)
 
 
 def shut_out(layout: Layout, leader: int) -> None:
-    """Put a commit of the new leader on all tables of the lake. ``leader`` is higher than the number of any earlier
-    leader.
+    """Shut out a writer that has lost the lake, by a commit of the new leader on each table. ``leader`` is higher than
+    the number of any earlier leader.
 
-    This shuts out a writer that has lost the lake and may not know it yet, because it was stopped or cut off, and
-    continues. That writer's next commit to a table takes the number after the newest version that the writer has seen.
-    The commit is refused if that number exists. So the new holder of the lake first puts an empty commit on each table,
-    and on the change log before all other tables. The old writer then checks again who holds the lake. Its receiver,
-    which holds nothing itself, sees another leader in the log.
+    The old writer may have been suspended or cut off, and may not know its loss. Its next commit to a table takes the
+    number after the newest version that it has seen, and is refused if that number exists. So the new holder of the
+    lake first puts an empty commit on each table, beginning with the change log. The old writer then checks again who
+    holds the lake. Its receiver, which holds no lease itself, sees another leader in the log.
     """
     tables = _newest(layout.root)
     _log.warning("the last writer did not give the lake back: its commits are shut out of %d tables", len(tables))

@@ -1,9 +1,8 @@
 """Facts of a transaction that are known only at its commit. For rows written before, they are stored once per file.
 
-Rows of a transaction in progress are written before its commit. In such a file ``commit_lsn`` and ``commit_ts`` are
-NULL, ``subxid`` names the subtransaction of each row, and ``schema_id`` holds provisional ids. At the commit the file
-goes into the log unchanged, and the tags of its add action hold the missing facts. Every reader of the log gets the
-rows with these facts filled in.
+In a file that was written while its transaction was in progress, ``commit_lsn`` and ``commit_ts`` are NULL, ``subxid``
+names each row's subtransaction, and ``schema_id`` holds provisional ids. At the commit the file goes into the log
+unchanged, and the tags of its add action hold the missing facts. Every reader of the log fills them in.
 """
 
 from __future__ import annotations
@@ -29,20 +28,19 @@ _SCHEMA_IDS: Final = "pgcdc.schema_ids"
 
 @dataclass(frozen=True)
 class CommitFacts:
-    """Facts that rows lack if they were written, or made, while their transaction was in progress."""
+    """Facts that are missing in rows made while their transaction was in progress."""
 
     commit_lsn: int
     commit_ts: int
     """Microseconds since 1970."""
     aborted: tuple[int, ...] = ()
-    """The subtransactions whose rows do not count, in ascending order."""
+    """The subtransactions whose rows do not count, ascending."""
     schema_ids: Mapping[int, int] = field(default_factory=dict, hash=False)
-    """Maps provisional to final ids. An id that is not in the map is already final."""
+    """Maps provisional to final ids. An id that is not in the map is final."""
 
     @classmethod
     def of_tags(cls, tags: Mapping[str, str]) -> Self | None:
-        """The facts in a file's tags; None if the file's rows are complete. Raises ValueError if the tags cannot be
-        read."""
+        """The facts in a file's tags; None if the file's rows are complete. Raises ValueError for unreadable tags."""
         if _COMMIT_LSN not in tags:
             return None
         if _COMMIT_TS not in tags:
@@ -63,16 +61,13 @@ class CommitFacts:
         }
 
     def within(self, low: int, high: int) -> Self:
-        """The facts that rows of the subtransactions from ``low`` to ``high`` need.
-
-        A transaction may have a million rollbacks and hundreds of files, and each file has its own tags.
-        """
+        """The facts that rows of the subtransactions from ``low`` to ``high`` need. This keeps each file's tags short:
+        a transaction may have a million rollbacks and hundreds of files."""
         return replace(self, aborted=between(self.aborted, low, high))
 
     def fill(self, table: pa.Table) -> pa.Table:
-        """The rows of the file that count, with the facts filled into the table's columns. Rows of aborted
-        subtransactions and the column ``subxid`` are removed. The table must have ``subxid`` if ``aborted`` is not
-        empty."""
+        """The file's rows with the facts filled in, without rows of aborted subtransactions and without ``subxid``. The
+        table must have ``subxid`` if ``aborted`` is not empty."""
         if self.aborted:
             gone = pc.is_in(table[SUBXID], value_set=pa.array(self.aborted, pa.int64()))
             table = table.filter(pc.invert(gone))
@@ -87,7 +82,7 @@ class CommitFacts:
         return table
 
     def fill_rows(self, rows: Rows) -> Rows:
-        """Like :meth:`fill`, for rows that are not written yet. Every provisional id must be in ``schema_ids``."""
+        """Like :meth:`fill`, for rows that are not written. ``schema_ids`` must have every provisional id."""
         assert rows.subxid is not None
         kept = rows.take(np.flatnonzero(~np.isin(rows.subxid, np.array(self.aborted, dtype=np.int64))))
         number = len(kept)
@@ -111,7 +106,7 @@ class CommitFacts:
 
 
 def between(xids: tuple[int, ...], low: int, high: int) -> tuple[int, ...]:
-    """Those of ascending xids that are from ``low`` to ``high``."""
+    """The xids from ``low`` to ``high``. ``xids`` is ascending."""
     return xids[bisect_left(xids, low) : bisect_right(xids, high)]
 
 

@@ -1,9 +1,8 @@
 """The content of transactions in progress: frames in memory, and segments under ``_spill/`` until the commit.
 
-Two threads share this content, as they share a batch. The receiving thread fills the frames. Only the writing thread
-fills and reads ``spilled``. A segment is written once. At the commit it moves into the log unchanged, and the facts
-that were not known before are stored next to it (:class:`CommitFacts`). Frames that are still in memory at the commit
-become ordinary rows.
+The receiving thread fills the frames. Only the writing thread fills and reads ``spilled``. A segment is written once.
+At the commit it moves into the log unchanged, with the facts that were missing stored next to it
+(:class:`CommitFacts`). Frames that are in memory at the commit become ordinary rows.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _COUNTED: Final = ["relation_id", "kind", "schema_id", "payload", SUBXID]
 
 @dataclass
 class StagedSegments:
-    """Written segments that no commit names yet, and the tally of their rows."""
+    """Written segments that no commit names, and the tally of their rows."""
 
     files: list[tuple[SegmentDraft, CommitFacts | None]] = field(default_factory=list)
-    """Each segment, with its commit facts if it was written while its transaction was in progress."""
+    """Each segment, with its commit facts if its transaction was in progress when it was written."""
     tally: Tally = field(default_factory=Tally)
     kept: dict[PreparedKey, int] = field(default_factory=dict)
-    """Prepared transactions whose kept content is in these segments, each with its ``commit_lsn``."""
+    """Prepared transactions whose kept content is in these segments, with their ``commit_lsn``."""
 
     def add(self, other: StagedSegments) -> None:
         self.files += other.files
@@ -48,17 +47,17 @@ class StagedSegments:
 
 @dataclass(frozen=True)
 class SpilledSegment:
-    """A segment of a transaction in progress, and the tally of its rows, rows that were rolled back included."""
+    """A segment of a transaction in progress, and the tally of all its rows, including rows that were rolled back."""
 
     segment: SegmentDraft
     tally: Tally
-    """The schema ids in it are provisional."""
+    """Its schema ids are provisional."""
     lowest: int
     highest: int
     """``lowest`` and ``highest``: the bounds of the subtransactions in its rows."""
 
     def to_json(self) -> dict[str, Any]:
-        """A form that another process reads with :meth:`of_json`."""
+        """The form that :meth:`of_json` reads in another process."""
         report, tally = self.segment.report, self.tally
         return {
             "file": report.path, "size": report.size, "rows": report.rows, "stats": report.stats,
@@ -88,7 +87,7 @@ class SpilledSegment:
         return int((~np.isin(subxid, np.array(gone))).sum())
 
     def at(self, commit: CommitFacts) -> StagedSegments | None:
-        """The segment as part of the log, after the transaction committed. None if no row of it counts."""
+        """The segment as part of the log, after the transaction has committed. None if no row counts."""
         schema_ids = {provisional: commit.schema_ids[provisional] for provisional in sorted(self.tally.schema_ids)}
         facts = replace(commit.within(self.lowest, self.highest), schema_ids=schema_ids)
         if not facts.aborted:
@@ -102,7 +101,7 @@ class SpilledSegment:
 
 @dataclass(frozen=True)
 class BlockFrames:
-    """Frames of one transaction's blocks, in the form of protocol version 1, and the subtransaction of each frame."""
+    """Frames of one transaction's blocks, in the form of protocol version 1, and each frame's subtransaction."""
 
     run: FrameRun
     subxid: Ints
@@ -110,15 +109,15 @@ class BlockFrames:
 
 @dataclass
 class InProgressFrames:
-    """The frames of a transaction in progress that are in memory."""
+    """The frames in memory of a transaction in progress."""
 
     opening: OpenBlock
     blocks: list[BlockFrames] = field(default_factory=list)
     size: int = 0
-    """Bytes that the frames take, or will take as rows."""
+    """Bytes of memory that the frames take, or will take as rows."""
 
     def rows(self, overlay: Overlay) -> Rows:
-        """The rows that these frames put into the log. Releases the frames, so that their bytes exist only once."""
+        """The rows of these frames. Releases the frames, so that memory holds their bytes only once."""
         run = joined([block.run for block in self.blocks])
         subxid = np.concatenate([block.subxid for block in self.blocks if len(block.run)] or [_NONE])
         self.blocks.clear()
@@ -135,14 +134,14 @@ class InProgressContent:
     frames: InProgressFrames
     overlay: Overlay
     changes: int = 0
-    """Number of changes received, changes that were rolled back included."""
+    """Number of changes received, including changes that were rolled back."""
     spilled: list[SpilledSegment] = field(default_factory=list)
     spilled_size: int = 0
     """Bytes of the frames that went into these segments."""
 
     @classmethod
     def of(cls, transaction: PreparedTransaction) -> Self:
-        """A prepared transaction without its content, which was kept at its PREPARE."""
+        """A prepared transaction whose content was kept on disk at its PREPARE: without frames."""
         opening = OpenBlock(transaction.key.xid, transaction.changes, transaction.origin)
         return cls(InProgressFrames(opening), transaction.overlay, transaction.changes, spilled_size=transaction.bytes)
 
@@ -179,7 +178,7 @@ class CommittedContent:
 
 
 class ContentByXid:
-    """The transactions in progress, by xid, and the transactions that are prepared but not kept yet."""
+    """The transactions in progress, by xid, and the prepared transactions that are not kept on disk."""
 
     def __init__(self) -> None:
         self._open: dict[int, InProgressContent] = {}
@@ -197,11 +196,11 @@ class ContentByXid:
         content.add(block, origin)
 
     def pop(self, xid: int) -> InProgressContent | None:
-        """Remove a transaction that is no longer in progress. None if it has no frames here."""
+        """Remove and return a transaction that is no longer in progress. None if it has no frames here."""
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:
-        """The transaction is prepared. It is now stored under its GID, because its xid may be used again."""
+        """Move a prepared transaction from its xid to its GID, because its xid may be used again."""
         content = self._open.pop(transaction.key.xid, None) or InProgressContent.of(transaction)
         self._prepared[transaction.key] = transaction, content
 
@@ -211,7 +210,7 @@ class ContentByXid:
         return taken
 
     def pop_prepared(self, key: PreparedKey) -> InProgressContent | None:
-        """Remove a prepared transaction that has ended. None if it was already handed over."""
+        """Remove and return a prepared transaction that has ended. None if it was handed over before."""
         _, content = self._prepared.pop(key, (None, None))
         return content
 

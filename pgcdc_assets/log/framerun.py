@@ -1,7 +1,5 @@
-"""Received replication frames, unchanged and indexed with numpy. The receiver holds them until they are written.
-
-:mod:`pgcdc_assets.protocol.layouts` defines the layouts of frames and messages.
-"""
+"""Received replication frames, unchanged and indexed with numpy (layouts: :mod:`pgcdc_assets.protocol.layouts`). The
+receiver holds them until they are written."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ HEADER = XLOG_DATA.size
 
 
 def table_of_kinds(kinds: Iterable[int]) -> NDArray[np.bool_]:
-    """A table by letter: whether the letter is one of ``kinds``."""
+    """A table of 256 letters: whether the letter is in ``kinds``."""
     table = np.zeros(256, dtype=bool)
     table[list(kinds)] = True
     return table
@@ -55,15 +53,15 @@ IS_MESSAGE = table_of_kinds([MessageKind.MESSAGE])
 IS_CHANGE = table_of_kinds(CHANGES)
 """The messages that ``tx_ordinal`` counts."""
 IS_CONTROL = table_of_kinds(kind for kind in CONTENT if kind not in ROWS)
-"""Messages that are few, and are decoded one by one."""
+"""Messages that are few, and so are decoded one by one."""
 _FRAME_BYTES = 64
-"""Memory counted per frame in addition to its bytes. If rows are short, the columns of a segment take more memory than
-its messages."""
+"""Memory counted per frame besides its bytes. With short rows, a segment's columns take more memory than its
+messages."""
 
 
 @dataclass(frozen=True)
 class Brackets:
-    """The Begin and Commit messages of a run, in order: the numbers of their frames, and their fields."""
+    """The Begin and Commit messages of a run, in order: their frame numbers and fields."""
 
     begins: Ints
     final_lsn: Ints
@@ -74,7 +72,7 @@ class Brackets:
     end_lsn: Ints
 
     def part(self, start: int, end: int) -> Brackets:
-        """The messages of the frames from ``start`` to ``end``. The frame numbers then count from ``start``."""
+        """The messages of the frames from ``start`` to ``end``. Frame numbers then count from ``start``."""
         begun, ended = (slice(*np.searchsorted(at, (start, end))) for at in (self.begins, self.commits))
         return Brackets(
             self.begins[begun] - start,
@@ -95,7 +93,7 @@ class FrameRun:
     lengths: Ints
     kinds: NDArray[np.uint8]
     sequence: Ints
-    """The number of the frame in the stream. It decides which Relation message is in force for the frame."""
+    """The frame's number in the stream, which decides which Relation message is in force for it."""
 
     @classmethod
     def of(cls, frames: FrameBlock, first: int) -> FrameRun:
@@ -125,8 +123,7 @@ class FrameRun:
         return part
 
     def without(self, gone: NDArray[np.bool_]) -> FrameRun:
-        """The frames that are not ``gone``, with their own copy of the bytes, so that the memory of dropped frames is
-        freed."""
+        """The frames that are not ``gone``. Copies their bytes, to free the memory of the dropped frames."""
         left = np.flatnonzero(~gone)
         first = np.flatnonzero(np.diff(left, prepend=-2) != 1)
         ends = np.append(first, len(left))[1:]
@@ -143,8 +140,8 @@ class FrameRun:
 
     @cached_property
     def brackets(self) -> Brackets:
-        """The run's Begin and Commit messages, located once: a part of this run takes them from here. Raises
-        ProtocolError for a wrong length."""
+        """The run's Begin and Commit messages, found once and shared with its parts. Raises ProtocolError for a message
+        of wrong length."""
         begins, commits = self.at(MessageKind.BEGIN), self.at(MessageKind.COMMIT)
         check_lengths(self, begins, BEGIN)
         check_lengths(self, commits, COMMIT)
@@ -184,7 +181,7 @@ class FrameRun:
         return decode(self.payload(index), self.lsn(index))
 
     def starts(self, index: Ints) -> Ints:
-        """The LSNs in the frames' headers."""
+        """The LSNs in the headers of these frames."""
         return self._numbers(index, XLOG_DATA.at("start"), XLOG_DATA.dtype["start"])
 
     def relation_ids(self, index: Ints) -> Ints:
@@ -203,14 +200,14 @@ class FrameRun:
 
 
 def anywhere(raw: Raw, kind: DTypeLike) -> Records:
-    """``raw`` as an array of values, in which value i begins at byte i. Any number of values is then picked by one
-    gather, or written at once if ``raw`` is writable."""
+    """``raw`` as an array whose value i begins at byte i. Many values can then be read in one step, or written if
+    ``raw`` is writable."""
     dtype = np.dtype(kind)
     return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw, strides=(1,))
 
 
 def joined(runs: Sequence[FrameRun]) -> FrameRun:
-    """Several runs as one run, with a copy of only their frames' bytes."""
+    """Several runs as one run, which copies only the bytes of their frames."""
     pieces: list[memoryview] = []
     offsets: list[Ints] = []
     base = 0

@@ -1,7 +1,5 @@
-"""Reads the change log: its position, batches, segments and shapes, and whether it is sound.
-
-Reading needs neither the source nor a JVM, and works while a receiver is running.
-"""
+"""Reads the change log: position, batches, segments and shapes, and whether it is sound. Reading needs neither the
+source nor a JVM, and works while a receiver is running."""
 
 from __future__ import annotations
 
@@ -32,15 +30,15 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of the log, with the bounds that decide whether it is read or skipped. A bound is None if the file has no
-    rows with such a value."""
+    """A file of the log, with the bounds that decide whether it is read. A bound is None if the file has no rows with
+    such a value."""
 
     path: Location
     size: int
     rows: int
-    """Rows in the file, rows of aborted subtransactions included."""
+    """Rows in the file, including rows of aborted subtransactions."""
     batch_end: Lsn
-    """The end of the batch; the highest end if the file holds several batches."""
+    """The end of the file's last batch. Most files have rows of one batch only."""
     first_batch_end: Lsn
     commit_min: Lsn | None
     commit_max: Lsn | None
@@ -56,7 +54,7 @@ class Segment:
 
     @property
     def file(self) -> SegmentFile:
-        """The file with its commit facts, from which rows are read."""
+        """The file with its commit facts, to read rows from."""
         return SegmentFile(self.path, self.commit_facts)
 
     def reaches_into(self, span: LsnRange) -> bool:
@@ -70,7 +68,7 @@ class Segment:
 
 
 class ChangeLog:
-    """The log of one lake. Cheap to create. The table is opened at the first access and kept up to date."""
+    """The log of one lake. The table is opened at the first access, and kept up to date."""
 
     def __init__(self, layout: Layout) -> None:
         self.path = layout.change_log
@@ -94,7 +92,7 @@ class ChangeLog:
         create_log(self.path, identity, start, timeline)
 
     def open(self) -> Self:
-        """Open the log. Raises SetupNeeded if there is no log, UnknownFormat for a format that this version does not
+        """Open the log. Raises SetupNeeded without a log, and UnknownFormat for a format that this version does not
         read."""
         self.version()
         return self
@@ -105,8 +103,7 @@ class ChangeLog:
 
     @property
     def id(self) -> str:
-        """The id of the Delta table. Two logs never have the same id, but a copy of a log has the id of the
-        original."""
+        """The id of the Delta table. A copy of a log has the same id; otherwise no two logs have the same id."""
         return str(self.version().metadata["id"])
 
     @property
@@ -135,8 +132,7 @@ class ChangeLog:
 
     @property
     def leader(self) -> int | None:
-        """The last leader that took the lake over from a silent leader. None if that never happened, or if there is no
-        log."""
+        """The last leader that took the lake over from a silent leader; None without such a leader or without a log."""
         return self.version().positions.get(LEADER) if self.exists else None
 
     @property
@@ -145,22 +141,20 @@ class ChangeLog:
         return self.version().positions.get(timeline_app_id(self.identity), 0)
 
     def batches(self, after: Lsn, upto: Lsn | None = None) -> list[BatchSummary]:
-        """The batches whose end is above ``after`` and, if given, at or below ``upto``, in order."""
+        """The batches whose end is above ``after``, and at or below ``upto`` if given, in order."""
         summaries = (summary for segment in self._noted(after, upto) for summary in self._summaries_in(segment))
         chosen = (s for s in summaries if s.end > after and (upto is None or s.end <= upto))
         return sorted(chosen, key=lambda summary: summary.end)
 
     def segments(self, span: LsnRange, relation_ids: Collection[int] | None = None) -> list[Segment]:
-        """The files that may hold changes of these relations (None: all) committed in the span.
-
-        The files may hold other changes too: filter by ``commit_lsn`` (start <= commit_lsn < end) and ``relation_id``.
-        """
+        """The files that may hold changes of these relations (None: all) committed in the span. They may hold other
+        changes too: filter by ``commit_lsn`` (start <= commit_lsn < end) and ``relation_id``."""
         found = (segment for segment in self.all_segments() if segment.reaches_into(span))
         return [segment for segment in found if relation_ids is None or segment.may_hold(relation_ids)]
 
     def segments_of(self, batches: Sequence[BatchSummary]) -> list[Segment]:
-        """The files that may hold rows that belong to no relation, such as logical messages, of these batches. The
-        batches must be in order, but need not be contiguous."""
+        """The files that may hold rows without a relation, such as logical messages, of these batches. The batches are
+        in order, with or without gaps."""
         if not batches:
             return []
         ends = np.array([batch.end for batch in batches], np.int64)
@@ -180,7 +174,7 @@ class ChangeLog:
         return list(known.values())
 
     def shapes(self, span: LsnRange) -> dict[int, Shape]:
-        """The shapes of all rows in the span, by ``schema_id``, read from the log alone."""
+        """The shapes of all rows in the span, by ``schema_id``, from the log alone."""
         wanted: set[int] = set()
         holders: list[tuple[Segment, set[int]]] = []
         for segment in self._noted(span.start, None):
@@ -198,10 +192,7 @@ class ChangeLog:
 
     def verify(self, span: LsnRange) -> list[BatchSummary]:
         """Check the span's batches: every byte of their files, and the row counts of their summaries. Raises
-        LogCorrupt.
-
-        Returns the batches.
-        """
+        LogCorrupt, and otherwise returns the batches."""
         batches = self.batches(span.start, span.end)
         segments = self._between(span.start, span.end)
         for segment in segments:

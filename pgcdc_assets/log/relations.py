@@ -29,7 +29,7 @@ class RelationRecord:
     """The Relation message, byte for byte."""
     facts: RelationFacts
     types: tuple[bytes, ...]
-    """The Type messages of its columns' types. PostgreSQL sends none for built-in types."""
+    """The Type messages of its columns' types. PostgreSQL sends no Type message for built-in types."""
 
 
 class _Versions:
@@ -39,11 +39,10 @@ class _Versions:
         self._versions: dict[int, tuple[list[int], list[int]]] = {}
 
     def add(self, relation_id: int, schema_id: int, sequence: int) -> None:
-        """``sequence`` grows from call to call."""
+        """``sequence``, the number of a frame, grows from call to call."""
         since, schema_ids = self._versions.setdefault(relation_id, ([], []))
         if not schema_ids or schema_ids[-1] != schema_id:
-            # ``since`` grows last, because the reading thread searches it: every place that it finds then has a schema
-            # id.
+            # ``since`` grows last: the reading thread searches it, so every place that it finds must have a schema id.
             schema_ids.append(schema_id)
             since.append(sequence)
 
@@ -54,8 +53,8 @@ class _Versions:
     def schema_ids(self, relation_ids: NDArray[np.int64], sequence: NDArray[np.int64]) -> NDArray[np.int64]:
         """The version in force for each row. Raises ProtocolError for a row whose relation was never described."""
         if len(relation_ids) and (relation_ids == relation_ids[0]).all():
-            # A large transaction often writes to one table only. Finding the distinct relations costs as much as
-            # everything else here.
+            # A large transaction often writes to one table. Finding distinct relations would double the time of this
+            # method.
             return self._in_force(int(relation_ids[0]), sequence)
         result = np.zeros(len(relation_ids), dtype=np.int64)
         for relation_id in np.unique(relation_ids).tolist():
@@ -75,23 +74,22 @@ class _Versions:
 
 
 class Relations(_Versions):
-    """Filled by the receiving thread, read by the writing thread. A version of a relation never changes after it was
-    added."""
+    """Filled by the receiving thread, read by the writing thread. A version never changes after it was added."""
 
     def __init__(self) -> None:
         super().__init__()
         self._types: dict[int, bytes] = {}
         self._records: dict[int, RelationRecord] = {}
         self._came: dict[int, int] = {}
-        """By relation: the frame number of the Relation message that is in force."""
+        """By relation: the frame number of the Relation message in force."""
         self._undescribed: dict[int, OverlaidRelation] = {}
-        """By relation: the Relation message that is in force, if the catalog has not been read for it yet."""
+        """By relation: the Relation message in force, if the catalog must still be read for it."""
 
     def see_type(self, oid: int, payload: bytes) -> None:
         self._types[oid] = payload
 
     def see(self, relation: Relation, payload: bytes, facts: RelationFacts, sequence: int) -> RelationRecord:
-        """A Relation message is in force for its table, starting with frame ``sequence``."""
+        """Put a Relation message in force for its table from frame ``sequence``."""
         record = self.know(relation, payload, facts)
         self.add(relation.relation_id, record.schema_id, sequence)
         self._came[relation.relation_id] = sequence
@@ -99,10 +97,10 @@ class Relations(_Versions):
         return record
 
     def see_undescribed(self, seen: OverlaidRelation) -> None:
-        """A Relation message of a transaction that is now prepared. The server does not send it again in later
-        transactions.
+        """Put a Relation message of a prepared transaction in force, without facts from the catalog. The server does
+        not send it again in later transactions.
 
-        The prepared transaction may hold a lock on the table until somebody ends it. So the catalog is read only when
+        The prepared transaction may keep a lock on the table until somebody ends it. So the catalog is read only when
         another transaction sends rows of this table, which it could not have written under such a lock.
         """
         self._undescribed[seen.relation.relation_id] = seen
@@ -142,7 +140,7 @@ class Relations(_Versions):
         return self._records[schema_id]
 
     def came(self, relation_id: int) -> int:
-        """The frame number of the Relation message that is in force; -1 if none came."""
+        """The frame number of the Relation message in force; -1 if none came."""
         return self._came.get(relation_id, -1)
 
 
@@ -158,15 +156,12 @@ class OverlaidRelation:
 
 class Overlay(_Versions):
     """The relations of one transaction in progress, as the transaction itself sees them: it may have altered its
-    tables.
-
-    Other transactions, and the catalog, see these versions of the relations only after the transaction commits. Before
-    the commit the versions have provisional ids.
-    """
+    tables. Other transactions and the catalog see these versions only after the commit. Before it they have provisional
+    ids."""
 
     def __init__(self, base: Relations | None = None) -> None:
-        """``base`` is given for a transaction that comes whole at its PREPARE. In such a transaction the server does
-        not repeat earlier Relation messages, and its Relation messages are in force for later transactions."""
+        """``base`` is given for a transaction that comes whole at its PREPARE. The server then does not repeat earlier
+        Relation messages, and the transaction's Relation messages are in force for later transactions."""
         super().__init__()
         self._seen: dict[bytes, OverlaidRelation] = {}
         """By Relation message. The place in this dict is the provisional id."""
@@ -176,8 +171,7 @@ class Overlay(_Versions):
 
     @classmethod
     def of(cls, payloads: Iterable[bytes], types: Iterable[bytes]) -> Self:
-        """An overlay that is built from stored :attr:`payloads` and :attr:`types`. Rows refer to it by provisional
-        ids."""
+        """An overlay from stored :attr:`payloads` and :attr:`types`. Rows refer to it by provisional ids."""
         overlay = cls()
         for payload in types:
             described = decode(payload)
@@ -193,13 +187,13 @@ class Overlay(_Versions):
         self._types[oid] = payload
 
     def see(self, relation: Relation, payload: bytes, sequence: int) -> None:
-        """Note a Relation message. It applies to the transaction's own rows from frame ``sequence`` on."""
+        """Note a Relation message, for the transaction's own rows from frame ``sequence``."""
         place = self._places.setdefault(payload, len(self._places))
         self._seen[payload] = OverlaidRelation(relation, payload, sequence)
         self.add(relation.relation_id, place, sequence)
 
     def inherit(self, relation_ids: Iterable[int]) -> None:
-        """Rows of these relations come. Their Relation messages may have been sent before the transaction."""
+        """Take over ``base``'s Relation messages for these relations, unless the transaction has its own."""
         assert self.base is not None
         for relation_id in set(relation_ids) - self.newest().keys():
             if (payload := self.base.in_force(relation_id)) is not None:
@@ -208,7 +202,7 @@ class Overlay(_Versions):
                 self.see(relation, payload, -1)
 
     def pass_on(self) -> None:
-        """The transaction is prepared: pass its Relation and Type messages on to ``base``."""
+        """At the PREPARE: pass the transaction's Relation and Type messages on to ``base``."""
         if self.base is not None:
             for oid, payload in self._types.items():
                 self.base.see_type(oid, payload)
@@ -233,10 +227,8 @@ class Overlay(_Versions):
         return list(self._seen)
 
     def known_to(self, relations: Relations, facts: Sequence[RelationFacts]) -> dict[int, int]:
-        """The transaction has committed. Returns the final id of each provisional id.
-
-        ``facts`` is what the catalog shows now for each of :attr:`relations`.
-        """
+        """After the commit: returns the final id of each provisional id. ``facts`` is what the catalog shows now for
+        each of :attr:`relations`."""
         for oid, payload in self._types.items():
             relations.see_type(oid, payload)
         return {
@@ -245,11 +237,9 @@ class Overlay(_Versions):
         }
 
     def promote(self, into: Relations, facts: Sequence[RelationFacts], sequence: int) -> dict[int, int]:
-        """Like :meth:`known_to`, for a transaction that came in blocks and commits with frame ``sequence``.
-
-        After the commit the server does not send these Relation messages again. If it sent other transactions a newer
-        Relation message for a relation than this transaction, the newer message stays in force.
-        """
+        """Like :meth:`known_to`, for a transaction that came in blocks and commits with frame ``sequence``. The server
+        does not send its Relation messages again, so they come into force, except where other transactions got a newer
+        Relation message."""
         final, newest = self.known_to(into, facts), self.newest()
         for place, (seen, known) in enumerate(zip(self._seen.values(), facts, strict=True)):
             relation_id = seen.relation.relation_id

@@ -21,7 +21,7 @@ from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
 
 ABSENT = -1
-"""Stands for NULL in the integer columns below, because our positions, numbers and times are never negative."""
+"""Stands for NULL in the integer columns below, which have no negative values."""
 
 _INLINE = 12
 """In Arrow's view layout, values up to this length are stored in the view itself."""
@@ -55,7 +55,7 @@ class Rows:
         return len(self.kind)
 
     def take(self, index: Ints) -> Rows:
-        """Rows by number; shares the payloads' bytes."""
+        """The rows with these numbers. Shares the payloads' bytes."""
         picked: dict[str, Any] = {}
         for column in fields(self):
             value = getattr(self, column.name)
@@ -91,10 +91,10 @@ class TransactionEnd(NamedTuple):
 
 @dataclass
 class Tally:
-    """The counts for a batch's summary. The tallies of its segments add up to the batch's tally."""
+    """The counts for a batch's summary: the sum of the tallies of its segments."""
 
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
-    """Rows by relation_id (ABSENT for none) and kind."""
+    """Rows by relation_id (ABSENT without a relation) and kind."""
     schema_ids: set[int] = field(default_factory=set)
     partitions: set[tuple[int, int]] = field(default_factory=set)
     transactions: int = 0
@@ -121,9 +121,9 @@ class Tally:
 def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations) -> Rows:
     """The rows that a run of frames puts into the log, in the order of the stream.
 
-    ``opening`` is the transaction that is open at the beginning of the run. Begin and Origin become columns. Relation
-    and Type messages are not among these rows: the batch stores them once. A TRUNCATE becomes one row per table. A
-    transaction without changes leaves no row.
+    ``opening`` is the transaction that is open before the run. Begin and Origin become columns. Relation and Type
+    messages are left out: the batch stores them once. A TRUNCATE becomes one row per table. A transaction without
+    changes has no row.
     """
     transactions = _Transactions.of(run, opening)
     stored = IS_CHANGE[run.kinds]
@@ -148,10 +148,7 @@ def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations
 
 def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: Overlay) -> Rows:
     """The rows of a transaction in progress, without ``commit_lsn`` and ``commit_ts``, and with provisional schema ids.
-    ``subxid`` has an entry per frame.
-
-    The end of the transaction was converted to a Commit frame, which also becomes a row.
-    """
+    ``subxid`` has an entry per frame. The transaction's end came as a Commit frame, which also becomes a row."""
     stored = IS_CHANGE[run.kinds] | (run.kinds == MessageKind.COMMIT)
     frames, relation_id = _frames(run, stored)
     number = len(frames)
@@ -176,7 +173,7 @@ def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: O
 
 
 def changed_relations(run: FrameRun) -> set[int]:
-    """The relations that a run has rows of, or truncates."""
+    """The relations whose rows a run changes or truncates."""
     _, relation_id = _frames(run, IS_CHANGE[run.kinds])
     return set(np.unique(relation_id[relation_id != ABSENT]).tolist())
 
@@ -213,8 +210,7 @@ def tally_of(rows: Rows) -> Tally:
 
 
 def tally_of_table(rows: pa.Table, partitions: set[tuple[int, int]]) -> Tally:
-    """The tally of rows that were read back and hold no Commit. Needs the columns ``relation_id``, ``kind``,
-    ``schema_id`` and ``payload``."""
+    """The tally of rows that were read back and hold no Commit. Needs relation_id, kind, schema_id and payload."""
     counts = rows.group_by(["relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist()
     return Tally(
         counts=Counter({
@@ -237,12 +233,12 @@ def _numbers(values: Ints) -> pa.Array:
 
 @dataclass(frozen=True)
 class _Transactions:
-    """The transactions of a run. Number 0 is the transaction that is open at its start, if there is one."""
+    """The transactions of a run. Number 0 is the transaction that is open before the run, if there is one."""
 
     number: Ints
     """For each frame, the number of its transaction."""
     ordinal: Ints
-    """For each frame, the number of changes of its transaction before it."""
+    """For each frame, the number of earlier changes of its transaction."""
     commits: Ints
     changes_of_commits: Ints
     final_lsn: Ints
@@ -317,11 +313,8 @@ def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Int
 
 
 def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
-    """Root and leaf of rows that are published via the root.
-
-    Once per connection, before the first such row of a leaf, the server sends the Relation messages of root and leaf.
-    Then it sends the row under the root's OID.
-    """
+    """Root and leaf of rows that are published via the root. Once per connection, before a leaf's first row, the server
+    sends the Relation messages of root and leaf, and then the row under the root's OID."""
     described, changes = run.at(MessageKind.RELATION), np.flatnonzero(IS_CHANGE[run.kinds])
     leaves = run.relation_ids(described)
     found: set[tuple[int, int]] = set()
@@ -338,8 +331,7 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
 
 
 def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
-    """Take a non-transactional message out of the transaction around it. The LSN in the message is its place in the
-    log."""
+    """Take a non-transactional message out of the transaction around it, and use the LSN in the message as its LSN."""
     message = run.message(frame)
     if not isinstance(message, LogicalMessage):
         raise ProtocolError("message M does not decode to one", lsn=run.lsn(frame))

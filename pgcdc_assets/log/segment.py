@@ -1,11 +1,9 @@
 """Segments: the Parquet files of the log.
 
 A segment may be written before the end of its batch is known, for example if an open transaction spills. It is never
-rewritten. Facts that are known only later are stored once per file, as tags of the file's add action: the end of the
-batch, and what the commit says about a transaction that was in progress when its rows were written
-(:mod:`pgcdc_assets.log.commitfacts`).
-
-A segment's name ends in the CRC-32 of its bytes. Without a checksum, a flipped bit would be read as another value.
+rewritten. Facts that are known later are tags of the file's add action, stored once per file: the end of the batch, and
+the facts of a commit (:mod:`pgcdc_assets.log.commitfacts`). A segment's name ends in the CRC-32 of its bytes, because
+otherwise a flipped bit would be read as another value.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ LOG_SCHEMA = pa.schema(
         (SUBXID, pa.int64()),
     ]
 )
-"""The table's columns, one row per stored message. docs/concepts.md explains each column. All are nullable."""
+"""The table's columns, one row per stored message, all nullable. docs/concepts.md explains each column."""
 OPTIONAL: Final = frozenset({SUBXID})
 """Columns that only files with commit facts have."""
 FILLED_SCHEMA = pa.schema([entry for entry in LOG_SCHEMA if entry.name not in OPTIONAL])
@@ -61,14 +59,12 @@ NOTES: Final = (SUMMARY, FACTS, "R", "Y")
 """The kinds of rows that belong to a batch as a whole."""
 
 OWN_FILE_BYTES = 4 << 20
-"""A relation with at least this many bytes of a segment gets its own file. The other relations share a file. With
-segments of 16 MiB, at most four relations get their own file, and a reader of one table skips enough bytes to be worth
-a separate file."""
+"""A relation with at least this many bytes of a segment gets its own file; the other relations share a file. With
+segments of 16 MiB, at most four relations do, and a reader of one table skips enough bytes to justify the file."""
 
 FIRST_BATCH_END: Final = "pgcdc.first_batch_end"
 LAST_BATCH_END: Final = "pgcdc.batch_end"
-"""``FIRST_BATCH_END`` and ``LAST_BATCH_END``: tags of a file's add action, with the ends of the first and the last
-batch that have rows in the file."""
+"""``FIRST_BATCH_END`` and ``LAST_BATCH_END``: tags with the ends of the first and the last batch in a file."""
 _CRC = re.compile(r"-([0-9a-f]{8})\.parquet$")
 _CRC_BYTES = 1 << 20
 _ROW_SCHEMA = FILLED_SCHEMA.set(FILLED_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view()))
@@ -79,8 +75,7 @@ _WRITING: dict[str, Any] = {
     "compression": "ZSTD",
     "compression_level": 1,
     "use_dictionary": _REPEATED,
-    # With small transactions, a dictionary of these columns is larger than the values, and takes a third of all writing
-    # time.
+    # With small transactions, a dictionary of these columns is larger than the values, and takes a third of the time.
     "column_encoding": dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
     "write_statistics": ["commit_lsn", "kind", "relation_id", SUBXID],
     # Without the Arrow schema in the file, readers see plain binary instead of our view type of the payload.
@@ -89,8 +84,7 @@ _WRITING: dict[str, Any] = {
 
 
 def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
-    """Splits rows by relation. Returns the rows of each relation with a large share, and all other rows sorted by
-    relation."""
+    """Splits rows by relation: returns the rows of each large relation, and all other rows, sorted by relation."""
     if len(rows) == 0:
         return [], rows
     first = rows.relation_id[0]
@@ -116,10 +110,8 @@ class SegmentDraft:
     report: FileReport
 
     def put(self, folder: Location, first_end: int, last_end: int, facts: CommitFacts | None = None) -> FileReport:
-        """Put it into the log's folder. It has rows of the batches that end at ``first_end`` to ``last_end``.
-
-        ``facts`` is given for rows with ``subxid``: the facts of their transaction's commit.
-        """
+        """Put the segment into the log's folder. It has rows of the batches that end at ``first_end`` to ``last_end``.
+        Rows with ``subxid`` need ``facts``, the facts of their transaction's commit."""
         storage.put(self.draft, folder / self.report.path)
         tags = {FIRST_BATCH_END: str(int(first_end)), LAST_BATCH_END: str(int(last_end))}
         if facts is None:
@@ -127,15 +119,14 @@ class SegmentDraft:
         stats = json.loads(self.report.stats)
         low, high = stats["minValues"], stats["maxValues"]
         own = facts.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(facts, aborted=())
-        # Readers find the file by its ``commit_lsn``. The column is NULL in all of the file's rows, so remove the null
-        # count, which would mislead readers.
+        # Readers find the file by ``commit_lsn``. The null count would mislead them: the column is NULL in all rows.
         low["commit_lsn"] = high["commit_lsn"] = int(facts.commit_lsn)
         stats["nullCount"].pop("commit_lsn", None)
         return replace(self.report, stats=json.dumps(stats), tags=tags | own.to_tags())
 
 
 def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> SegmentDraft:
-    """Write one file with a row group per table of LOG_SCHEMA's columns. Empty tables are left out."""
+    """Write one file with a row group for each table that is not empty. The tables have LOG_SCHEMA's columns."""
     held = [table for table in groups if table.num_rows]
     schema = held[0].schema if held else _ROW_SCHEMA
     with pq.ParquetWriter(draft.path, schema, **_WRITING) as writer:
@@ -148,15 +139,13 @@ def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> SegmentDraft:
 
 
 def draft_name() -> str:
-    """A name for a segment while it is written. Its final name contains the checksum of its content."""
+    """A name for a segment while it is written. The final name has the checksum of the content."""
     return f"{uuid4().hex}.draft"
 
 
 def check_content(path: Location) -> None:
-    """Read a whole segment, and check that it holds the bytes that were written. LogCorrupt otherwise.
-
-    The name of a draft has no checksum. The check is then only that the draft can be read.
-    """
+    """Read a whole segment. Raises LogCorrupt if it cannot be read or differs from what was written. The name of a
+    draft has no checksum, so a draft only has to be readable."""
     named = _CRC.search(path.name)
     try:
         found = _crc(_pieces(path))
@@ -168,7 +157,7 @@ def check_content(path: Location) -> None:
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment to read: the file, and the facts that are missing in its rows."""
+    """A segment to read, with the facts that its rows lack."""
 
     path: Location
     commit_facts: CommitFacts | None = None
@@ -178,10 +167,10 @@ def read_rows(
     file: SegmentFile, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
 ) -> pa.Table:
     """The rows of a segment that count, with commit facts filled in. Calls :func:`check_content` first, because a
-    reader of damaged Parquet may hang.
+    reader of damaged Parquet may hang. Raises LogCorrupt.
 
-    Without ``columns``, returns the columns of FILLED_SCHEMA in its order. Row groups whose statistics do not match the
-    filter are not read. The filter may name any column except the payload. Raises LogCorrupt.
+    Without ``columns``, returns all columns of FILLED_SCHEMA. Row groups that cannot match the filter, by their
+    statistics, are not read. The filter may name any column except the payload.
     """
     check_content(file.path)
     columns = list(columns or FILLED_SCHEMA.names)
@@ -194,7 +183,7 @@ def read_rows(
 
 
 def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterator[pa.Table]:
-    """The committed rows of a segment, with commit facts filled in, in pieces of about ``size`` bytes. Calls
+    """The rows of a segment that count, with commit facts filled in, in pieces of about ``size`` bytes. Calls
     :func:`check_content` first."""
     check_content(file.path)
     asked = [*columns, *(OPTIONAL if file.commit_facts is not None else ())]
@@ -208,8 +197,7 @@ def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterato
 
 
 def _filled(path: Location, facts: CommitFacts, columns: list[str], filters: pc.Expression | None) -> pa.Table:
-    """Fills in the commit facts first, then filters. The filter is not pushed down to the file, whose rows lack these
-    facts."""
+    """Fills in the commit facts, then filters, because the file's rows lack the facts that the filter may name."""
     import pyarrow.dataset as ds
 
     wanted = {*columns, *(OPTIONAL if filters is None else set(LOG_SCHEMA.names) - {"payload"})}
@@ -258,8 +246,8 @@ def table_of(rows: Rows) -> pa.Table:
 
 
 def _column(name: str, values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Numbers as an Arrow array, without a copy. ``pa.array`` would import pandas, to check whether the value is a
-    pandas object. That costs a third of a second in every receiver's first batch, and memory."""
+    """Numbers as an Arrow array, without a copy. ``pa.array`` would import pandas for a type check, which costs memory,
+    and a third of a second in every receiver's first batch."""
     bits = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     held = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(LOG_SCHEMA.field(name).type, len(values), [bits, held])

@@ -1,7 +1,5 @@
-"""What the log says of the transactions in a span of LSNs, for readers that need several of these facts.
-
-A turn makes one LogSpan and passes it on, so that the summaries of its batches are read once.
-"""
+"""What the log says about the transactions in a span of LSNs. A turn makes one LogSpan and passes it on, so that the
+summaries of its batches are read once."""
 
 from __future__ import annotations
 
@@ -27,11 +25,11 @@ class LogSpan:
     log: ChangeLog
     lsns: LsnRange
     _wider: LogSpan | None = None
-    """A span that holds this one, and that has read the log for it."""
+    """A span that contains this span, and reads the log for it."""
     _parts: dict[LsnRange, LogSpan] = field(default_factory=dict, init=False, repr=False)
 
     def part(self, lsns: LsnRange) -> LogSpan:
-        """The same for another span. The log is read again only if that span reaches beyond this one."""
+        """The same facts for another span. The log is read again only if that span reaches beyond this span."""
         if lsns == self.lsns:
             return self
         within = self.lsns.start <= lsns.start <= lsns.end <= self.lsns.end
@@ -39,8 +37,8 @@ class LogSpan:
 
     @cached_property
     def batches(self) -> list[BatchSummary]:
-        """The batches that hold the span, in order. The span may begin and end inside a batch, because the consistent
-        point of a copy, and an LSN that ``verify`` asks for, may be inside one."""
+        """The batches that overlap the span, in order. The span may begin and end inside a batch: the consistent point
+        of a copy, or an LSN that ``verify`` asks for, may be inside."""
         start, end = self.lsns.start, self.lsns.end
         if start >= end:
             return []
@@ -64,10 +62,8 @@ class LogSpan:
 
     @cached_property
     def rows(self) -> dict[int, Counter[str]]:
-        """Exactly how many rows the log holds in the span, by relation and kind.
-
-        The summaries have these counts. Rows are read only of a batch that the span cuts.
-        """
+        """Exactly how many rows the log holds in the span, by relation and kind. The summaries have these counts,
+        except for a batch that the span cuts, whose rows are read."""
         found: dict[int, Counter[str]] = {}
         for batch in self.batches:
             part = LsnRange(max(batch.start, self.lsns.start), min(batch.end, self.lsns.end))
@@ -77,7 +73,7 @@ class LogSpan:
         return found
 
     def kinds(self, relations: Collection[int]) -> Counter[str]:
-        """About how many rows these relations have in the span, by kind: the rows of whole batches are counted."""
+        """About how many rows these relations have in the span, by kind: rows of whole batches are counted."""
         found: Counter[str] = Counter()
         for batch in self.batches:
             for relation in batch.rows.keys() & relations:
@@ -85,12 +81,11 @@ class LogSpan:
         return found
 
     def segments(self, relations: Collection[int] | None = None) -> list[Segment]:
-        """The files that may hold changes of these relations (None: all) in the span. See
-        :meth:`ChangeLog.segments`."""
+        """:meth:`ChangeLog.segments` for the span."""
         return self.log.segments(self.lsns, relations)
 
     def used(self, schema_ids: Collection[int], relations: Collection[int]) -> set[int]:
-        """Those of the shapes that a row of the span really has. ``relations``: the relations of the shapes."""
+        """Which of these shapes a row of the span really has. ``relations``: the relations of the shapes."""
         found: set[int] = set()
         asked = _committed(self.lsns) & pc.field("schema_id").isin(list(schema_ids))
         for segment in self.segments(relations):
@@ -118,6 +113,6 @@ def facts_of(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
 
 
 def _committed(lsns: LsnRange) -> pc.Expression:
-    """Finds the rows of changes of the transactions that commit in the span."""
+    """A filter for the rows of changes of the transactions that commit in the span."""
     at = pc.field("commit_lsn")
     return (at >= int(lsns.start)) & (at < int(lsns.end)) & pc.field("kind").isin(list(ROW_KINDS))

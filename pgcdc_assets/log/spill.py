@@ -1,17 +1,15 @@
 """Content of open transactions on disk, next to the log's files.
 
-``_spill/``: segments that are not in the table yet. They are moved into the table when their batch is cut. VACUUM
-ignores names that begin with ``_``, so a transaction may stay open for longer than the retention of VACUUM. No commit
-names the files in this folder. They are all deleted at each connect, because the server sends the transactions again
-from the start.
+``_spill/``: segments that are not in the table, until their batch is cut and they move into the table. VACUUM ignores
+names that begin with ``_``, so a transaction may stay open for longer than VACUUM's retention. These files are deleted
+at each connect, because the server sends the transactions again from the start.
 
-``_prepared/``: the content of prepared transactions, from PREPARE to COMMIT PREPARED, which the server does not send
-again. Each prepared transaction has a manifest and the segments that the manifest names. The segments are written like
-those of any transaction in progress. At the COMMIT PREPARED they are copied into the log (as hard links, if the store
-has links). They are copied, not moved, because the log's commit may be lost: then the COMMIT PREPARED comes again, and
-needs the segments again. If the log's commit is not lost, the COMMIT PREPARED never comes again, because the stream
-begins where the log ends. So, before the commit, a mark next to the manifest records the ``commit_lsn``. If the log is
-above this LSN, it holds the content.
+``_prepared/``: the content of prepared transactions from PREPARE to COMMIT PREPARED, which the server does not send
+again. Each transaction has a manifest, which names its segments. At the COMMIT PREPARED the segments are copied into
+the log (as hard links, if the store has links), not moved: if the log's commit is lost, the COMMIT PREPARED comes again
+and needs the segments. If it is not lost, the COMMIT PREPARED never comes again, because the stream begins where the
+log ends. So a mark next to the manifest records the ``commit_lsn`` before the log's commit. If the log is above this
+LSN, it holds the content.
 """
 
 from __future__ import annotations
@@ -44,16 +42,15 @@ from pgcdc_assets.store.scratch import DraftFile, Scratch
 
 SPILL: Final = "_spill"
 _PUT_AT_A_TIME: Final = 4
-"""Segments that are sent in parallel. Each is held in memory during this."""
+"""How many segments are sent in parallel, each held in memory."""
 PREPARED: Final = "_prepared"
 _MANIFEST: Final = ".json"
 _COMMITTING: Final = ".committing"
-"""``_MANIFEST`` and ``_COMMITTING`` end the file names of the manifest and of the mark."""
+"""``_MANIFEST`` and ``_COMMITTING``: how the file names of the manifest and of the mark end."""
 
 
 class SpillFolder:
-    """``_spill/`` in the log's folder, or a local folder if the log is not on this machine. Used by the writing thread
-    only."""
+    """``_spill/`` in the log's folder, or a local folder if the log is not on this machine. For the writing thread."""
 
     def __init__(self, table: Location, prepared: PreparedFolder) -> None:
         self._table = table
@@ -76,7 +73,7 @@ class SpillFolder:
         return staged
 
     def stage_large(self, rows: Rows) -> tuple[StagedSegments, Rows]:
-        """Write the relations that get their own file, and return the rest. The tally counts all rows."""
+        """Write the relations that get their own file, and return the other rows. The tally counts all rows."""
         alone, rest = clustered(rows)
         return StagedSegments([(self.write([table_of(part)]), None) for part in alone], tally_of(rows)), rest
 
@@ -91,7 +88,7 @@ class SpillFolder:
         return SpilledSegment(segment, tally_of(rows), int(rows.subxid.min()), int(rows.subxid.max()))
 
     def committed(self, committed: CommittedContent) -> tuple[StagedSegments, Rows]:
-        """The part of a committed transaction that counts: the segments with such rows, and the rows that are still in
+        """The part of a committed transaction that counts: its segments with such rows, and its rows that are in
         memory."""
         staged, content, facts = StagedSegments(), committed.content, committed.facts
         segments = content.spilled
@@ -116,7 +113,7 @@ class SpillFolder:
 
 
 class PreparedFolder:
-    """The folder of one log. Only the receiver writes; other processes may read :meth:`pending`."""
+    """The folder of one log. Only the receiver writes; other processes may call :meth:`pending`."""
 
     def __init__(self, log: Location) -> None:
         self._folder = log / PREPARED
@@ -132,11 +129,9 @@ class PreparedFolder:
         storage.settle([self._folder.parent])
 
     def recover(self, position: Lsn) -> list[PreparedTransaction]:
-        """Returns the transactions that still wait for their end, for a log at ``position``. Deletes everything else in
-        the folder.
-
-        A transaction prepared above ``position`` comes again, and a transaction that commits below it is in the log.
-        """
+        """Returns the transactions that wait for their end, for a log at ``position``, and deletes all other files. A
+        transaction prepared above ``position`` comes again. A transaction that commits below ``position`` is in the
+        log."""
         found: list[PreparedTransaction] = []
         names = {entry.name for entry in storage.list_after(self._folder)}
         kept: set[str] = set()
@@ -153,13 +148,11 @@ class PreparedFolder:
         return found
 
     def clear(self) -> None:
-        """Deletes everything, because the slot's two_phase was turned off: all prepared transactions come whole at
-        their COMMIT PREPARED."""
+        """Delete everything: with two_phase off, prepared transactions come whole at their COMMIT PREPARED."""
         storage.delete(self._folder / entry.name for entry in storage.list_after(self._folder))
 
     def pending(self) -> list[PreparedTransaction]:
-        """The prepared transactions whose content is on disk. A transaction that has just committed may be among
-        them."""
+        """The prepared transactions whose content is on disk. They may include a transaction that has just ended."""
         names = [entry.name for entry in storage.list_after(self._folder) if entry.name.endswith(_MANIFEST)]
         found: list[PreparedTransaction] = []
         for name in names:
@@ -168,8 +161,7 @@ class PreparedFolder:
         return found
 
     def taken(self, key: PreparedKey, into: Scratch) -> list[SpilledSegment]:
-        """The segments of a transaction that commits, as drafts. Raises LogCorrupt if the manifest or a segment is
-        missing or damaged."""
+        """The segments of a committing transaction, as drafts. Raises LogCorrupt if a file is missing or damaged."""
         segments: list[SpilledSegment] = []
         manifest = self._place(key, _MANIFEST)
         if not storage.exists(manifest):
@@ -188,8 +180,8 @@ class PreparedFolder:
             passed(FaultPoint.PREPARED_COMMITTING)
 
     def drop(self, keys: Iterable[PreparedKey]) -> None:
-        """Delete transactions that the log holds, or that were rolled back. Each manifest goes first, durably, because
-        after a rollback no later message would lead to its deletion."""
+        """Delete transactions that the log holds or that were rolled back. Each manifest is deleted first, durably,
+        because after a rollback no later message would lead to its deletion."""
         for key in keys:
             manifest = self._place(key, _MANIFEST)
             segments = _read(manifest)["segments"] if storage.exists(manifest) else ()
@@ -199,13 +191,12 @@ class PreparedFolder:
             storage.delete([*(self._folder / given["file"] for given in segments), self._place(key, _COMMITTING)])
 
     def _place(self, key: PreparedKey, kind: str) -> Location:
-        # Two transactions with the same xid end at different LSNs. The gid is left out, because it may hold any
-        # character.
+        # Two transactions with the same xid end at different LSNs. The gid is left out: it may hold any character.
         return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{kind}"
 
 
 def _read(place: Location) -> dict[str, Any]:
-    """Reads a manifest. Raises LogCorrupt if it is not as it was written."""
+    """Reads a manifest. Raises LogCorrupt if it is damaged."""
     content = storage.read(place)
     try:
         found: dict[str, Any] = json.loads(content)

@@ -1,8 +1,6 @@
-"""Finds, with numpy, which frame of a run belongs to which transaction in progress.
-
-:mod:`pgcdc_assets.protocol.decode` describes the rules. The messages of a block are converted to the form of protocol
-version 1. This is the only form that the later steps know, and the form that the log holds.
-"""
+"""Finds, with numpy, which frame of a run belongs to which transaction in progress (rules:
+:mod:`pgcdc_assets.protocol.decode`). Converts the messages of blocks to the form of protocol version 1, which is the
+form in the log and the only form that the later steps know."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from pgcdc_assets.protocol import layouts
 from pgcdc_assets.protocol.layouts import BETWEEN, BRACKETS, CARRY_XID, CONTENT, XLOG_DATA, MessageKind, WireLayout
 
 _NOTHING: Final = 0
-"""Replaces the letter if neither a transaction nor a block is open."""
+"""Stands for the letter if neither a transaction nor a block is open."""
 _XID_BYTES: Final = layouts.XID.size - 1
 
 
@@ -37,11 +35,8 @@ class StreamPlace:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring frames that belong to blocks of one transaction, or to no block.
-
-    The frames from Begin Prepare to Prepare are one block, because they also count only after their transaction
-    commits.
-    """
+    """Neighbouring frames that belong to blocks of one transaction, or to no block. Begin Prepare to Prepare is a block
+    too, because those frames also count only after their transaction commits."""
 
     start: int
     end: int
@@ -51,17 +46,16 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Located:
-    """A run of frames, and for each frame the transaction that it belongs to."""
+    """A run of frames, and the transaction to which each frame belongs."""
 
     run: FrameRun
-    """The frames in the form of protocol version 1, except for the beginnings and ends of blocks, and messages between
+    """The frames in the form of protocol version 1, except for starts and ends of blocks and messages between
     blocks."""
     top: Ints
-    """For frames of a block, its beginning and end included: the xid of the top transaction. ABSENT for other
-    frames."""
+    """For frames of a block, including its start and end, the xid of the top transaction; otherwise ABSENT."""
     subxid: Ints
-    """The xid that the message carried, which was cut out of its payload; ABSENT if it carried none. For a transaction
-    that comes whole at its PREPARE, the xid of the transaction."""
+    """The xid that the message carried (cut out of its payload), or ABSENT. For a transaction that comes whole at its
+    PREPARE, the transaction's xid."""
     after: StreamPlace
 
     def stretches(self) -> Iterator[Stretch]:
@@ -74,11 +68,9 @@ class Located:
 
 
 def located(run: FrameRun, before: StreamPlace, *, parallel: bool) -> Located:
-    """Finds where the frames of a run belong. ``before`` is the state of the stream at the start of the run.
-
-    ``parallel``: whether streaming is parallel, which decides the length of a Stream Abort. Raises ProtocolError for
-    the first frame that is not allowed at its place, or has a wrong length.
-    """
+    """Finds to which transactions a run's frames belong. ``before`` is the state of the stream before the run. If
+    streaming is ``parallel``, a Stream Abort is longer. Raises ProtocolError for the first frame that is not allowed at
+    its place, or has a wrong length."""
     opened, wrong = _opened(run, before)
     starts, prepares = run.at(MessageKind.STREAM_START), run.at(MessageKind.BEGIN_PREPARE)
     if before.top == ABSENT and not len(starts) and not len(prepares):
@@ -103,7 +95,7 @@ def located(run: FrameRun, before: StreamPlace, *, parallel: bool) -> Located:
 
 
 def commit_frame(run: FrameRun, index: int) -> FrameRun:
-    """Converts a Stream Commit, or a Commit Prepared, to the Commit of protocol version 1."""
+    """Converts a Stream Commit or a Commit Prepared to the Commit of protocol version 1."""
     found = replace(run.part(index, index + 1), kinds=np.array([MessageKind.COMMIT], dtype=np.uint8))
     if run.kinds[index] == MessageKind.STREAM_COMMIT:
         return _without_xids(found, np.zeros(1, np.int64))
@@ -115,13 +107,12 @@ def commit_frame(run: FrameRun, index: int) -> FrameRun:
 
 
 def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bools]:
-    """For each frame, the letter that began the transaction or block around it. A beginning and an end belong to what
-    they begin or end. Also returns which frames are wrong: beginnings inside an open transaction or block, and ends
-    that do not match their beginning.
-    """
+    """For each frame, the letter that opened the transaction or block around it. A start and an end belong to what they
+    start or end. Also returns which frames are wrong: starts inside an open transaction or block, and ends that do not
+    match their start."""
     places = np.flatnonzero(_IS_BRACKET[run.kinds])
     carried = before.opened != _NOTHING
-    # Put the beginning that is open at the start of the run in front. Then beginnings and ends must alternate.
+    # Put the start that is open before the run in front. Then starts and ends must alternate.
     front = np.array([before.opened] if carried else [], dtype=np.uint8)
     letters = np.concatenate((front, run.kinds[places]))
     wrong = np.zeros(len(run), dtype=bool)
@@ -129,8 +120,7 @@ def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bool
     odd[0::2] = ~_BEGINS[letters[0::2]]
     odd[1::2] = _END_OF[letters[: len(letters) - 1 : 2]] != letters[1::2]
     wrong[places] = odd[int(carried) :]
-    # Number of beginnings and ends up to each frame. After an odd number something is open, after an even number
-    # nothing is. An end still belongs to what it ends.
+    # Number of starts and ends up to each frame. After an odd number something is open. An end belongs to what it ends.
     number = np.cumsum(_IS_BRACKET[run.kinds]) + int(carried)
     number[places] -= number[places] % 2 == 0
     state = np.zeros(len(letters) + 1, dtype=np.uint8)
@@ -139,7 +129,7 @@ def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bool
 
 
 def _misplaced(run: FrameRun, opened: NDArray[np.uint8]) -> Bools:
-    """Frames that are not allowed inside the transaction or block that is open around them."""
+    """Frames that are not allowed inside the transaction or block around them."""
     wrong: Bools = ~_ALLOWED[_ROW_OF[opened], run.kinds]
     messages = run.at(MessageKind.MESSAGE)
     if len(messages):
@@ -186,11 +176,9 @@ def _after(run: FrameRun, before: StreamPlace, opened: NDArray[np.uint8], top: i
 
 
 def _without_xids(run: FrameRun, carrying: Ints) -> FrameRun:
-    """A copy of the run in which the xids are cut out of the frames ``carrying``.
-
-    Such a frame then begins four bytes later. Its letter, and the parts of its header that we read (kind and LSN), move
-    over the xid, and everything after the xid stays in place. The rest of the header is not used any more.
-    """
+    """A copy of the run in which the xids are cut out of the frames ``carrying``. Such a frame then begins four bytes
+    later: its letter, and the header fields that we read (kind and LSN), move over the xid. The other header fields
+    become invalid."""
     if not len(carrying):
         return run
     first, last = int(run.offsets[0]), int(run.offsets[-1] + run.lengths[-1])

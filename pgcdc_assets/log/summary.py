@@ -1,4 +1,4 @@
-"""The summary row of a batch: how it is made, how it is read, and the check of the log's rows against it."""
+"""The summary row of a batch: makes it, reads it, and checks the log's rows against it."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class BatchSummary:
     schemas: tuple[int, ...]
     """The schema_ids of its rows."""
     partitions: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """For relations that are published via their root: the leaves that the stream named within the batch. The stream
-    names a leaf once per connection, before the first row of the leaf."""
+    """For roots under whose name the rows are published: the leaves that the stream named within the batch. The stream
+    names a leaf once per connection, before the leaf's first row."""
 
     @cached_property
     def rows(self) -> dict[int, dict[str, int]]:
-        """The rows of changes, by relation_id and kind: :attr:`counts` without other kinds."""
+        """The entries of :attr:`counts` for changes (I, U, D, T)."""
         return {relation: {kind: number for kind, number in kinds.items() if kind in ROW_KINDS}
                 for relation, kinds in self.counts.items()}  # fmt: skip
 
@@ -85,7 +85,7 @@ def _time(text: str | None) -> datetime | None:
 
 
 def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Sequence[RelationRecord]) -> dict[str, Any]:
-    """The summary row of a batch. The counts do not include the notes."""
+    """The summary row of a batch. Its counts do not include the notes."""
     counts: dict[str, dict[str, int]] = {}
     for (relation_id, kind), number in sorted(tally.counts.items()):
         counts.setdefault("" if relation_id == ABSENT else str(relation_id), {})[kind] = number
@@ -109,7 +109,7 @@ def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Seque
 
 
 def _iso(ended: TransactionEnd | None) -> str | None:
-    """ISO 8601, so that a person who opens the log with another tool can read it."""
+    """ISO 8601, for people who open the log with another tool."""
     if ended is None:
         return None
     return (EPOCH + timedelta(microseconds=ended.commit_ts)).isoformat()
@@ -128,7 +128,7 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
 
 
 class _Held:
-    """Rows of the span, by the number of their batch; _NO_BATCH for rows that belong to no batch."""
+    """Rows of the span, by the number of their batch; _NO_BATCH for rows of no batch."""
 
     def __init__(
         self, batches: Sequence[BatchSummary], span: LsnRange, log: Location, commit_times: Mapping[int, int]
@@ -145,8 +145,8 @@ class _Held:
         self._schema_ids: dict[int, set[int]] = {}
 
     def add(self, file: SegmentFile) -> None:
-        """Count the rows of a file. A row belongs to the batch that contains the start of its commit record. The LSN of
-        a message outside of transactions is the end of its record."""
+        """Count the rows of a file. A row belongs to the batch that contains the start of its commit record. A message
+        outside of transactions has the end of its own record as LSN."""
         rows = read_rows(file, _COLUMNS)
         rows = rows.filter(pc.invert(pc.is_in(rows["kind"], value_set=pa.array(NOTES))))
         at = pc.coalesce(rows["commit_lsn"], pc.subtract(rows["lsn"], 1)).to_numpy()
@@ -179,7 +179,7 @@ class _Held:
             )
 
     def check_commits(self) -> None:
-        """Check that the commit facts of each file match the Commit of its transaction."""
+        """Check that each file's commit facts match the Commit of their transaction."""
         for commit_lsn, commit_ts in self._commit_times.items():
             if self._span.holds_commit(Lsn(commit_lsn)) and self._seen.get(commit_lsn) != commit_ts:
                 raise _unlike_its_commit(self._log, commit_lsn)

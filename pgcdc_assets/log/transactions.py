@@ -1,7 +1,7 @@
 """Transactions whose end has not come: the open whole transaction, transactions in progress, prepared transactions.
 
-Whole transactions come one after another, so at most one of them is open. Blocks of transactions in progress come
-between whole transactions. :mod:`pgcdc_assets.log.content` holds the content of transactions in progress.
+At most one whole transaction is open, because whole transactions come one after another. Blocks of transactions in
+progress come between them. :mod:`pgcdc_assets.log.content` holds the blocks' content.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OpenTransaction:
     """Microseconds since 1970."""
     xid: int
     ordinal: int = 0
-    """Number of changes received. It is the ``tx_ordinal`` of the next change."""
+    """Number of changes received, which is the ``tx_ordinal`` of the next change."""
     origin: str | None = None
 
 
@@ -47,15 +47,13 @@ class OpenBlock:
     xid: int
     """The xid of the top transaction."""
     ordinal: int = 0
-    """Number of changes received before, changes that were rolled back since included."""
+    """Number of earlier changes, including changes that were rolled back."""
     origin: str | None = None
 
 
 def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTransaction | None:
-    """The transaction that is open after a run, given the one that was open before it.
-
-    :func:`pgcdc_assets.log.streamed.located` has already checked that Begin and Commit alternate.
-    """
+    """The transaction that is open after a run; ``before`` is the transaction that is open before it.
+    :func:`pgcdc_assets.log.streamed.located` has checked that Begin and Commit alternate."""
     brackets = run.brackets
     last = int(brackets.begins[-1]) if len(brackets.begins) else -1
     if len(brackets.commits) and brackets.commits[-1] > last:
@@ -83,10 +81,10 @@ def origin_in(run: FrameRun) -> str | None:
 class StreamedTransaction:
     """The received part of a transaction in progress.
 
-    A transaction's content comes in blocks under the xid of the top transaction. Each row in a block names its
-    subtransaction. For a rollback to a savepoint, PostgreSQL sends a Stream Abort for the savepoint's subtransaction,
-    and for each subtransaction that was released into it. It never uses an xid twice within a transaction. So a row
-    counts exactly if its xid is not aborted, and received rows can stay unchanged.
+    Its content comes in blocks under the xid of the top transaction, and each row in a block names its subtransaction.
+    For a rollback to a savepoint, PostgreSQL sends a Stream Abort for the savepoint's subtransaction and for each
+    subtransaction that was released into it. Within a transaction no xid is used twice. So a row counts exactly if its
+    xid is not aborted, and received rows can stay unchanged.
     """
 
     xid: int
@@ -97,40 +95,36 @@ class StreamedTransaction:
     aborted: set[int] = field(default_factory=set)
     """The aborted subtransactions, whose rows do not count."""
     changes: int = 0
-    """Number of changes received, changes of aborted subtransactions included. It is the ``tx_ordinal`` of the next
+    """Number of changes received, including changes of aborted subtransactions: the ``tx_ordinal`` of the next
     change."""
     bytes: int = 0
     origin: str | None = None
     first: Lsn | None = None
-    """LSN of the first change. ZERO if the first change is a logical message, for which PostgreSQL records no
-    origin."""
+    """LSN of the first change. ZERO if it is a logical message, for which PostgreSQL sends no origin."""
     messages: int = 0
-    """Logical messages among the changes."""
+    """How many of the changes are logical messages."""
     ambiguous: bool = False
-    """Whether a logical message may have been rolled back. A logical message carries the xid of the top transaction,
-    even if a subtransaction emitted it. So after a subtransaction is rolled back, it is not known whether an earlier
-    logical message still counts."""
+    """Whether a logical message may have been rolled back. It carries the xid of the top transaction even if a
+    subtransaction emitted it. So after a rollback of a subtransaction, it is not known whether earlier logical messages
+    still count."""
 
     @property
     def origin_known(self) -> bool:
-        """Whether the origin is certain: either the transaction names its origin, or it certainly has no origin.
-        PostgreSQL takes the origin from the first item that it decodes for a block, at the block's LSN. If that item is
-        the trace of a catalog change, or a logical message, no origin is sent. A transaction without any followed
-        change needs no origin."""
+        """Whether it is certain which origin the transaction has, or that it has none. PostgreSQL takes the origin from
+        the first item that it decodes for a block, at the block's LSN, and sends no origin if that item is a logical
+        message or the trace of a catalog change. A transaction without followed changes needs no origin."""
         return self.origin is not None or self.first == self.lsn or not self.changes
 
 
 class TransactionsInProgress:
-    """The transactions in progress of one connection, by the xid of the top transaction.
-
-    After each connect the server sends an open transaction again from its start, in other blocks, or whole at its
-    commit. So nothing here outlives a connection.
-    """
+    """The transactions in progress of one connection, by the xid of the top transaction. Nothing here outlives a
+    connection: after each connect the server sends an open transaction again from its start, in other blocks, or whole
+    at its commit."""
 
     def __init__(self) -> None:
         self._open: dict[int, StreamedTransaction] = {}
         self.unknown_aborts = 0
-        """Number of Stream Aborts for transactions that were never sent. PostgreSQL 18 sends such Stream Aborts."""
+        """Number of Stream Aborts for transactions that were never sent, as PostgreSQL 18 sends them."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -147,7 +141,7 @@ class TransactionsInProgress:
 
     @property
     def bytes(self) -> int:
-        """Bytes received of all these transactions."""
+        """Bytes received for all these transactions."""
         return sum(transaction.bytes for transaction in self._open.values())
 
     @property
@@ -156,11 +150,8 @@ class TransactionsInProgress:
         return min(self._open.values(), key=lambda transaction: transaction.since, default=None)
 
     def start(self, message: StreamStart, lsn: Lsn, now: float) -> StreamedTransaction | None:
-        """A block begins. If it is a first block, returns the transaction of this xid that came before it, which is now
-        void.
-
-        Raises ProtocolError for a later block of a transaction whose first block did not come.
-        """
+        """A block begins. If it is a first block, returns the earlier transaction of this xid, which is now void.
+        Raises ProtocolError for a later block of a transaction whose first block did not come."""
         void = self._open.get(message.xid)
         if not message.first:
             if void is None:
@@ -173,7 +164,7 @@ class TransactionsInProgress:
         self, xid: int, *, changes: int, size: int, messages: int = 0, origin: str | None = None,
         first: Lsn | None = None,
     ) -> None:  # fmt: skip
-        """Add the content of a block to the transaction; ``first`` is the LSN of its first change."""
+        """Add a block's content to its transaction. ``first`` is the LSN of the block's first change."""
         transaction = self._open[xid]
         transaction.changes += changes
         transaction.bytes += size
@@ -182,7 +173,7 @@ class TransactionsInProgress:
         transaction.first = first if transaction.first is None else transaction.first
 
     def abort(self, message: StreamAbort) -> StreamedTransaction | None:
-        """A rollback. Returns the transaction if it is rolled back as a whole."""
+        """A rollback. Returns the transaction if all of it is rolled back."""
         transaction = self._open.get(message.xid)
         if transaction is None:
             self.unknown_aborts += 1
@@ -201,12 +192,12 @@ class TransactionsInProgress:
         return transaction
 
     def clear(self) -> None:
-        """The connection is lost, and the server will send all these transactions again."""
+        """Called when the connection is lost: the server will send all these transactions again."""
         self._open.clear()
 
 
 class PreparedKey(NamedTuple):
-    """Identifies a prepared transaction. gid and xid are not enough, because both are used again."""
+    """Identifies a prepared transaction. gid and xid are not enough, because both may be used again."""
 
     xid: int
     gid: str
@@ -222,25 +213,22 @@ class PreparedTransaction:
     prepare_ts: int
     """Microseconds since 1970."""
     aborted: frozenset[int] = frozenset()
-    """Aborted subtransactions, whose rows do not count, if the content came in blocks."""
+    """Aborted subtransactions, whose rows do not count. Empty if the content did not come in blocks."""
     overlay: Overlay = field(default_factory=Overlay, compare=False)
     """Its relations, which other transactions do not see before its commit."""
     changes: int = 0
-    """Number of changes, changes of aborted subtransactions included. It is the ``tx_ordinal`` of the next change."""
+    """Number of changes, including changes of aborted subtransactions: the ``tx_ordinal`` of the next change."""
     bytes: int = 0
     origin: str | None = None
     counted: int = field(default=0, compare=False)
-    """Number of changes that its commit will put into the log. Known only for a kept transaction, and only shown to
-    people."""
+    """Number of changes that its commit will add to the log. For display only; 0 before the content is kept."""
 
 
 class PreparedTransactions:
-    """The prepared transactions of one log, whose content came at their PREPARE, because the slot has two_phase on.
-
-    Once the slot is confirmed past a PREPARE, the content never comes again. Only Commit Prepared or Rollback Prepared
-    comes, perhaps days later and to another process. So, unlike transactions in progress, prepared transactions outlive
-    the connection (:class:`pgcdc_assets.log.spill.PreparedFolder`).
-    """
+    """The prepared transactions of one log, whose content came at their PREPARE because the slot has two_phase on. Once
+    the slot is confirmed past a PREPARE, the content never comes again, only Commit Prepared or Rollback Prepared,
+    perhaps days later and to another process. So they outlive the connection
+    (:class:`pgcdc_assets.log.spill.PreparedFolder`)."""
 
     def __init__(self, known: Iterable[PreparedTransaction] = ()) -> None:
         self._pending = {transaction.key: transaction for transaction in known}
@@ -252,12 +240,11 @@ class PreparedTransactions:
         return iter(self._pending.values())
 
     def prepare(self, transaction: PreparedTransaction) -> bool:
-        """A PREPARE came. Returns False if it is already known: until the PREPARE is confirmed, the server sends it
-        again after each connect."""
+        """Returns False if the PREPARE is known: the server sends it at each connect until it is confirmed."""
         return self._pending.setdefault(transaction.key, transaction) is transaction
 
     def named(self, message: CommitPrepared | RollbackPrepared) -> PreparedTransaction | None:
-        """The transaction that ends with this message. None if its content never came, or if it already ended."""
+        """The transaction that this message ends. None if its content never came, or if it has ended."""
         if isinstance(message, RollbackPrepared):
             return self._pending.get(PreparedKey(message.xid, message.gid, message.prepare_end_lsn))
         found = [key for key in self._pending if key[:2] == (message.xid, message.gid)]
@@ -265,5 +252,5 @@ class PreparedTransactions:
         return self._pending[max(found, key=lambda key: key.end_lsn)] if found else None
 
     def end(self, transaction: PreparedTransaction) -> None:
-        """It has committed, or was rolled back."""
+        """The transaction has committed, or was rolled back."""
         del self._pending[transaction.key]

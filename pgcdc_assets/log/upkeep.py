@@ -1,8 +1,7 @@
 """Upkeep of the log: compaction of closed ranges, and retention. Both work while a receiver is running.
 
-Delta's own OPTIMIZE would lose the clustering by relation, and cannot be limited to a range of a column that is not a
-partition column. So this module merges the small files of a range, in bounded memory, with one commit that removes and
-adds files without data change.
+Delta's own OPTIMIZE would lose the clustering by relation, and can only be limited to partitions. So this module merges
+the small files of a range, in bounded memory, by one commit that removes and adds files without data change.
 """
 
 from __future__ import annotations
@@ -34,17 +33,15 @@ from pgcdc_assets.log.segment import (
 from pgcdc_assets.store import storage
 
 MERGE_BYTES = 32 << 20
-"""Uncompressed bytes that are merged at a time. This bounds the size of a segment, and memory."""
+"""Uncompressed bytes that are merged at a time. This bounds memory, and the size of a segment."""
 _SMALL_BYTES = 4 << 20
-"""Files with fewer uncompressed bytes are merged. A busy stream is written in larger files. Merging those would cost as
+"""Files with fewer uncompressed bytes are merged. A busy stream is written in larger files; merging these would cost as
 much as receiving the stream, and would save few file openings."""
 
 
 def compact(log: ChangeLog, span: LsnRange) -> int:
-    """Merge the small files of whole batches within a closed range. Returns how many files this saves.
-
-    Raises LogConflict, and changes nothing, if another compaction took the same files.
-    """
+    """Merge the small files of whole batches within a closed range. Returns by how many the number of files falls.
+    Raises LogConflict, and changes nothing, if another compaction took the same files."""
     inside = [s for s in log.all_segments() if s.first_batch_end > span.start and s.batch_end <= span.end]
     removed: list[Segment] = []
     added: list[FileReport] = []
@@ -59,8 +56,8 @@ def compact(log: ChangeLog, span: LsnRange) -> int:
 def forget(log: ChangeLog, upto: Lsn) -> int:
     """Cut the log off at ``upto``, a boundary that is inside no file's range. Returns how many files this removes.
 
-    The caller ensures that no consumer needs anything below ``upto``. The log's start moves in the same commit. The
-    next :func:`sweep_log` deletes the files themselves.
+    The caller ensures that no consumer needs anything below ``upto``. The same commit moves the log's start. The next
+    :func:`sweep_log` deletes the files.
     """
     segments = log.all_segments()
     if any(segment.first_batch_end <= upto < segment.batch_end for segment in segments):
@@ -72,16 +69,13 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
 
 
 def sweep_log(log: ChangeLog, grace: timedelta) -> int:
-    """Delete the files that are not in any version that was the newest within ``grace``. Returns how many.
-
-    Segments of long transactions are safe: they are written early, but moved into the folder only right before their
-    commit.
-    """
+    """Delete the files that are in no version that was the newest within ``grace``, and return their number. Segments
+    of long transactions are safe: they move into the folder only right before their commit."""
     return sweep(log.path, grace)
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Groups of neighbouring files that are worth merging. Each group has a bounded size in memory."""
+    """Groups of neighbouring files that are worth merging, each of a bounded size in memory."""
     ordered = sorted(segments, key=lambda segment: segment.batch_end)
     return neighbours(ordered, lambda segment: _uncompressed(segment.path), largest=_SMALL_BYTES, full=MERGE_BYTES)
 
@@ -92,8 +86,8 @@ def _uncompressed(path: Location) -> int:
 
 
 def _merged(folder: Location, group: Sequence[Segment]) -> list[FileReport]:
-    # Files are checked when read, so that damage does not become the content of a sound file. Commit facts are filled
-    # in, because the merged file has rows of several transactions, and tags hold for all rows of a file.
+    # Reading checks the files, so that damage does not become the content of a sound file. Commit facts are filled in,
+    # because the merged file has rows of several transactions, and tags hold for all rows of a file.
     table = pa.concat_tables(read_rows(segment.file) for segment in group).combine_chunks()
     is_note = pc.is_in(table["kind"], value_set=pa.array(NOTES))
     notes, rows = table.filter(is_note), table.filter(pc.invert(is_note))
@@ -110,8 +104,7 @@ def _merged(folder: Location, group: Sequence[Segment]) -> list[FileReport]:
 
 
 def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
-    """Splits rows like :func:`pgcdc_assets.log.segment.clustered`: each relation with a large share, and all other rows
-    together. ``rows`` is sorted by relation."""
+    """Splits rows that are sorted by relation, like :func:`pgcdc_assets.log.segment.clustered`."""
     relation_id = pc.fill_null(rows["relation_id"], -1).to_numpy()
     starts = np.flatnonzero(np.diff(relation_id, prepend=relation_id[:1] - 1))
     ends = np.append(starts[1:], len(relation_id))
@@ -127,8 +120,7 @@ def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
 def _replace(
     log: ChangeLog, removed: Sequence[Segment], added: Sequence[FileReport], positions: Mapping[str, int]
 ) -> None:
-    """Make one commit, on a version that still has all files to remove, because another process may have removed
-    some."""
+    """Make one commit on a version that has all files to remove. LogConflict if another process removed some."""
     storage.settle([log.path])
     passed(FaultPoint.LOG_FILES_REPLACING)
     for _ in range(ATTEMPTS):

@@ -1,5 +1,5 @@
-"""Turns what is received into batches: holds what is pending, decides when to cut a batch, writes it in a thread, and
-reports to the parent."""
+"""Turns what is received into batches: decides when to cut a batch, writes it in a thread, and reports to the
+parent."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName
 from pgcdc_assets.log.receive.wholetransactions import Taken
 
 _BUSY_SECONDS: Final = 0.3
-"""Seconds between status updates while nothing is read because the writing thread is behind. A server asks for a status
-at half of its timeout, and this request may be in the frames that are not read yet."""
+"""Seconds between status updates while reading pauses because the writing thread is busy. A server asks for a status at
+half of its timeout, and the request may be in the frames that are not read."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of size and time for what is held in memory or skipped before the log moves. Sizes are in bytes."""
+    """Limits of size (bytes) and time for what is held in memory, or skipped, before the log moves."""
 
     batch_bytes: int
     batch_seconds: float
     segment_bytes: int = SEGMENT_BYTES
     foreign_wal_bytes: int = 16 << 20
-    """The position moves past WAL that holds nothing for us each time this much has passed: one WAL segment file."""
+    """How much WAL that holds nothing for the log passes before the position moves: one WAL segment file."""
     run_seconds: float = 0.05
-    """A run that is not full waits this long for more frames, counted from its start."""
+    """How long after its start a run that is not full waits for more frames."""
     linger_seconds: float = 0.002
-    """A run that is not full waits this long for its next frame."""
+    """How long a run that is not full waits for its next frame."""
     status_seconds: float = 5.0
     """Seconds between status updates: a twelfth of the walsender's timeout, so that the walsender never has to ask."""
     relations_at_once: int = 500
-    """How many relations one catalog query asks for. This many take a busy server a second or two, and some
-    megabytes."""
+    """How many relations one catalog query asks for. This takes a busy server a second or two, and some megabytes."""
 
 
 class Batches:
@@ -63,7 +62,7 @@ class Batches:
         self.writing = WritingThread(self._land, confirm)
         self._flush_now = False
         self._cut_at = time.monotonic()
-        """When transactions were last cut. Initially the time when the connection began."""
+        """When transactions were last cut; at first, when the connection began."""
         self.planned = writer.position
         """The log's position once everything that was cut is durable."""
 
@@ -97,15 +96,13 @@ class Batches:
 
     @property
     def full(self) -> bool:
-        """Memory is full."""
+        """Whether memory is full."""
         return self._pending.in_memory >= self._limits.segment_bytes
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the pending transactions are cut; None if no transaction is pending.
-
-        The seconds count from the last cut. So a commit after a quiet time is cut at once, and there is at most one
-        batch per ``batch_seconds``, unless batches are full.
-        """
+        """Seconds until the pending transactions are cut; None if no transaction is pending. They count from the last
+        cut. So a commit after a quiet time is cut at once, and there is one batch per ``batch_seconds`` at most, unless
+        batches are full."""
         return None if self._pending.since is None else max(0.0, self._cut_at + self._limits.batch_seconds - now)
 
     def cut_if_due(self, now: float) -> None:
@@ -130,7 +127,7 @@ class Batches:
         self.planned = max(self.planned, end)
 
     def write_ahead(self) -> None:
-        """Memory is full: write segments of the batch, and spill the open transaction if it takes half of the
+        """Called when memory is full: write segments of the batch, and spill open transactions that take half of the
         memory."""
         pending, state = self._pending, self._intake.transaction
         if pending.closed_in_memory:
@@ -161,11 +158,8 @@ class Batches:
 
 
 class WritingThread:
-    """Does the jobs of a :class:`BatchWriter`, one at a time, so that memory is bounded even if the disk is slow.
-
-    ``landed`` takes each commit. ``waiting`` is called repeatedly during a wait for a job. Both are called in the
-    receiving thread.
-    """
+    """Does the jobs of a :class:`BatchWriter`, one at a time, so that memory is bounded even if the disk is slow. Calls
+    ``landed`` for each commit, and ``waiting`` repeatedly during a wait for a job, both in the receiving thread."""
 
     def __init__(self, landed: Callable[[Committed], None], waiting: Callable[[], None]) -> None:
         self._landed = landed
@@ -178,12 +172,12 @@ class WritingThread:
         return self._job is not None
 
     def submit(self, job: Callable[[], Committed | None]) -> None:
-        """Start a job as soon as the previous job is done."""
+        """Start a job once the previous job is done."""
         self.finish()
         self._job = self._thread.submit(job)
 
     def finish(self) -> None:
-        """Wait for the job, for any length of time. The server receives status updates during the wait."""
+        """Wait until the job is done. The server receives status updates during the wait."""
         while self.busy:
             self.collect(_BUSY_SECONDS)
             if self.busy:

@@ -71,7 +71,7 @@ class Blocks:
             yield self._content(xid, run.part(begin, end), subxid[begin:end])
 
     def _start(self, xid: int, run: FrameRun, index: int) -> StreamedTransaction | None:
-        """A block begins. Returns an earlier transaction of this xid, which is now void."""
+        """A block begins. Returns the earlier transaction of this xid, which is now void, if there is one."""
         message = decode_any(run.payload(index), run.lsn(index), parallel=False)
         if isinstance(message, BeginPrepare):
             self._overlays[xid] = Overlay(self._relations)
@@ -104,8 +104,8 @@ class Blocks:
         return Block(xid, overlay, BlockFrames(run, subxid), origin)
 
     def aborts(self, run: FrameRun) -> Ints:
-        """The frames of Stream Aborts of transactions that are in progress. PostgreSQL 18 also sends Stream Aborts of
-        transactions that it never sent."""
+        """The Stream Aborts of transactions in progress, by frame. PostgreSQL 18 also sends them for transactions never
+        sent."""
         found = run.at(MessageKind.STREAM_ABORT)
         if not len(found):
             return found
@@ -114,7 +114,7 @@ class Blocks:
         return found[known]
 
     def abort(self, message: StreamAbort) -> Dropped | None:
-        """A rollback of a transaction, or of a part of it."""
+        """A transaction, or a part of it, is rolled back."""
         gone = self.transactions.abort(message)
         if gone is None:
             return None

@@ -19,20 +19,20 @@ from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName
 from pgcdc_assets.store import storage
 
 _ALLOCATION = {
-    # One malloc arena, and freed pages returned to the system, for Python, libpq and Arrow. Measured with one
-    # transaction of 2,000,000 rows: a peak of 220 MB instead of 285 MB.
+    # One malloc arena, and freed pages returned to the system, for Python, libpq and Arrow. Measured with a transaction
+    # of 2,000,000 rows: a peak of 220 MB instead of 285 MB.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 STOP_SECONDS = 5.0
-"""Time for a stop. A stop ends after the current batch, which takes about a second. A process that needs longer is
-stuck, or its disk is slow. Killing it is safe at any point."""
+"""Time for a stop, which comes after the current batch and so takes about a second. After this time the process is
+stuck or its disk is slow; killing it is safe at any point."""
 
 
 class ReceiverProcess:
-    """Owns the receiver process. The receiver reads orders as lines on its stdin. The end of stdin means that this
-    process has died."""
+    """Owns the receiver process, which reads orders as lines on its stdin. The end of its stdin means that we have
+    died."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
@@ -45,11 +45,10 @@ class ReceiverProcess:
         self._stopped = False
 
     def start(self) -> None:
-        """Start it. Problems are reported by :meth:`events`. Raises LeaseLost if another process may have taken the
-        lake."""
+        """Start the process. :meth:`events` reports problems. LeaseLost if another process may have taken the lake."""
         leader = ChangeLog(self._layout).leader
-        # This check proves that ``leader`` was read while we held the lake. If we are suspended, and another process
-        # takes the lake, the log will have a newer leader, and refuse our receiver.
+        # This proves that we held the lake when we read ``leader``. If we are suspended and another process takes the
+        # lake, the log gets a newer leader, and refuses our receiver.
         storage.assure(self._layout.root)
         # In its own session, so that a terminal's interrupt reaches only us. We then stop the receiver at a boundary.
         self._child = subprocess.Popen(
@@ -87,7 +86,7 @@ class ReceiverProcess:
         self._order(OrderName.REPORT_APPLY, lsn)
 
     def stop(self) -> None:
-        """Stop it at a boundary, and wait until it has ended. Its last events can still be read."""
+        """Stop the process at a boundary, and wait until it has ended. Its last events can still be read."""
         self._stopped = True
         self._order(OrderName.STOP)
         self.join(STOP_SECONDS)
@@ -97,7 +96,7 @@ class ReceiverProcess:
         self.join(0)
 
     def join(self, seconds: float) -> None:
-        """Wait for its end. Kill it if it takes longer than ``seconds``."""
+        """Wait until the process ends. Kill it after ``seconds``."""
         if self._child is None:
             return
         try:
@@ -120,11 +119,8 @@ class ReceiverProcess:
                 return
 
     def events(self, timeout: float) -> list[Event]:
-        """The events since the last call. Waits for a first event up to ``timeout`` seconds.
-
-        Once all events are returned, raises the receiver's error. Raises ReceiverDied if the receiver ended without an
-        error and without being asked to.
-        """
+        """The events since the last call. Waits up to ``timeout`` seconds for a first event. After the last event
+        raises the receiver's error, or ReceiverDied if the receiver ended without an error and unasked."""
         self.wait(timeout)
         taken: list[Event] = []
         while True:

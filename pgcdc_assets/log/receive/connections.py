@@ -35,15 +35,14 @@ from pgcdc_assets.source.stream.subscribe import Subscription, begin, check_iden
 logger = logging.getLogger(__name__)
 
 _MOST_SECONDS: Final = 3600.0
-"""The longest time for which whole transactions are requested after a server error. The time doubles with each error,
-because at each new attempt the server reads all open transactions again."""
+"""The longest time for whole transactions after a server error. The time doubles with each error, because each new
+attempt makes the server read all open transactions again."""
 _OVER_BY: Final = {
     OrderName.MARK: (),
     OrderName.UNTIL: (OrderName.UNTIL, OrderName.FOLLOW),
     OrderName.FOLLOW: (OrderName.UNTIL, OrderName.FOLLOW),
 }
-"""For each order: the names of earlier orders that it cancels. An order that is not listed replaces an earlier order of
-the same name."""
+"""For each order, the earlier orders that it cancels. Any other order replaces an earlier order of the same name."""
 
 
 class Receiving:
@@ -69,7 +68,7 @@ class Receiving:
             passed(FaultPoint.STREAM_RESTARTED)
 
     def _connection(self) -> bool:
-        """Receive over one connection. Returns whether to continue with another connection."""
+        """Receive over one connection. Returns whether another connection must follow."""
         settings = self._settings
         layout = Layout.of(settings.lake)
         log = ChangeLog(layout).open()
@@ -84,7 +83,7 @@ class Receiving:
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             resend_check = ResendCheck.of(log, confirmed, origins=wanted.origins)
             if resend_check is not None:
-                # What comes again is compared with the log as whole transactions, up to just past the log's end.
+                # Transactions that come again are compared whole with the log, up to just past the log's end.
                 self._fallback.until(Lsn(resend_check.end + 1))
             whole = self._fallback.whole
             options = PluginOptions.of(
@@ -98,7 +97,7 @@ class Receiving:
                 relations = Relations()
                 writer = BatchWriter(log.path, identity, source.timeline, relations, settings.leader)
                 if source.timeline != timeline:
-                    # The fork of the timelines has been checked. Everything received from now on is past the fork.
+                    # Everything received from here is past the fork of the timelines, which has been checked.
                     writer.advance(position)
                 folder = PreparedFolder(log.path)
                 if not settings.two_phase:
@@ -170,10 +169,10 @@ class Orders:
         self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
         self._buffer = b""
         self.ended = False
-        """Whether the pipe has ended, because the other side is gone."""
+        """Whether the other side of the pipe is gone."""
 
     def first_line(self) -> bytes:
-        """The first line; waits for it."""
+        """Wait for the first line."""
         while b"\n" not in self._buffer and not self.ended:
             self._read()
         line, _, self._buffer = self._buffer.partition(b"\n")
@@ -194,18 +193,15 @@ class Orders:
 class Fallback:
     """Decides whether a connection asks for transactions in progress, or only for whole transactions.
 
-    Whole transactions are always right, but streamed transactions are not, in three cases:
+    Whole transactions are always right. Streamed transactions are not, in three cases:
 
-    - All versions of PostgreSQL from 14 to 18 fail to decode some transactions while they are in progress ("could not
-      map filenode", after a TRUNCATE that was rolled back to a savepoint). They fail again at each connect, but succeed
-      after the commit of the transaction.
-    - For a logical message in a streamed transaction, PostgreSQL does not say whether the message was rolled back with
-      a savepoint.
-    - For a streamed transaction that begins with a change of the catalog, PostgreSQL does not say whether it has an
-      origin.
+    - PostgreSQL 14 to 18 fails to decode some transactions in progress ("could not map filenode", after a TRUNCATE that
+      was rolled back to a savepoint). It fails again at each connect, but succeeds after the transaction's commit.
+    - For a logical message, PostgreSQL does not say whether it was rolled back with a savepoint.
+    - For a transaction that begins with a catalog change, PostgreSQL does not say whether it has an origin.
 
-    ``streaming``: whether the settings allow streaming. ``seconds``: how long whole transactions are requested after
-    the server's first error.
+    ``streaming``: whether the settings allow streaming. ``seconds``: for how long whole transactions are requested
+    after the server's first error.
     """
 
     def __init__(self, streaming: bool, seconds: float = FALLBACK_SECONDS) -> None:
@@ -232,8 +228,8 @@ class Fallback:
         return seconds
 
     def over(self, boundary: Lsn) -> bool:
-        """Whether a connection that streams may replace a connection that asked for whole transactions. Everything that
-        commits below ``boundary`` has been sent."""
+        """Whether a connection that streams may replace the connection that asked for whole transactions. Everything
+        that commits below ``boundary`` has been sent."""
         if boundary >= self._until:
             self._until = ZERO
         return not self.whole

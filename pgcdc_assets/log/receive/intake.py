@@ -1,8 +1,7 @@
 """Decides what a run of frames means for the positions: which part of it the log takes, and where the boundaries are.
 No I/O.
 
-Like any other transaction, a transaction in progress belongs at the place of its commit: the place of its Stream
-Commit. Its blocks move no position.
+A transaction in progress belongs at the place of its commit, the Stream Commit. Its blocks move no position.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class StreamCommitted:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A transaction is prepared. Its content must be kept, durably, until the transaction ends."""
+    """A transaction is prepared. Its content must be kept on disk until the transaction ends."""
 
     transaction: PreparedTransaction
 
@@ -84,7 +83,7 @@ class PreparedCommitted:
 
 @dataclass(frozen=True)
 class PreparedDropped:
-    """A prepared transaction was rolled back, or the log holds it."""
+    """A prepared transaction was rolled back, or is already in the log."""
 
     key: PreparedKey
 
@@ -93,8 +92,8 @@ Part = Taken | Block | Dropped | StreamCommitted | Prepared | PreparedCommitted 
 
 
 class StreamUnsure(Exception):
-    """A transaction in progress has committed, and its blocks do not show which of its messages count, or whether it
-    has an origin. If it is sent as a whole, it does. So the stream must restart with version 1, until ``end_lsn`` is
+    """The blocks of a committed transaction do not show which of its messages count, or whether it has an origin. Sent
+    whole, the transaction shows both. So the stream must restart with protocol version 1 until ``end_lsn`` is
     passed."""
 
     def __init__(self, end_lsn: Lsn) -> None:
@@ -103,7 +102,7 @@ class StreamUnsure(Exception):
 
 
 class Intake:
-    """Keeps the state of the stream: its positions, open transactions, and the relations in force."""
+    """The state of the stream: its positions, open transactions, and the relations in force."""
 
     def __init__(
         self, describe: Describe, relations: Relations, transform_lsn: Lsn, resend_check: ResendCheck | None = None,
@@ -144,10 +143,8 @@ class Intake:
         self.positions.passed(wal_end)
 
     def take(self, run: FrameRun, *, parallel: bool = False) -> Iterator[Part]:
-        """Take in the frames between ``transform_lsn`` and the goal, in order. Once the goal is reached, takes none.
-
-        ``parallel``: whether streaming is parallel. Raises ProtocolError, and :class:`StreamUnsure`.
-        """
+        """Take in the frames between ``transform_lsn`` and the goal, in order; no frames once the goal is reached.
+        ``parallel``: whether streaming is parallel. Raises ProtocolError and :class:`StreamUnsure`."""
         self.sequence += len(run)
         found = located(run, self._place, parallel=parallel)
         self._place = found.after
@@ -206,16 +203,16 @@ class Intake:
         return StreamCommitted(message.xid, _facts(message, transaction.aborted, schema_ids), commit_frame(run, index))
 
     def _be_sure(self, came: StreamedTransaction, end_lsn: Lsn) -> None:
-        """Raises StreamUnsure if the blocks do not show which messages were committed, or whether the transaction has
-        an origin."""
+        """Raises StreamUnsure if the blocks do not show which messages count, or whether the transaction has an
+        origin."""
         if came.ambiguous or (not came.origin_known and self._origins()):
             raise StreamUnsure(end_lsn)
 
     # Two-phase: content comes at PREPARE, and belongs where COMMIT PREPARED says ----------------------
 
     def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
-        """A transaction is prepared. If it is already known (the server sends it again until its PREPARE is confirmed),
-        what came now is dropped."""
+        """A transaction is prepared. Its content is dropped if the transaction is known: the server sends it again
+        until its PREPARE is confirmed."""
         known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
         overlay.pass_on()
@@ -234,8 +231,8 @@ class Intake:
     def _commit_prepared(
         self, message: CommitPrepared, run: FrameRun, index: int
     ) -> PreparedCommitted | PreparedDropped | None:
-        """A prepared transaction commits. If the commit is past the goal, the transaction stays prepared, and its end
-        comes again."""
+        """A prepared transaction commits. If that is past the goal, it stays prepared, and its Commit Prepared comes
+        again."""
         known = self._known(run.lsn(index))
         transaction, held = known.named(message), self.positions.holds(message.commit_lsn)
         self.positions.passed(message.commit_lsn)

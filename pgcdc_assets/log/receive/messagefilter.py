@@ -1,8 +1,6 @@
-"""Decides which frames the settings ask for: logical messages by their prefix, and transactions by their origin.
-
-All other frames are dropped first, before any other code sees them. A transaction whose frames were all dropped is then
-empty: it leaves no row, and its end only moves the position.
-"""
+"""Decides which frames the settings ask for: logical messages by their prefix, transactions by their origin. Other
+frames are dropped first, before any other code sees them. A transaction without any frame left is like an empty
+transaction: it has no row, and its end only moves the position."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from pgcdc_assets.log.transactions import OpenTransaction
 from pgcdc_assets.protocol.layouts import MessageKind
 
 _PREFIX_AT = HEADER + 1 + 1 + 8
-"""Where the prefix of a logical message begins: after its kind, its flags and its LSN. A zero byte ends the prefix."""
+"""Where a logical message's prefix begins: after its kind, flags and LSN. A zero byte ends the prefix."""
 
 
 @dataclass
@@ -30,7 +28,7 @@ class MessageFilter:
 
     messages: Sequence[str] = ()
     origins: bool = True
-    """Whether transactions that the source itself received by replication are taken."""
+    """Whether to take transactions that the source itself received by replication."""
     encoding: Encoding = UTF8
     """The encoding of the stream's texts."""
     _chosen: dict[bytes, bool] = field(default_factory=dict)
@@ -47,8 +45,7 @@ class MessageFilter:
         return run.without(gone) if gone.any() else run
 
     def unwanted(self, run: FrameRun, *, foreign: bool) -> Bools:
-        """Which frames of a transaction in progress are not asked for. ``foreign``: whether the transaction names an
-        origin."""
+        """Which frames of a transaction in progress are not asked for. ``foreign``: whether it names an origin."""
         gone = self._unwanted_messages(run)
         if foreign and not self.origins:
             gone |= IS_CHANGE[run.kinds]
@@ -79,17 +76,15 @@ class MessageFilter:
 
 
 def within_transactions(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:
-    """Which frames are inside a transaction: from its Begin up to, but not including, its Commit."""
+    """Which frames are inside a transaction, from its Begin to the frame before its Commit."""
     begun, ended = np.cumsum(run.kinds == MessageKind.BEGIN), np.cumsum(run.kinds == MessageKind.COMMIT)
     inside: NDArray[np.bool_] = begun - ended + (before is not None) == 1
     return inside
 
 
 def of_origin(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:
-    """Which frames belong to transactions that name an origin, and come after the transaction's Origin message.
-
-    An Origin message comes directly after Begin, before all changes.
-    """
+    """Which frames belong to transactions that name an origin, and come after the Origin message. An Origin message
+    comes directly after Begin, before all changes."""
     number: Ints = np.cumsum(run.kinds == MessageKind.BEGIN)
     named: Ints = number[run.at(MessageKind.ORIGIN)]
     if before is not None and before.origin is not None:

@@ -1,7 +1,7 @@
 """The messages between the receiver process and its parent: JSON, one object per line.
 
-The parent writes the settings first (never as arguments, because they contain secrets), then orders. The end of these
-lines means that the parent is gone. The receiver writes events. If an error ends it, the error is its last line.
+The parent writes the settings (never as arguments, because they contain secrets), then orders. The receiver writes
+events, and as its last line the error if an error ends it. The end of the parent's lines means that the parent is gone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReceiverSettings:
     batch_seconds: float
     drain_bytes: int = LEAST_BYTES
     highest: Lsn = ZERO
-    """The highest position of any table in the lake. A source whose position is below this is a different source."""
+    """The highest position of any table in the lake. A source whose position is lower is a different source."""
     messages: tuple[str, ...] = ()
     """Patterns for the prefixes of the logical messages to receive."""
     origin: str = Origins.ANY
@@ -41,7 +41,7 @@ class ReceiverSettings:
     two_phase: bool = False
     """Whether the slot sends transactions at their PREPARE."""
     segment_bytes: int = SEGMENT_BYTES
-    """Bytes of frames in memory before they are written. At most twice this is held (one segment being written, one
+    """Bytes of frames in memory before they are written. At most twice as many are held (one segment being written, one
     filling), which stays well below 300 MB with the libraries' own memory."""
     fallback_seconds: float = FALLBACK_SECONDS
     """How long transactions are received whole after the server could not decode a transaction in progress."""
@@ -91,7 +91,7 @@ class EventName(StrEnum):
     BATCH = "batch"
     """A batch that ends at ``lsn`` is durable and confirmed."""
     POSITION = "position"
-    """The log moved to ``lsn``, past WAL that holds nothing for us."""
+    """The log moved to ``lsn``, past WAL that holds nothing for it."""
     COMPLETE = "complete"
     """The log has reached the mark ``lsn``: every transaction that commits below ``lsn`` is durable."""
     ARRIVED = "arrived"
@@ -100,7 +100,7 @@ class EventName(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """An event of the receiver. The counts are the counts of a batch."""
+    """An event of the receiver, with the counts of a batch."""
 
     name: EventName
     lsn: Lsn

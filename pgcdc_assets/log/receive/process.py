@@ -1,8 +1,6 @@
-"""The receiver as a process: ``python -m pgcdc_assets.log.receive.process``.
-
-It reads settings and orders from stdin, and writes events to stdout. :mod:`pgcdc_assets.log.receive.messages` defines
-them. The end of stdin means that the parent died: the process then stops at a boundary.
-"""
+"""The receiver as a process: ``python -m pgcdc_assets.log.receive.process``. It reads settings and orders from stdin,
+and writes events to stdout (:mod:`pgcdc_assets.log.receive.messages`). When stdin ends, the parent has died, and the
+process stops at a boundary."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _ALONE_SECONDS = 1.0
 """How long the process may live without its parent: a command must end within ten seconds, and the parent may have used
 nine of them."""
 _COLLECT_AFTER = 200_000
-"""New objects between two collections of cycles. A run of frames makes 8,192 objects, and frees them again."""
+"""New objects between two collections of cycles. A run of frames makes 8,192 objects, and frees them."""
 
 
 def _write_line(line: bytes) -> None:
@@ -41,7 +39,7 @@ def _write_event(event: Event) -> None:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """Exit shortly after the parent if the process has not ended at a boundary: it may be waiting for a dead server."""
+    """Exit soon after the parent if the process does not end at a boundary: it may be waiting for a dead server."""
     poll = select.poll()
     poll.register(descriptor, 0)
     while not poll.poll():
@@ -57,8 +55,7 @@ def main() -> int:
     line = orders.first_line()
     if not line:
         return 1
-    # Every frame is a new object that the cycle collector would check. That would take a fifth of the time, for
-    # nothing.
+    # Every frame is a new object. To check them all would take the cycle collector a fifth of the time, for nothing.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     settings = ReceiverSettings.from_line(line)

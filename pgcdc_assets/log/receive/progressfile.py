@@ -1,8 +1,6 @@
-"""Announces transactions in progress to other processes, in a file of the lake that the receiver keeps locked.
-
-Only the receiver knows these transactions. The kernel releases the lock when the receiver's process ends in any way, so
-the announcement of a dead receiver is never read. The file is locked only while there are such transactions.
-"""
+"""Announces transactions in progress to other processes, in a file of the lake. The receiver keeps the file locked
+while there are such transactions, which only the receiver knows. The kernel releases the lock when the receiver's
+process ends in any way, so the announcement of a dead receiver is never read."""
 
 from __future__ import annotations
 
@@ -22,11 +20,10 @@ from pgcdc_assets.store import lease
 from pgcdc_assets.store.base import Lease
 
 ANNOUNCE_SECONDS: Final = 1.0
-"""Seconds between two announcements. The received bytes grow all the time, and only people read them."""
+"""Seconds between two announcements. Only people read the received bytes, which grow all the time."""
 _READS: Final = 20
 _PAUSE_SECONDS: Final = 0.01
-"""The pause between two reads. The writer replaces a text within microseconds, unless the machine suspends the process
-in between."""
+"""The pause between two reads. A writer replaces the text within microseconds, unless the machine suspends it."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,12 @@ class Announcement:
         return max(timedelta(0), datetime.now(UTC) - self.since)
 
     def to_line(self) -> str:
-        """The announcement as one line. A text without its newline is still being written."""
+        """The announcement as one line. A text without its newline is not complete."""
         return json.dumps({**vars(self), "since": self.since.isoformat()}) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> Self | None:
-        """The announcement in a line; None if the line is not whole, or was written by another version."""
+        """The announcement in a line; None if the line is not complete, or was written by another version."""
         if not line.endswith("\n"):
             return None
         try:
@@ -83,7 +80,7 @@ class Announcer:
         self._due = 0.0
 
     def announce(self, open_: TransactionsInProgress) -> None:
-        """Announce them, at most once a second. Withdraw the last announcement as soon as nothing is in progress."""
+        """Announce the transactions, at most once a second. Withdraw the announcement once nothing is in progress."""
         if not len(open_):
             self.close()
         elif time.monotonic() >= self._due:
@@ -110,7 +107,7 @@ class Announcer:
 
 
 def announced(layout: Layout) -> Announcement | None:
-    """What the running receiver of a lake announces. None if no receiver runs, or if it has no transaction in
+    """The announcement of a lake's running receiver. None if no receiver runs, or if it has no transaction in
     progress."""
     for _ in range(_READS):
         text = lease.text_of_holder(layout.in_progress)

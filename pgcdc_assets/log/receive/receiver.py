@@ -1,9 +1,8 @@
 """The receive loop: turns frames from the slot into durable batches.
 
-One thread receives and decides. Another thread writes: Parquet, fsync and commit release the interpreter lock for most
-of their time. Frames are read from the connection many at a time, and are processed with numpy, a whole run of frames
-at once. The writing thread has at most one job while the next segment fills, so memory is bounded for transactions of
-any size.
+One thread receives and decides, with numpy over a whole run of frames at once. Another thread writes: Parquet, fsync
+and commit release the interpreter lock most of the time. The writing thread has at most one job while the next segment
+fills, so memory is bounded for transactions of any size.
 """
 
 from __future__ import annotations
@@ -35,23 +34,22 @@ from pgcdc_assets.source.slot.positions import SourceClock
 from pgcdc_assets.source.stream.subscribe import FrameStream
 
 _RUN_BYTES = 1 << 20
-"""Bytes of frames that are indexed together: enough to make the cost of numpy's calls per frame negligible."""
+"""Bytes of frames that are indexed together: enough to make numpy's cost per call negligible."""
 _GATHER_SECONDS = 0.0003
 """How long frames are gathered before they are read. The walsender sends message by message, and waking up for each
-message would cost more than reading it. The time is short enough that a Unix socket's buffer, some 300 small messages,
-does not fill up."""
+message would cost more than reading it. In this time a Unix socket's buffer, some 300 small messages, does not fill."""
 _IDLE_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
-"""Seconds between status updates while positions move, so that pg_stat_replication never shows older positions."""
+"""Seconds between status updates while positions move, so that pg_stat_replication shows no older positions."""
 _REST_SECONDS = 1.0
 """Seconds between two catalog queries, of up to half a second each, while another session has a table locked."""
 _ASK_SECONDS = 0.1
-"""Seconds between requests for a keepalive, while a goal or mark is ahead and nothing comes."""
+"""Seconds between requests for a keepalive while a goal or mark is ahead and nothing comes."""
 
 
 class Receiver:
-    """Receives over one connection. ``run`` returns at the goal, at a boundary after ``stop``, or as soon as ``leave``
-    is true for a boundary."""
+    """Receives over one connection. ``run`` returns at the goal, at a boundary after ``stop``, or at a boundary for
+    which ``leave`` is true."""
 
     def __init__(
         self,
@@ -93,7 +91,7 @@ class Receiver:
         self._stopping = False
         self._arrived = False
         self.left = False
-        """Whether it ended because ``leave`` asked for another connection."""
+        """Whether the run ended because ``leave`` asked for another connection."""
         self._status_at = self._asked_at = 0.0
         self._silence = Silence(patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True))
         self._reported.durable(writer.position)
@@ -112,14 +110,12 @@ class Receiver:
 
     def mark(self, lsn: Lsn) -> None:
         """Record the log up to ``lsn`` once everything that commits below it has come, report this, and continue.
-
         ``lsn`` must be a boundary, like a slot's consistent point, and never inside a commit record. A run does not
-        reach a mark above its goal.
-        """
+        reach a mark above its goal."""
         self._marks.append(lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
-        """Every mirror has reached ``lsn``."""
+        """Report to the source that every mirror has reached ``lsn``."""
         self._reported.applied(lsn)
 
     def stop(self) -> None:
@@ -143,7 +139,7 @@ class Receiver:
         finally:
             self._writing.close()
             with suppress(OSError):
-                # Open transactions come again. Without this, a disk that is full of them would stay full.
+                # Open transactions come again. If their segments stayed, a disk that is full of them would stay full.
                 self._writer.drop_spill()
 
     def _receive(self) -> bool:
@@ -174,7 +170,7 @@ class Receiver:
         return False
 
     def _quiet_seconds(self) -> float:
-        """How long to wait for the next frame before doing other work: at most until a cut is due."""
+        """How long to wait for the next frame: at most until a cut is due."""
         if self._writing.busy:
             return self._limits.linger_seconds
         due_in = self._batches.due_in(time.monotonic())
@@ -208,8 +204,7 @@ class Receiver:
         if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
             self._arrived = True
         if message.reply_requested:
-            # Answer at once with what is durable, and make the rest durable, because otherwise a source that shuts down
-            # would wait forever.
+            # Answer at once, and make the rest durable: a source that shuts down would otherwise wait forever.
             self._batches.flush()
             self._send_status()
 
@@ -236,8 +231,8 @@ class Receiver:
         return self._stopping or self._arrived
 
     def _rest(self) -> None:
-        """A lock of another session blocks the catalog query. Until it can be asked again, no frame is read, but all
-        other work continues."""
+        """Wait while another session's lock blocks the catalog query. No frame is read, but all other work
+        continues."""
         end = time.monotonic() + _REST_SECONDS
         while time.monotonic() < end:
             self._round(idle=False)
@@ -260,7 +255,7 @@ class Receiver:
     # Ends and marks ---------------------------------------------------------------------------------
 
     def _reach_marks(self) -> None:
-        """Move the boundary to each mark below which everything that commits has come, and record the log there at
+        """For each mark below which everything that commits has come: move the boundary there, and record the log at
         once."""
         for mark in self._marks:
             # Frames past the goal were seen, but not taken.
@@ -286,7 +281,7 @@ class Receiver:
         self._stream.end_stream()
 
     def _send_due_status(self) -> None:
-        """Send a status if it is due. For steps of work that may take longer than the server waits for a status."""
+        """Send a status if it is due. For work that may take longer than the server waits for a status."""
         if time.monotonic() - self._status_at > self._limits.status_seconds:
             self._send_status()
 

@@ -28,15 +28,15 @@ class WaitEnded(Exception):
 
 
 class CatalogFacts:
-    """Asks for ``at_once`` relations in one query. ``between`` is called after each query: a transaction may touch
-    thousands of tables, and the server must receive status updates during this time."""
+    """Reads the facts of ``at_once`` relations per query, and calls ``between`` after each query: a transaction may
+    touch thousands of tables, and the server must receive status updates in this time."""
 
     def __init__(
         self, conn: psycopg.Connection[Any], publications: Sequence[str], at_once: int, between: Callable[[], None],
         rest: Callable[[], None],
     ) -> None:  # fmt: skip
-        """``rest`` is called before each new attempt, while another session holds or waits for a lock on a table with a
-        row filter. It may raise :class:`WaitEnded`."""
+        """``rest`` is called before each new attempt while another session holds, or waits for, a lock on a table with
+        a row filter. It may raise :class:`WaitEnded`."""
         self._conn = conn
         self._publications = publications
         self._at_once = at_once
@@ -47,8 +47,7 @@ class CatalogFacts:
         asked = sorted({described(relation) for relation in relations}, key=lambda one: one[0])
         found: Described = {}
         while asked:
-            # A relation that comes twice, with different columns, needs two rounds, because a round takes each OID
-            # once.
+            # A round takes each OID once, so a relation that comes twice, with different columns, needs two rounds.
             together = dict(asked[: self._at_once])
             answers = self._answers(together)
             found |= {(oid, types): answers[oid] for oid, types in together.items()}
@@ -57,8 +56,8 @@ class CatalogFacts:
         return found
 
     def _answers(self, together: Mapping[int, Iterable[int]]) -> dict[int, RelationFacts]:
-        """Asks until no lock is in the way. Between two attempts we do not wait in the lock's queue, because other
-        sessions that want the table would have to wait behind us."""
+        """Tries until no lock is in the way. Between two attempts we leave the lock's queue, because other sessions
+        that want the table would have to wait behind us."""
         logged_at = time.monotonic()
         while True:
             with suppress(CopyBlocked):
@@ -76,7 +75,7 @@ def knows_origins(conn: psycopg.Connection[Any]) -> bool:
 
 
 def described(relation: Relation) -> RelationKey:
-    """The key of a relation's facts."""
+    """The key of the facts of a relation."""
     return relation.relation_id, frozenset(column.type_oid for column in relation.columns)
 
 

@@ -1,9 +1,8 @@
 """Checks that what the server sends again matches what the lake holds.
 
-A slot can be behind the log, if its confirmation was lost in a crash. Then the server can send the log's newest
-transaction again. If another transaction is at that LSN, or none, the log was received from other WAL: the source was
-restored to an earlier state, and has continued past the log's end on the same timeline. Positions alone do not show
-this.
+A slot can be behind the log if its confirmation was lost in a crash. The server then can send the log's newest
+transaction again. If another transaction or none is at that LSN, the log was received from other WAL: the source was
+restored to an earlier state, and has passed the log's end again on the same timeline. Positions alone do not show this.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _OF_TABLES = {chr(kind) for kind in TABLE_CHANGES}
 
 @dataclass
 class ResendCheck:
-    """The range of WAL in which the source can have only one transaction: the log's newest."""
+    """The range of WAL in which the source can have only one transaction: the log's newest transaction."""
 
     start: Lsn
-    """``commit_lsn`` of that transaction. The slot's position if no transaction is expected."""
+    """``commit_lsn`` of that transaction, or the slot's position if no transaction is expected."""
     end: Lsn
     """The position of the log."""
     newest: int | None
@@ -43,8 +42,8 @@ class ResendCheck:
 
     @classmethod
     def of(cls, log: ChangeLog, confirmed: Lsn | None, *, origins: bool = True) -> Self | None:
-        """The check for a slot at ``confirmed``; None if the slot is not behind the log. ``origins``:
-        whether transactions with an origin are asked for."""
+        """The check for a slot at ``confirmed``; None if the slot is not behind the log. ``origins``: whether
+        transactions with an origin are asked for."""
         end = log.position()
         if confirmed is None or confirmed >= end:
             return None
@@ -56,22 +55,22 @@ class ResendCheck:
         return cls(newest, end, batches[-1].last_xid, came=not _comes_again(log, newest, origins=origins))
 
     def above(self, floor: Lsn) -> Self | None:
-        """The rest of the check for a slot at ``floor``: the process that held the slot before us may have confirmed
-        more."""
+        """The rest of the check for a slot at ``floor``. The earlier holder of the slot may have confirmed up to
+        there."""
         if floor <= self.start:
             return self
         return replace(self, start=floor, newest=None) if floor < self.end else None
 
     def compare(self, run: FrameRun, before: OpenTransaction | None) -> None:
-        """Check frames as they come. ``before`` is the transaction that was open before them. Raises LogAhead if they
-        contain another transaction in the resend_check."""
+        """Check frames as they come. ``before`` is the transaction that is open before them. Raises LogAhead if they
+        contain another transaction in the range."""
         found = run.brackets
         finals: Ints = np.concatenate(([before.final_lsn if before else -1], found.final_lsn))
         if self.newest is not None and not self.came:
             self.came = self.start in finals
             if self.came and self.newest not in found.xid[found.final_lsn == self.start]:
                 self._fail(self.start)
-        # Ignore empty transactions (PostgreSQL 14), because the publications may have changed. Ignore logical messages
+        # Not counted: empty transactions (PostgreSQL 14), because the publications may have changed; logical messages
         # and transactions with an origin, because the settings may not have asked for them before.
         changes = IS_TABLE_CHANGE[run.kinds] & within_transactions(run, before) & ~of_origin(run, before)
         commit_lsn = finals[np.cumsum(run.kinds == MessageKind.BEGIN)]
@@ -81,8 +80,7 @@ class ResendCheck:
             self._fail(int(commit_lsn[others[0]]))
 
     def committed(self, commit_lsn: Lsn, xid: int, prepared: PreparedTransaction | None) -> None:
-        """Check a prepared transaction that commits at ``commit_lsn``, because it may be the log's newest transaction.
-        Raises LogAhead."""
+        """Check a prepared transaction that commits at ``commit_lsn``: it may be the log's newest. Raises LogAhead."""
         if self.newest is not None and commit_lsn == self.start:
             self.came = True
             if xid != self.newest:
@@ -91,8 +89,8 @@ class ResendCheck:
             self._fail(commit_lsn)
 
     def newest_passed(self) -> None:
-        """The server has sent everything that commits below the log's end. Raises LogAhead if the log's newest
-        transaction did not come."""
+        """The server has sent everything below the log's end. Raises LogAhead if the log's newest transaction did not
+        come."""
         if self.newest is not None and not self.came:
             self._fail(self.start)
 

@@ -28,17 +28,16 @@ class StreamPositions:
     boundary: Lsn = ZERO
     """The last transaction boundary that was received: everything that ends at or below it is taken."""
     seen: Lsn = ZERO
-    """All transactions that commit below it have been received. It does not have to be a boundary."""
+    """All transactions that commit below this LSN have been received. It need not be a boundary."""
     goal: Endpos | None = None
     arrived: bool = False
-    """Whether the goal was reached. The frames past the goal are not taken."""
+    """Whether the goal was reached. Frames past the goal are not taken."""
 
     def __post_init__(self) -> None:
         self.boundary = self.transform_lsn
 
     def holds(self, commit_lsn: int) -> bool:
-        """Whether the log has the transaction that commits at ``commit_lsn``. This comparison is enough, because no
-        boundary is inside a commit record."""
+        """Whether the log has the transaction that commits at ``commit_lsn``. No boundary is inside a commit record."""
         return commit_lsn < self.transform_lsn
 
     def reached(self, lsn: int) -> None:
@@ -48,7 +47,7 @@ class StreamPositions:
         self.seen = max(self.seen, Lsn(lsn))
 
     def is_beyond(self, lsn: Lsn, end_lsn: Lsn) -> bool:
-        """Whether a record is past the goal. If so, the goal is reached. ``lsn`` is the start of the record, a
+        """Whether a record is past the goal; the goal is then reached. ``lsn`` is the record's start, which is a
         boundary."""
         if self.goal is None or not (self.goal.arrived_at_begin(lsn) or not self.goal.allows(end_lsn)):
             return False
@@ -81,11 +80,11 @@ class WholeTransactions:
         self._relations = relations
         self._wanted = wanted
         self.resend_check = resend_check
-        """The WAL in which the log may already hold what comes; None once it is passed."""
+        """The check of WAL that the log may already hold; None once that WAL is passed."""
         self.open: OpenTransaction | None = None
 
     def take(self, run: FrameRun) -> Taken:
-        """Take in frames that are outside of blocks, and do not end a transaction that came in blocks. Raises
+        """Take in frames that are outside of blocks and do not end a transaction that came in blocks. Raises
         LogAhead."""
         before = self.open
         run = self._wanted.kept(run, before)
@@ -112,8 +111,8 @@ class WholeTransactions:
             self.resend_check = None
 
     def _control(self, run: FrameRun) -> dict[int, Lsn]:
-        """Put Relation and Type messages in force, also in skipped transactions, because they come only once per
-        connection. Returns the LSNs of the non-transactional messages, by frame."""
+        """Put Relation and Type messages in force, also in skipped transactions, because they come once per connection.
+        Returns the LSNs of the non-transactional messages, by frame."""
         standalone: dict[int, Lsn] = {}
         messages = {index: run.message(index) for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist()}
         late = self._relations.undescribed(changed_relations(run)) if self._relations.any_undescribed else []
@@ -132,11 +131,8 @@ class WholeTransactions:
         return standalone
 
     def _first_new(self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]) -> int:
-        """The frame with which the log continues: the first frame of a transaction that the log does not hold yet.
-
-        The log holds a transaction exactly if ``commit_lsn < transform_lsn``, because no boundary is inside a commit
-        record.
-        """
+        """The first frame of a transaction that the log does not hold. The log holds a transaction exactly if
+        ``commit_lsn < transform_lsn``, because no boundary is inside a commit record."""
         if before is not None and before.final_lsn >= self._positions.transform_lsn:
             return 0
         new = run.brackets.begins[run.brackets.final_lsn >= self._positions.transform_lsn]
@@ -154,7 +150,7 @@ class WholeTransactions:
         begins = run.brackets.begins
         beyond = begins[run.brackets.final_lsn >= self._positions.goal.lsn][:1].tolist()
         for index in run.brackets.commits[run.brackets.end_lsn > self._positions.goal.lsn][:1].tolist():
-            # This transaction ends past the goal, but its commit record begins below: endpos is inside the commit
+            # This transaction ends past the goal, but its commit record begins below it: endpos is inside the commit
             # record. Its commit_lsn is the boundary, and nothing of the transaction is taken.
             own = begins[begins < index]
             beyond.append(int(own[-1]) if len(own) else 0)
@@ -166,8 +162,8 @@ class WholeTransactions:
         return end, True
 
     def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
-        """The commit record of the first transaction that is not taken starts at a boundary. Move there, if this is not
-        past the goal."""
+        """Move to the boundary where the commit record of the first transaction not taken starts, if the goal allows
+        it."""
         if run.kinds[index] == MessageKind.BEGIN:
             final = int(run.brackets.final_lsn[np.searchsorted(run.brackets.begins, index)])
         elif before is not None:
