@@ -41,11 +41,8 @@ def first_of_groups(group: Ints, counts: Ints) -> Ints:
 
 
 def list_texts(lists: pa.ListArray, elements: pa.StringArray) -> pa.StringArray:
-    """For each list, the texts of its elements, joined by commas; NULL for a NULL list.
-
-    ``elements`` has a text without a comma for each element of ``lists.flatten()``. Arrow cannot compare lists or
-    dictionary-encode them, but it can do both with texts.
-    """
+    """For each list, its elements' texts joined by commas; NULL for a NULL list. ``elements`` has a text without a
+    comma for each element of ``lists.flatten()``. Arrow can compare and dictionary-encode texts, but not lists."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), elements), ",")

@@ -1,8 +1,6 @@
-"""Facts of the source's catalog about its tables, with a JSON form.
-
-:mod:`pgcdc_assets.source.catalog.tables` reads these facts. The project directory holds a copy for Dagster. The change
-log holds a copy with each Relation message, because Relation messages lack attribute numbers, keys and type families.
-"""
+"""Facts of the source's catalog about its tables, with a JSON form. :mod:`pgcdc_assets.source.catalog.tables` reads
+these facts. The project directory holds a copy for Dagster. The change log holds a copy with each Relation message,
+because Relation messages lack attribute numbers, keys and type families."""
 
 from __future__ import annotations
 
@@ -118,8 +116,7 @@ class Lineage:
     copied: int
     """The highest attnum that the copy knew."""
     since: int
-    """LSN at and above which the source certainly has the newest structure. No new consistent point below this LSN
-    lists the mirror."""
+    """LSN at and above which the source certainly has the newest structure. No new point below it lists the mirror."""
     former: tuple[Column, ...] = ()
     """Earlier columns that were dropped since, or now have another name or type."""
     left: tuple[int, ...] = ()
@@ -192,7 +189,7 @@ class Table:
 
     @property
     def comment(self) -> str | None:
-        """The table's own comment; None if there is none, or if it cannot be read."""
+        """The table's own comment; None if it does not exist or cannot be read."""
         return self._read_comments.get(0)
 
     @property
@@ -316,7 +313,7 @@ class Catalog:
     tables: tuple[Table, ...] = field(default_factory=tuple)
     """Mirrored tables: roots and plain tables, not leaves."""
     publications: tuple[str, ...] = ()
-    """All publication names to pass as publication_names (the insert-only one is separate)."""
+    """The names to pass as ``publication_names``. The insert-only publication is a publication of its own."""
     encoding: str = "UTF8"
     """The encoding in which the source's texts are received."""
 

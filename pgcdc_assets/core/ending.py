@@ -1,9 +1,7 @@
-"""Ends a process within ten seconds of a signal, even if it hangs.
-
-The process is first asked to end at a boundary. If it does not reach a boundary in time, its main thread is
-interrupted. If it still does not end (a library call ignores signals, or a thread waits for a dead server), the process
-exits at once. That does no harm: everything that we write survives a kill at any point.
-"""
+"""Ends a process within ten seconds of a signal, even if it hangs. The process is first asked to end at a boundary. If
+it does not reach a boundary in time, its main thread is interrupted. If it still does not end (a library call ignores
+signals, or a thread waits for a dead server), the process exits at once. That does no harm: everything that we write
+survives a kill at any point."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ BOUNDARY_SECONDS = 6.0
 END_SECONDS = 9.0
 """Seconds from the first signal to the end of the process."""
 SECOND_SECONDS = 1.5
-"""Seconds from the second signal to the end of the process. Also the time after an interruption to stop what the
-process has started."""
+"""Seconds from the second signal, which interrupts the main thread, to the end of the process."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CODE = 1
 _CURSOR = b"\x1b[?25h"

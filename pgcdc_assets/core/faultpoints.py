@@ -1,10 +1,8 @@
-"""Named places right before and after each durable step, where the crash tests stop a process to kill it.
-
-They do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests set this variable;
-it must not be set in production. A file in that folder with the name of a point arms the point. The file's content is
-how many passes go through first. Then one process or thread takes the file: it writes its pid into ``<point>.reached``
-and waits there until that file is removed, or until it is killed.
-"""
+"""Named places right before and after each durable step, where the crash tests stop a process to kill it. They do
+nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests set this variable; it must
+not be set in production. A file in that folder with the name of a point arms the point. The file's content is how many
+passes go through first. Then one process or thread takes the file: it writes its pid into ``<point>.reached`` and waits
+there until that file is removed, or until it is killed."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ class Location:
         if isinstance(place, cls):
             return place
         text = str(place)
-        # ``..`` stays, because the file system resolves it after following links: the text alone could give another
-        # place.
+        # ``..`` stays: the file system resolves it after following links, so the text alone could give another place.
         return cls(text.rstrip("/") if _MARK in text else str(Path(text).absolute()))
 
     @property

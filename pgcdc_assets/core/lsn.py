@@ -15,8 +15,7 @@ _KEY = re.compile(r"([0-9A-F]{12,16})-([0-9A-F]{12,16})")
 
 
 class Lsn(int):
-    """A 64-bit WAL position: an integer that prints as PostgreSQL prints it (``16/B374D848``). ``f"{lsn:012X}"`` gives
-    the form of partition keys."""
+    """A 64-bit WAL position: an integer that prints as PostgreSQL prints it (``16/B374D848``)."""
 
     __slots__ = ()
 
@@ -49,12 +48,9 @@ ZERO = Lsn(0)
 
 @dataclass(frozen=True, order=True)
 class LsnRange:
-    """A half-open range of WAL whose ends are transaction boundaries.
-
-    The range contains the transactions with ``start < end_lsn <= end``. No boundary lies inside a commit record, so
-    ``start <= commit_lsn < end`` gives the same answer. Filters use this second form, because ``commit_lsn`` is known
-    from Begin and orders the log.
-    """
+    """A half-open range of WAL whose ends are transaction boundaries. The range contains the transactions with ``start
+    < end_lsn <= end``. No boundary lies inside a commit record, so ``start <= commit_lsn < end`` gives the same answer.
+    Filters use this second form, because ``commit_lsn`` is known from Begin and orders the log."""
 
     start: Lsn
     end: Lsn

@@ -1,8 +1,6 @@
-"""Marks of the system catalog. Two catalog checks compare them to find changes that no LSN shows.
-
-PostgreSQL writes a new row version with a new xmin whenever a row of a system catalog changes. So a row that was
-changed and changed back also has a different mark.
-"""
+"""Marks of the system catalog. Two catalog checks compare them to find changes that no LSN shows. PostgreSQL writes a
+new row version with a new xmin whenever a row of a system catalog changes. So a row that was changed and changed back
+also has a different mark."""
 
 from __future__ import annotations
 

@@ -62,11 +62,9 @@ class Endpos:
 
 class ReportedPositions:
     """The positions of a standby status update. They start at the slot's ``confirmed_flush_lsn`` and never go down.
-
     ``flush`` is ``transform_lsn``: every transaction up to it is durable in the log. Everything up to ``write`` has
     been received, and everything up to ``apply`` is in every mirror. Only ``flush`` decides which WAL the server may
-    remove. Each setter returns the position that is valid after the call.
-    """
+    remove. Each setter returns the position that is valid after the call."""
 
     def __init__(self, floor: Lsn) -> None:
         self._write = self._flush = self._apply = floor

@@ -28,11 +28,9 @@ LADDER: Final = ((timedelta(days=1), timedelta(hours=1)), (EVERY_POINT, timedelt
 
 
 def sparse(times: Ints, newer: int | None, now: int) -> Bools:
-    """Marks the points that stay on the ladder: the newest point of each ten minutes, or of each hour.
-
-    All times are microseconds since 1970; ``times`` is ascending. ``newer`` is the time of the first point after
-    ``times``; None means that the last of ``times`` is the newest point of all.
-    """
+    """Marks the points that stay on the ladder: the newest point of each ten minutes, or of each hour. All times are
+    microseconds since 1970; ``times`` is ascending. ``newer`` is the time of the first point after ``times``; None
+    means that the last of ``times`` is the newest point of all."""
     every = np.ones(len(times), np.int64)
     for age, step in reversed(LADDER):
         every[now - times > age // timedelta(microseconds=1)] = step // timedelta(microseconds=1)
