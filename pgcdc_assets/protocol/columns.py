@@ -1,9 +1,7 @@
 """Decodes row messages by column: a whole Arrow array of I, U or D messages at once, without a Python loop over rows.
-
 Each row has its own cursor into the payload buffer. A step reads the same item of all rows (a letter, a count, one
 column) and moves every cursor. A property test ensures that this module accepts and rejects the same messages as
-:mod:`pgcdc_assets.protocol.decode`.
-"""
+:mod:`pgcdc_assets.protocol.decode`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of the streaming replication protocol: finds frames in received bytes, and reads and makes the small ones.
+"""Frames of the streaming replication protocol: finds frames in received bytes, and reads and makes small frames.
 
 :mod:`pgcdc_assets.protocol.layouts` defines the layouts. Times here are microseconds since 2000-01-01 UTC.
 
@@ -87,8 +87,7 @@ def _kind(frame: bytes) -> int:
 
 
 def data_messages(octets: Octets) -> tuple[Ints, Ints]:
-    """Starts and ends of the whole data messages at the front, up to a message of another kind. A message of 1 MiB or
-    more is returned alone."""
+    """Starts and ends of whole data messages before any other message. A message of 1 MiB or more is returned alone."""
     end = _end(octets, 0)
     if end is None:
         # Do not search the bytes: the message may be large, and arrive in thousands of pieces.
@@ -99,7 +98,7 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     ends = _ends(octets, places)
     known = (ends - places >= HEADER) & (ends <= len(octets))
     places, ends = places[known], ends[known]
-    # Messages whose end is not the next place: either that place is not a message, or the message is the last one.
+    # Messages whose end is not the next place: either that place is not a message, or no message follows.
     breaks = np.append(np.flatnonzero(ends[:-1] != places[1:]), len(places) - 1)
     starts: list[Ints] = []
     at = 0
@@ -119,8 +118,7 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
 
 
 def _look_alikes(octets: Octets) -> Ints:
-    """Places of a data message's kind that two zero bytes follow. Few messages are larger than 64 KiB, and few other
-    bytes look like this."""
+    """Places of a data message's kind before two zero bytes. Few messages exceed 64 KiB, and few other bytes match."""
     last = len(octets) - HEADER
     # Search for pairs of bytes, at even and at odd places, because the kind's byte alone occurs in every text.
     even, odd = octets[: 2 * (last // 2 + 1)].view("<u2"), octets[1 : 1 + 2 * ((last + 1) // 2)].view("<u2")

@@ -57,8 +57,7 @@ class FrameKind(IntEnum):
     KEEPALIVE = ord("k")
     STATUS = ord("r")
     ROW = 8
-    """Not part of the protocol: a row that the SQL functions returned, read as XLogData. This byte is the length of the
-    row's LSN."""
+    """Not in the protocol: a row of the SQL functions, read as XLogData. This byte is the length of the row's LSN."""
 
 
 class MessageKind(IntEnum):
@@ -129,8 +128,7 @@ class Field(NamedTuple):
     code: str
     """The format code for :mod:`struct`."""
     dtype: str
-    """The numpy dtype. LSNs are signed in numpy, so that sums with other arrays stay integers; no real LSN needs 64
-    bits."""
+    """The numpy dtype. LSNs are signed, so that sums with other arrays stay integers; no real LSN needs 64 bits."""
 
 
 U8 = Field("B", "u1")

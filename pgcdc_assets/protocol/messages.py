@@ -1,9 +1,6 @@
-"""The messages of pgoutput: protocol version 1 first, then the additions of versions 2 to 4.
-
-Names and fields are as in PostgreSQL's "Logical Replication Message Formats". Times are microseconds since 1970-01-01
-UTC. Texts are read as UTF-8. If the server has another encoding, :meth:`Encoding.shown` writes the bytes that are not
-UTF-8.
-"""
+"""The messages of pgoutput: protocol version 1 first, then the additions of versions 2 to 4. Names and fields are as in
+PostgreSQL's "Logical Replication Message Formats". Times are microseconds since 1970-01-01 UTC. Texts are read as
+UTF-8. If the server has another encoding, :meth:`Encoding.shown` writes the bytes that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -132,20 +129,18 @@ class LogicalMessage:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """The rollback of a streamed transaction (``subxid`` is ``xid``), or of one of its subtransactions.
-
-    If a subtransaction is rolled back, each subtransaction that was released into it gets its own Stream Abort. A
-    Stream Abort of a transaction without blocks has no meaning. PostgreSQL 18 sends such Stream Aborts, in protocol
-    version 1 too: one per subtransaction of a transaction that outgrew ``logical_decoding_work_mem`` and was rolled
-    back before it was decoded.
-    """
+    """The rollback of a streamed transaction (``subxid`` is ``xid``), or of one of its subtransactions. If a
+    subtransaction is rolled back, each subtransaction that was released into it gets its own Stream Abort. A Stream
+    Abort of a transaction without blocks has no meaning. PostgreSQL 18 sends such Stream Aborts, in protocol version 1
+    too: one per subtransaction of a transaction that outgrew ``logical_decoding_work_mem`` and was rolled back before
+    it was decoded."""
 
     xid: int
     subxid: int
     abort_lsn: Lsn | None = None
     abort_ts: int | None = None
-    """``abort_lsn`` and ``abort_ts`` are sent only if streaming is parallel. The time is by the origin's clock if the
-    transaction has an origin."""
+    """``abort_lsn`` and ``abort_ts`` are sent only if streaming is parallel. With an origin, its clock gives the
+    time."""
 
     @property
     def whole(self) -> bool:
@@ -198,8 +193,7 @@ class BeginPrepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Replaces Commit if a transaction is sent at its PREPARE. The content is never sent after ``end_lsn`` is
-    confirmed."""
+    """Replaces Commit if a transaction is sent at its PREPARE. Never sent again once ``end_lsn`` is confirmed."""
 
     flags: int
     prepare_lsn: Lsn

@@ -1,8 +1,6 @@
 """The shape of a relation, which decides how its rows are decoded: its Relation message, and facts from the catalog.
-
 The stream lacks attribute numbers, keys, the base types of domains and the element types of arrays. The log stores
-these facts with the Relation messages, so a shape can be made from the log alone.
-"""
+these facts with the Relation messages, so a shape can be made from the log alone."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ class ShapeColumn:
 
 @dataclass(frozen=True)
 class Shape:
-    """A relation as it was for some of its rows. The columns are in the order of the tuples."""
+    """A version of a relation, with which some of its rows are decoded. The columns are in the order of the tuples."""
 
     schema_id: int
     relation_id: int

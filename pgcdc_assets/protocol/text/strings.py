@@ -33,8 +33,7 @@ def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) ->
 
 
 def laid_out(array: pa.Array) -> tuple[Octets, Ints]:
-    """The bytes of a string or binary array, and its n + 1 offsets into them. All bytes belong to values: there are no
-    gaps, and NULLs are empty."""
+    """The bytes of a string or binary array without gaps (NULLs are empty), and its n + 1 offsets into the bytes."""
     if array.null_count:
         array = array.fill_null("" if pa.types.is_string(array.type) else b"")
     _, offset_buffer, data = array.buffers()

@@ -71,11 +71,9 @@ def _raw(misfits: Sequence[tuple[str, Ints, pa.Array]], rows: int) -> pa.Array:
 
 
 def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], rows: int) -> pa.Array:
-    """An int64 per row: a hash of the row's pairs of column name and non-NULL text, in any order of the columns.
-
-    A new column without values does not change the hash. Rows with equal hashes are still compared value by value.
-    Mirrors store these hashes, so this function must never change.
-    """
+    """An int64 per row: a hash of the row's pairs of column name and non-NULL text, in any order of the columns. A new
+    column without values does not change the hash. Rows with equal hashes are still compared value by value. Mirrors
+    store these hashes, so this function must never change."""
     total = np.zeros(rows, _UNSIGNED)
     for array, name in zip(text, names, strict=True):
         column = whole(array).cast(pa.string())
@@ -87,8 +85,8 @@ def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], r
 
 def _text_hash(text: pa.StringArray) -> Words:
     """For each value, a polynomial in ``_FACTOR`` over its bytes, plus its length. The powers continue over the whole
-    buffer, so that one running sum serves all values. Dividing by the power at a value's start makes the result
-    independent of that start."""
+    buffer, so one running sum serves all values. Dividing by the power at a value's start removes the effect of that
+    start."""
     octets, offsets = laid_out(text)
     sums = np.zeros(len(octets) + 1, _UNSIGNED)
     np.cumsum((octets.astype(_UNSIGNED) + _UNSIGNED(1)) * _powers(_FACTOR, len(octets)), out=sums[1:])

@@ -1,10 +1,8 @@
-"""Casts columns of PostgreSQL's text form to columns of Arrow types, and holds the table of types.
-
-The text form is as written by sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1``. A value that
-does not fit the Arrow type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions) is
-marked and left NULL, never clipped or guessed. Whether a value fits depends on that value alone. Text that PostgreSQL
-cannot have written is a ProtocolError.
-"""
+"""Casts columns of PostgreSQL's text form to columns of Arrow types, and holds the table of types. The text form is as
+written by sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1``. A value that does not fit the Arrow
+type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions) is marked and left NULL,
+never clipped or guessed. Whether a value fits depends on that value alone. Text that PostgreSQL cannot have written is
+a ProtocolError."""
 
 from __future__ import annotations
 
