@@ -93,16 +93,14 @@ class Store(ABC):
         folders whose names begin with a dot or an underscore, which Delta does not count as data of a table."""
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of calls to this store in any order, in parallel if its calls take long. The calls must not use
-        this method themselves."""
+        """The results of calls to this store, in parallel if calls take long. The calls must not use this method."""
         return [call() for call in calls]
 
     # Writing ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def draft(self, to: Location) -> str:
-        """A path on this machine at which to write the file for a place. :meth:`put` must be called before a commit
-        names the file."""
+        """A path on this machine for writing the file of a place. A commit may name it only after :meth:`put`."""
 
     @abstractmethod
     def scratch(self, folder: Location) -> str:
@@ -130,8 +128,7 @@ class Store(ABC):
 
     @abstractmethod
     def settle(self, places: Iterable[Location]) -> None:
-        """Make the names in these folders, and the content of these files, durable, even if another process wrote
-        them."""
+        """Make names in these folders, and contents of these files, durable, even if another process wrote them."""
 
     def options(self) -> dict[str, str]:
         """Options that delta-rs needs to open a table here, in addition to the environment."""

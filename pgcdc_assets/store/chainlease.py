@@ -235,8 +235,7 @@ class ChainLease(Lease, Guard):
 def held(
     place: Location, *, guarding: Location | None = None, at_once: bool = False
 ) -> Iterator[ChainLease | None]:  # fmt: skip
-    """See :func:`pgcdc_assets.store.lease.held`. If the holder is silent, this waits until its lease has certainly
-    ended."""
+    """See :func:`pgcdc_assets.store.lease.held`. Waits until the lease of a silent holder has certainly ended."""
     lease = _taken(_chain(place), at_once=at_once)
     if lease is None:
         yield None

@@ -1,8 +1,6 @@
-"""A lease: a place that only one process holds at a time, while it lives, with a text for other processes.
-
-On a file system it is a locked file: the kernel releases the lock when the process ends or is killed. In an object
-store it is a chain of numbered files (:mod:`pgcdc_assets.store.chainlease`).
-"""
+"""A lease: a place that only one process holds at a time, while it lives, with a text for other processes. On a file
+system it is a locked file: the kernel releases the lock when the process ends or is killed. In an object store it is a
+chain of numbered files (:mod:`pgcdc_assets.store.chainlease`)."""
 
 from __future__ import annotations
 
@@ -40,12 +38,9 @@ def held(
     place: Location, *, guarding: Location | None = None, at_once: bool = False
 ) -> AbstractContextManager[Lease | None]:
     """Hold a place during the block; None if another process holds it. The text is empty before and after the block.
-    Raises OSError if the place cannot be written.
-
-    ``at_once``: return None instead of waiting if it is not known yet whether the last holder lives. ``guarding``: a
-    folder. Once it is not certain that this process still holds the place, its writes to the folder raise LeaseLost. A
-    lock of a local file cannot be lost.
-    """
+    Raises OSError if the place cannot be written. ``at_once``: return None instead of waiting if it is not known yet
+    whether the last holder lives. ``guarding``: a folder. Once it is not certain that this process still holds the
+    place, its writes to the folder raise LeaseLost. A lock of a local file cannot be lost."""
     if place.scheme == LOCAL:
         return _file_held(place)
     return chainlease.held(place, guarding=guarding, at_once=at_once)

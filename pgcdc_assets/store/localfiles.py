@@ -80,8 +80,8 @@ def _sync(path: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner may enter. An existing folder keeps its mode. Missing parent folders are made
-    with the usual mode."""
+    """Make a folder that only its owner may enter. An existing folder keeps its mode; new parents have the usual
+    mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(OWNER_ONLY)
