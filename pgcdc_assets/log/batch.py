@@ -1,9 +1,7 @@
-"""Batches: the smallest durable piece of the log.
-
-Two threads share the work. The receiving thread owns :class:`PendingBatch`: the frames of whole transactions and of the
-open transaction, their staged segments, and the transactions in progress. The writing thread owns :class:`BatchWriter`,
-which turns frames into segments and commits them, one job after another.
-"""
+"""Batches: the smallest durable piece of the log. Two threads share the work. The receiving thread owns
+:class:`PendingBatch`: the frames of whole transactions and of the open transaction, their staged segments, and the
+transactions in progress. The writing thread owns :class:`BatchWriter`, which turns frames into segments and commits
+them, one job after another."""
 
 from __future__ import annotations
 
@@ -60,8 +58,8 @@ class PendingFrames:
 
 @dataclass
 class PendingBatch:
-    """What has been received and is not part of a commit job. It holds StagedSegments, which only the writing thread
-    fills and reads."""
+    """What has been received and is not part of a commit job. Only the writing thread fills and reads
+    StagedSegments."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
     """Whole transactions. The first transaction may have begun in ``staged``."""
@@ -94,11 +92,8 @@ class PendingBatch:
 
     def receive(self, run: FrameRun, whole: int, after: OpenTransaction | None, now: float) -> None:
         """Takes in frames. The first ``whole`` frames belong to complete transactions; ``after`` is the transaction
-        that is open after all of them.
-
-        A transaction without changes leaves nothing here: like a keepalive, its end only moves the position.
-        (PostgreSQL 14 sends transactions of other publications as empty transactions.)
-        """
+        that is open after all of them. A transaction without changes leaves nothing here: like a keepalive, its end
+        only moves the position. (PostgreSQL 14 sends transactions of other publications as empty transactions.)"""
         if whole:
             self._close(run.part(0, whole), now)
         rest = run.part(whole, len(run))

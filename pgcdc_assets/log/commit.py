@@ -1,8 +1,6 @@
-"""Commits to the log: compare-and-set, and durable before the commit is reported.
-
-Segments and their names are fsynced before the commit, and the commit before :meth:`LogWriter.commit` returns. The
-version that the commit builds on must be at the position that the caller names.
-"""
+"""Commits to the log: compare-and-set, and durable before the commit is reported. Segments and their names are fsynced
+before the commit, and the commit before :meth:`LogWriter.commit` returns. The version that the commit builds on must be
+at the position that the caller names."""
 
 from __future__ import annotations
 
@@ -81,11 +79,9 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
 
 
 def recover_log(path: Location) -> tuple[str, ...]:
-    """Put aside the files that a power cut left incomplete at the end of the log. Returns their names.
-
-    A position is confirmed to the source only after its commit is durable, and no commit begins before the previous
-    commit is durable. So a torn commit was never confirmed, and the server sends its transactions again.
-    """
+    """Put aside the files that a power cut left incomplete at the end of the log. Returns their names. A position is
+    confirmed to the source only after its commit is durable, and no commit begins before the previous commit is
+    durable. So a torn commit was never confirmed, and the server sends its transactions again."""
     log = path / DELTA_LOG
     checkpoints = checkpoint_files(log)
     torn = [part for parts in checkpoints.values() for part in parts if not _readable(part)]

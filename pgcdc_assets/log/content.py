@@ -1,9 +1,7 @@
-"""The content of transactions in progress: frames in memory, and segments under ``_spill/`` until the commit.
-
-The receiving thread fills the frames. Only the writing thread fills and reads ``spilled``. A segment is written once.
-At the commit it moves into the log unchanged, with the facts that were missing stored next to it
-(:class:`CommitFacts`). Frames that are in memory at the commit become ordinary rows.
-"""
+"""The content of transactions in progress: frames in memory, and segments under ``_spill/`` until the commit. The
+receiving thread fills the frames. Only the writing thread fills and reads ``spilled``. A segment is written once. At
+the commit it moves into the log unchanged, with the facts that were missing stored next to it (:class:`CommitFacts`).
+Frames that are in memory at the commit become ordinary rows."""
 
 from __future__ import annotations
 
@@ -146,8 +144,7 @@ class InProgressContent:
         return cls(InProgressFrames(opening), transaction.overlay, transaction.changes, spilled_size=transaction.bytes)
 
     def add(self, block: BlockFrames, origin: str | None) -> None:
-        """Add the next frames. ``origin`` is the transaction's origin, which the server sends before the first
-        change."""
+        """Add the next frames. ``origin`` is the transaction's origin, which comes before the first change."""
         if not self.changes:
             self.frames.opening = replace(self.frames.opening, origin=origin)
         self.frames.blocks.append(block)

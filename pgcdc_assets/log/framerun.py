@@ -55,8 +55,7 @@ IS_CHANGE = table_of_kinds(CHANGES)
 IS_CONTROL = table_of_kinds(kind for kind in CONTENT if kind not in ROWS)
 """Messages that are few, and so are decoded one by one."""
 _FRAME_BYTES = 64
-"""Memory counted per frame besides its bytes. With short rows, a segment's columns take more memory than its
-messages."""
+"""Memory counted per frame besides its bytes. With short rows, a segment's columns are larger than its messages."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +139,8 @@ class FrameRun:
 
     @cached_property
     def brackets(self) -> Brackets:
-        """The run's Begin and Commit messages, found once and shared with its parts. Raises ProtocolError for a message
-        of wrong length."""
+        """The run's Begin and Commit messages, found once and shared with its parts. ProtocolError for a wrong
+        length."""
         begins, commits = self.at(MessageKind.BEGIN), self.at(MessageKind.COMMIT)
         check_lengths(self, begins, BEGIN)
         check_lengths(self, commits, COMMIT)
@@ -200,8 +199,7 @@ class FrameRun:
 
 
 def anywhere(raw: Raw, kind: DTypeLike) -> Records:
-    """``raw`` as an array whose value i begins at byte i. Many values can then be read in one step, or written if
-    ``raw`` is writable."""
+    """``raw`` as an array whose value i begins at byte i, to read many values in one step (or write, if writable)."""
     dtype = np.dtype(kind)
     return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw, strides=(1,))
 

@@ -30,8 +30,7 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of the log, with the bounds that decide whether it is read. A bound is None if the file has no rows with
-    such a value."""
+    """A file of the log, with the bounds that decide whether to read it. A bound is None if there is no such value."""
 
     path: Location
     size: int
@@ -92,8 +91,7 @@ class ChangeLog:
         create_log(self.path, identity, start, timeline)
 
     def open(self) -> Self:
-        """Open the log. Raises SetupNeeded without a log, and UnknownFormat for a format that this version does not
-        read."""
+        """Open the log. Raises SetupNeeded without a log, and UnknownFormat for a format that we do not read."""
         self.version()
         return self
 

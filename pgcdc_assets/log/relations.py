@@ -53,8 +53,7 @@ class _Versions:
     def schema_ids(self, relation_ids: NDArray[np.int64], sequence: NDArray[np.int64]) -> NDArray[np.int64]:
         """The version in force for each row. Raises ProtocolError for a row whose relation was never described."""
         if len(relation_ids) and (relation_ids == relation_ids[0]).all():
-            # A large transaction often writes to one table. Finding distinct relations would double the time of this
-            # method.
+            # A large transaction often writes to one table. Finding distinct relations would double the time.
             return self._in_force(int(relation_ids[0]), sequence)
         result = np.zeros(len(relation_ids), dtype=np.int64)
         for relation_id in np.unique(relation_ids).tolist():
@@ -98,11 +97,9 @@ class Relations(_Versions):
 
     def see_undescribed(self, seen: OverlaidRelation) -> None:
         """Put a Relation message of a prepared transaction in force, without facts from the catalog. The server does
-        not send it again in later transactions.
-
-        The prepared transaction may keep a lock on the table until somebody ends it. So the catalog is read only when
-        another transaction sends rows of this table, which it could not have written under such a lock.
-        """
+        not send it again. The prepared transaction may keep a lock on the table until somebody ends it. So the catalog
+        is read only when another transaction sends rows of the table, which it could not have written under such a
+        lock."""
         self._undescribed[seen.relation.relation_id] = seen
 
     @property
@@ -114,7 +111,7 @@ class Relations(_Versions):
         return [self._undescribed[one] for one in relation_ids if one in self._undescribed]
 
     def in_force(self, relation_id: int) -> bytes | None:
-        """The newest Relation message that the server sent; None if it sent none."""
+        """The newest Relation message that the server sent; None if it sent no Relation message."""
         if relation_id in self._undescribed:
             return self._undescribed[relation_id].payload
         _, schema_ids = self._versions.get(relation_id, ((), ()))
@@ -140,7 +137,7 @@ class Relations(_Versions):
         return self._records[schema_id]
 
     def came(self, relation_id: int) -> int:
-        """The frame number of the Relation message in force; -1 if none came."""
+        """The frame number of the Relation message in force; -1 without such a message."""
         return self._came.get(relation_id, -1)
 
 
@@ -227,8 +224,8 @@ class Overlay(_Versions):
         return list(self._seen)
 
     def known_to(self, relations: Relations, facts: Sequence[RelationFacts]) -> dict[int, int]:
-        """After the commit: returns the final id of each provisional id. ``facts`` is what the catalog shows now for
-        each of :attr:`relations`."""
+        """After the commit: maps provisional to final ids. ``facts`` is what the catalog shows for
+        :attr:`relations`."""
         for oid, payload in self._types.items():
             relations.see_type(oid, payload)
         return {

@@ -119,12 +119,9 @@ class Tally:
 
 
 def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations) -> Rows:
-    """The rows that a run of frames puts into the log, in the order of the stream.
-
-    ``opening`` is the transaction that is open before the run. Begin and Origin become columns. Relation and Type
-    messages are left out: the batch stores them once. A TRUNCATE becomes one row per table. A transaction without
-    changes has no row.
-    """
+    """The rows that a run of frames puts into the log, in the order of the stream. ``opening`` is the transaction that
+    is open before the run. Begin and Origin become columns. Relation and Type messages are left out: the batch stores
+    them once. A TRUNCATE becomes one row per table. A transaction without changes has no row."""
     transactions = _Transactions.of(run, opening)
     stored = IS_CHANGE[run.kinds]
     stored[transactions.commits] = transactions.changes_of_commits > 0

@@ -1,10 +1,7 @@
-"""Segments: the Parquet files of the log.
-
-A segment may be written before the end of its batch is known, for example if an open transaction spills. It is never
-rewritten. Facts that are known later are tags of the file's add action, stored once per file: the end of the batch, and
-the facts of a commit (:mod:`pgcdc_assets.log.commitfacts`). A segment's name ends in the CRC-32 of its bytes, because
-otherwise a flipped bit would be read as another value.
-"""
+"""Segments: the Parquet files of the log. A segment may be written before the end of its batch is known, for example if
+an open transaction spills. It is never rewritten. Facts that are known later are tags of the file's add action, stored
+once per file: the end of the batch, and the facts of a commit (:mod:`pgcdc_assets.log.commitfacts`). A segment's name
+ends in the CRC-32 of its bytes, because otherwise a flipped bit would be read as another value."""
 
 from __future__ import annotations
 
@@ -167,11 +164,9 @@ def read_rows(
     file: SegmentFile, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
 ) -> pa.Table:
     """The rows of a segment that count, with commit facts filled in. Calls :func:`check_content` first, because a
-    reader of damaged Parquet may hang. Raises LogCorrupt.
-
-    Without ``columns``, returns all columns of FILLED_SCHEMA. Row groups that cannot match the filter, by their
-    statistics, are not read. The filter may name any column except the payload.
-    """
+    reader of damaged Parquet may hang. Raises LogCorrupt. Without ``columns``, returns all columns of FILLED_SCHEMA.
+    Row groups that cannot match the filter, by their statistics, are not read. The filter may name any column except
+    the payload."""
     check_content(file.path)
     columns = list(columns or FILLED_SCHEMA.names)
     try:

@@ -88,8 +88,7 @@ class SpillFolder:
         return SpilledSegment(segment, tally_of(rows), int(rows.subxid.min()), int(rows.subxid.max()))
 
     def committed(self, committed: CommittedContent) -> tuple[StagedSegments, Rows]:
-        """The part of a committed transaction that counts: its segments with such rows, and its rows that are in
-        memory."""
+        """The part of a committed transaction that counts: segments with such rows, and the rows in memory."""
         staged, content, facts = StagedSegments(), committed.content, committed.facts
         segments = content.spilled
         if committed.kept is not None:
@@ -129,9 +128,8 @@ class PreparedFolder:
         storage.settle([self._folder.parent])
 
     def recover(self, position: Lsn) -> list[PreparedTransaction]:
-        """Returns the transactions that wait for their end, for a log at ``position``, and deletes all other files. A
-        transaction prepared above ``position`` comes again. A transaction that commits below ``position`` is in the
-        log."""
+        """Returns the transactions that wait for their end, for a log at ``position``, and deletes all other files. If
+        a transaction was prepared above ``position``, it comes again. If it commits below, it is in the log."""
         found: list[PreparedTransaction] = []
         names = {entry.name for entry in storage.list_after(self._folder)}
         kept: set[str] = set()

@@ -49,8 +49,7 @@ class Located:
     """A run of frames, and the transaction to which each frame belongs."""
 
     run: FrameRun
-    """The frames in the form of protocol version 1, except for starts and ends of blocks and messages between
-    blocks."""
+    """The frames in the form of protocol version 1, except block starts and ends, and messages between blocks."""
     top: Ints
     """For frames of a block, including its start and end, the xid of the top transaction; otherwise ABSENT."""
     subxid: Ints

@@ -1,8 +1,6 @@
-"""Transactions whose end has not come: the open whole transaction, transactions in progress, prepared transactions.
-
-At most one whole transaction is open, because whole transactions come one after another. Blocks of transactions in
-progress come between them. :mod:`pgcdc_assets.log.content` holds the blocks' content.
-"""
+"""Transactions whose end has not come: the open whole transaction, transactions in progress, prepared transactions. At
+most one whole transaction is open, because whole transactions come one after another. Blocks of transactions in
+progress come between them. :mod:`pgcdc_assets.log.content` holds the blocks' content."""
 
 from __future__ import annotations
 
@@ -79,13 +77,10 @@ def origin_in(run: FrameRun) -> str | None:
 
 @dataclass
 class StreamedTransaction:
-    """The received part of a transaction in progress.
-
-    Its content comes in blocks under the xid of the top transaction, and each row in a block names its subtransaction.
-    For a rollback to a savepoint, PostgreSQL sends a Stream Abort for the savepoint's subtransaction and for each
-    subtransaction that was released into it. Within a transaction no xid is used twice. So a row counts exactly if its
-    xid is not aborted, and received rows can stay unchanged.
-    """
+    """The received part of a transaction in progress. Its content comes in blocks under the xid of the top transaction,
+    and each row in a block names its subtransaction. For a rollback to a savepoint, PostgreSQL sends a Stream Abort for
+    the savepoint's subtransaction and for each subtransaction that was released into it. Within a transaction no xid is
+    used twice. So a row counts exactly if its xid is not aborted, and received rows can stay unchanged."""
 
     xid: int
     lsn: Lsn
@@ -95,8 +90,7 @@ class StreamedTransaction:
     aborted: set[int] = field(default_factory=set)
     """The aborted subtransactions, whose rows do not count."""
     changes: int = 0
-    """Number of changes received, including changes of aborted subtransactions: the ``tx_ordinal`` of the next
-    change."""
+    """Number of changes received, including aborted subtransactions: the ``tx_ordinal`` of the next change."""
     bytes: int = 0
     origin: str | None = None
     first: Lsn | None = None
@@ -105,8 +99,7 @@ class StreamedTransaction:
     """How many of the changes are logical messages."""
     ambiguous: bool = False
     """Whether a logical message may have been rolled back. It carries the xid of the top transaction even if a
-    subtransaction emitted it. So after a rollback of a subtransaction, it is not known whether earlier logical messages
-    still count."""
+    subtransaction emitted it. So after a subtransaction's rollback, earlier messages may count or not."""
 
     @property
     def origin_known(self) -> bool:
@@ -217,7 +210,7 @@ class PreparedTransaction:
     overlay: Overlay = field(default_factory=Overlay, compare=False)
     """Its relations, which other transactions do not see before its commit."""
     changes: int = 0
-    """Number of changes, including changes of aborted subtransactions: the ``tx_ordinal`` of the next change."""
+    """Number of changes, including aborted subtransactions. It is the ``tx_ordinal`` of the next change."""
     bytes: int = 0
     origin: str | None = None
     counted: int = field(default=0, compare=False)

@@ -1,8 +1,6 @@
-"""Upkeep of the log: compaction of closed ranges, and retention. Both work while a receiver is running.
-
-Delta's own OPTIMIZE would lose the clustering by relation, and can only be limited to partitions. So this module merges
-the small files of a range, in bounded memory, by one commit that removes and adds files without data change.
-"""
+"""Upkeep of the log: compaction of closed ranges, and retention. Both work while a receiver is running. Delta's own
+OPTIMIZE would lose the clustering by relation, and can only be limited to partitions. So this module merges the small
+files of a range, in bounded memory, by one commit that removes and adds files without data change."""
 
 from __future__ import annotations
 
@@ -54,11 +52,9 @@ def compact(log: ChangeLog, span: LsnRange) -> int:
 
 
 def forget(log: ChangeLog, upto: Lsn) -> int:
-    """Cut the log off at ``upto``, a boundary that is inside no file's range. Returns how many files this removes.
-
-    The caller ensures that no consumer needs anything below ``upto``. The same commit moves the log's start. The next
-    :func:`sweep_log` deletes the files.
-    """
+    """Cut the log off at ``upto``, a boundary that is inside no file's range. Returns how many files this removes. The
+    caller ensures that no consumer needs anything below ``upto``. The same commit moves the log's start. The next
+    :func:`sweep_log` deletes the files."""
     segments = log.all_segments()
     if any(segment.first_batch_end <= upto < segment.batch_end for segment in segments):
         raise LakeError("has a file that reaches over this boundary", thing=str(log.path), lsn=upto)

@@ -1,5 +1,4 @@
-"""Turns what is received into batches: decides when to cut a batch, writes it in a thread, and reports to the
-parent."""
+"""Turns what is received into batches: decides when to cut a batch, writes it in a thread, reports to the parent."""
 
 from __future__ import annotations
 
@@ -101,8 +100,8 @@ class Batches:
 
     def due_in(self, now: float) -> float | None:
         """Seconds until the pending transactions are cut; None if no transaction is pending. They count from the last
-        cut. So a commit after a quiet time is cut at once, and there is one batch per ``batch_seconds`` at most, unless
-        batches are full."""
+        cut: a commit after a quiet time is cut at once, and later batches are ``batch_seconds`` apart unless they are
+        full."""
         return None if self._pending.since is None else max(0.0, self._cut_at + self._limits.batch_seconds - now)
 
     def cut_if_due(self, now: float) -> None:
@@ -127,8 +126,7 @@ class Batches:
         self.planned = max(self.planned, end)
 
     def write_ahead(self) -> None:
-        """Called when memory is full: write segments of the batch, and spill open transactions that take half of the
-        memory."""
+        """Called when memory is full: write the batch's segments, and spill open transactions that fill half of it."""
         pending, state = self._pending, self._intake.transaction
         if pending.closed_in_memory:
             if pending.closed_size >= self._limits.batch_bytes:

@@ -104,8 +104,7 @@ class Blocks:
         return Block(xid, overlay, BlockFrames(run, subxid), origin)
 
     def aborts(self, run: FrameRun) -> Ints:
-        """The Stream Aborts of transactions in progress, by frame. PostgreSQL 18 also sends them for transactions never
-        sent."""
+        """The Stream Aborts of known transactions, by frame. PostgreSQL 18 also sends them for unknown transactions."""
         found = run.at(MessageKind.STREAM_ABORT)
         if not len(found):
             return found

@@ -31,8 +31,7 @@ stuck or its disk is slow; killing it is safe at any point."""
 
 
 class ReceiverProcess:
-    """Owns the receiver process, which reads orders as lines on its stdin. The end of its stdin means that we have
-    died."""
+    """Owns the receiver process, which reads orders as lines on its stdin. When its stdin ends, we have died."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings

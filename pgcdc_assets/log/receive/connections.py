@@ -220,8 +220,7 @@ class Fallback:
         self._until = max(self._until, lsn)
 
     def failed(self) -> float:
-        """The server could not decode a transaction in progress. Returns for how many seconds to ask for whole
-        transactions."""
+        """The server could not decode a transaction in progress. Returns the seconds to ask for whole transactions."""
         seconds = self._seconds
         self._again_at = time.monotonic() + seconds
         self._seconds = min(2 * seconds, _MOST_SECONDS)

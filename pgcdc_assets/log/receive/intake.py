@@ -1,8 +1,5 @@
 """Decides what a run of frames means for the positions: which part of it the log takes, and where the boundaries are.
-No I/O.
-
-A transaction in progress belongs at the place of its commit, the Stream Commit. Its blocks move no position.
-"""
+No I/O. A transaction in progress belongs at the place of its commit, the Stream Commit. Its blocks move no position."""
 
 from __future__ import annotations
 
@@ -203,16 +200,14 @@ class Intake:
         return StreamCommitted(message.xid, _facts(message, transaction.aborted, schema_ids), commit_frame(run, index))
 
     def _be_sure(self, came: StreamedTransaction, end_lsn: Lsn) -> None:
-        """Raises StreamUnsure if the blocks do not show which messages count, or whether the transaction has an
-        origin."""
+        """Raises StreamUnsure if the blocks do not show which messages count, or whether there is an origin."""
         if came.ambiguous or (not came.origin_known and self._origins()):
             raise StreamUnsure(end_lsn)
 
     # Two-phase: content comes at PREPARE, and belongs where COMMIT PREPARED says ----------------------
 
     def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
-        """A transaction is prepared. Its content is dropped if the transaction is known: the server sends it again
-        until its PREPARE is confirmed."""
+        """A transaction is prepared. A known transaction is dropped: it comes again until its PREPARE is confirmed."""
         known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
         overlay.pass_on()
@@ -231,8 +226,7 @@ class Intake:
     def _commit_prepared(
         self, message: CommitPrepared, run: FrameRun, index: int
     ) -> PreparedCommitted | PreparedDropped | None:
-        """A prepared transaction commits. If that is past the goal, it stays prepared, and its Commit Prepared comes
-        again."""
+        """A prepared transaction commits. If that is past the goal, it stays prepared, and its commit comes again."""
         known = self._known(run.lsn(index))
         transaction, held = known.named(message), self.positions.holds(message.commit_lsn)
         self.positions.passed(message.commit_lsn)

@@ -107,8 +107,7 @@ class Announcer:
 
 
 def announced(layout: Layout) -> Announcement | None:
-    """The announcement of a lake's running receiver. None if no receiver runs, or if it has no transaction in
-    progress."""
+    """The announcement of a lake's running receiver; None without a receiver or without a transaction in progress."""
     for _ in range(_READS):
         text = lease.text_of_holder(layout.in_progress)
         if text is None:

@@ -1,9 +1,6 @@
-"""The receive loop: turns frames from the slot into durable batches.
-
-One thread receives and decides, with numpy over a whole run of frames at once. Another thread writes: Parquet, fsync
-and commit release the interpreter lock most of the time. The writing thread has at most one job while the next segment
-fills, so memory is bounded for transactions of any size.
-"""
+"""The receive loop: turns frames from the slot into durable batches. One thread receives and decides, with numpy over a
+whole run of frames at once. Another thread writes: Parquet, fsync and commit mostly release the interpreter lock. That
+thread has at most one job while the next segment fills, so memory is bounded for transactions of any size."""
 
 from __future__ import annotations
 
@@ -187,7 +184,6 @@ class Receiver:
             first = place + 1
 
     def _index(self, frames: FrameBlock) -> None:
-        """Turn frames into a run and take it in."""
         run = FrameRun.of(frames, self._intake.sequence)
         for part in self._intake.take(run, parallel=self._stream.parallel):
             self._batches.add(part)
@@ -231,8 +227,7 @@ class Receiver:
         return self._stopping or self._arrived
 
     def _rest(self) -> None:
-        """Wait while another session's lock blocks the catalog query. No frame is read, but all other work
-        continues."""
+        """Wait while another session's lock blocks the catalog query. All work but the reading of frames continues."""
         end = time.monotonic() + _REST_SECONDS
         while time.monotonic() < end:
             self._round(idle=False)
@@ -255,8 +250,7 @@ class Receiver:
     # Ends and marks ---------------------------------------------------------------------------------
 
     def _reach_marks(self) -> None:
-        """For each mark below which everything that commits has come: move the boundary there, and record the log at
-        once."""
+        """Move the boundary to each mark below which all commits have come, and record the log there at once."""
         for mark in self._marks:
             # Frames past the goal were seen, but not taken.
             if self._positions.seen >= mark and (self._goal is None or self._goal.allows(mark)):

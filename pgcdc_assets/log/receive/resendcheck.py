@@ -1,9 +1,7 @@
-"""Checks that what the server sends again matches what the lake holds.
-
-A slot can be behind the log if its confirmation was lost in a crash. The server then can send the log's newest
-transaction again. If another transaction or none is at that LSN, the log was received from other WAL: the source was
-restored to an earlier state, and has passed the log's end again on the same timeline. Positions alone do not show this.
-"""
+"""Checks that what the server sends again matches what the lake holds. A slot can be behind the log if its confirmation
+was lost in a crash. The server then can send the log's newest transaction again. If that LSN has another transaction,
+or no transaction, the log was received from other WAL: the source was restored to an earlier state, and has passed the
+log's end again on the same timeline. Positions alone do not show this."""
 
 from __future__ import annotations
 
@@ -55,8 +53,8 @@ class ResendCheck:
         return cls(newest, end, batches[-1].last_xid, came=not _comes_again(log, newest, origins=origins))
 
     def above(self, floor: Lsn) -> Self | None:
-        """The rest of the check for a slot at ``floor``. The earlier holder of the slot may have confirmed up to
-        there."""
+        """The rest of the check for a slot at ``floor``, up to which an earlier holder of the slot may have
+        confirmed."""
         if floor <= self.start:
             return self
         return replace(self, start=floor, newest=None) if floor < self.end else None
@@ -89,8 +87,7 @@ class ResendCheck:
             self._fail(commit_lsn)
 
     def newest_passed(self) -> None:
-        """The server has sent everything below the log's end. Raises LogAhead if the log's newest transaction did not
-        come."""
+        """The server has sent everything below the log's end. LogAhead if the log's newest transaction did not come."""
         if self.newest is not None and not self.came:
             self._fail(self.start)
 

@@ -47,8 +47,7 @@ class StreamPositions:
         self.seen = max(self.seen, Lsn(lsn))
 
     def is_beyond(self, lsn: Lsn, end_lsn: Lsn) -> bool:
-        """Whether a record is past the goal; the goal is then reached. ``lsn`` is the record's start, which is a
-        boundary."""
+        """Whether a record, which starts at the boundary ``lsn``, is past the goal. If so, the goal is reached."""
         if self.goal is None or not (self.goal.arrived_at_begin(lsn) or not self.goal.allows(end_lsn)):
             return False
         self.arrived = True
@@ -84,8 +83,7 @@ class WholeTransactions:
         self.open: OpenTransaction | None = None
 
     def take(self, run: FrameRun) -> Taken:
-        """Take in frames that are outside of blocks and do not end a transaction that came in blocks. Raises
-        LogAhead."""
+        """Take in frames outside of blocks, except ends of transactions that came in blocks. Raises LogAhead."""
         before = self.open
         run = self._wanted.kept(run, before)
         after = transaction_after(run, before)
@@ -162,8 +160,7 @@ class WholeTransactions:
         return end, True
 
     def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
-        """Move to the boundary where the commit record of the first transaction not taken starts, if the goal allows
-        it."""
+        """Move to the boundary where the first commit record that is not taken starts, if the goal allows it."""
         if run.kinds[index] == MessageKind.BEGIN:
             final = int(run.brackets.final_lsn[np.searchsorted(run.brackets.begins, index)])
         elif before is not None:
@@ -178,8 +175,7 @@ class WholeTransactions:
             self._positions.passed(int(run.brackets.final_lsn[-1]))
 
     def _whole(self, taken: FrameRun, first: int, standalone: dict[int, Lsn]) -> int:
-        """How many of the taken frames belong to whole transactions or non-transactional messages. Moves the
-        boundary."""
+        """How many taken frames belong to whole transactions or non-transactional messages. Moves the boundary."""
         brackets = taken.brackets
         ends = [int(brackets.commits[-1]) + 1] if len(brackets.commits) else []
         if ends:
