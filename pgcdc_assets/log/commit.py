@@ -66,8 +66,8 @@ def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) ->
 
 
 def newest_of(table: DeltaLog) -> DeltaVersion:
-    """The log's newest version. Raises SetupNeeded without a log, LogCorrupt for a log that cannot be read, and
-    UnknownFormat for another format."""
+    """The log's newest version. Raises SetupNeeded if there is no log, LogCorrupt if it cannot be read, and
+    UnknownFormat if it has another format."""
     try:
         version = table.newest()
     except LakeError as error:

@@ -197,7 +197,7 @@ class ContentByXid:
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:
-        """Move a prepared transaction from its xid to its GID, because its xid may be used again."""
+        """Store a prepared transaction under its key instead of its xid, which may be used again."""
         content = self._open.pop(transaction.key.xid, None) or InProgressContent.of(transaction)
         self._prepared[transaction.key] = transaction, content
 
