@@ -6,22 +6,22 @@ engine -> sync --> turns -> turn (transform, apply, publish)      one writer per
 
 engine      all operations                      work        the parts that an operation works with
 decide      decides what a run does next: pure functions
-sync        one run, which carries this out     stream      the run's view of its receiver and its source
-turns       the turns of a run, and its points
+sync        carries out one run                 stream      the run's view of its receiver and its source
+turns       takes the turns of a run and publishes its points
 turn        one turn: brings tables to one boundary
 ranges      counts, closes and reports the ranges of a run
 messages    the feed of logical messages in a run
-copies      the snapshot copies of a run
-catalogwatch      checks the source's catalog; carries comments to the mirrors
-structurechanges  carries out the verdicts of the catalog check, and renames mirrors
+copies      makes the snapshot copies of a run
+catalogwatch      checks the source's catalog; copies comments to the mirrors
+structurechanges  changes structures and names of mirrors after a catalog check
 progress    state and position of all tables    standing    reads state and position of one table
 listedtables  the tables that a point lists
 backfill    derives, applies and repairs ranges by hand
-maintenance deletes what nobody needs
+maintenance deletes data that is no longer needed
 outcomes    records how the last operations ended
 requests    requests of the operator and of verify to runs
 outage      pauses while the source is unreachable
 boundary    brings the mirrors to the LSN of a snapshot, for verify
 ownlake     refuses a lake that is not the project's own
-lock        one writer per lake                 reports     what a run reports, and to whom
+lock        one writer per lake                 reports     the results of a run, and its observers
 """

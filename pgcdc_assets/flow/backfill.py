@@ -1,4 +1,4 @@
-"""Backfills of ranges: check, derive again, apply, repair. They use only the log, never the source."""
+"""Checks, derives, applies and repairs LSN ranges by hand. Reads only the change log, never the source."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 def check(work: Work, span: LsnRange) -> RangeReport:
-    """Verify that the whole range is in the log and can be read. A range is never received twice."""
+    """Check that the log holds the whole range and can be read. The range is not received again."""
     span = widened(work, span)
     work.log.verify(span)
     return _report(work, span, {})
 
 
 def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-    """Write the change feeds of a range again, from the log.
-
-    The part above a table's ``replay_lsn`` is derived from ``replay_lsn`` on, as the turn that will apply it does. The
-    part below the table's copy is not derived again, because the table may have been a different table then.
-    """
+    """Write the change feeds of a range again, from the log. The part above a table's ``replay_lsn`` is derived from
+    there, as in the turn that will apply it. The part below its ``snapshot_lsn`` is skipped: another table may have had
+    the name."""
     span = widened(work, span)
     entries = [_readable(work, name) for name in tables]
     asked: dict[tuple[LsnRange, bool], list[Followed]] = {}
@@ -68,10 +66,8 @@ def messages(work: Work, span: LsnRange) -> RangeReport:
 
 
 def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-    """Apply a range to some mirrors. The part above a table's ``replay_lsn`` is applied, the part below is repaired.
-
-    If there is a gap between ``replay_lsn`` and the range, the gap is applied too, from the log.
-    """
+    """Apply a range to some mirrors: apply the part above a table's ``replay_lsn``, and repair the part below. If the
+    range begins above ``replay_lsn``, the changes in between are applied too."""
     span = widened(work, span)
     turns: dict[TableName, TableTurn] = {}
     for name in tables:
@@ -93,7 +89,7 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
 
 
 def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
-    """Derive the keys that a range touched again, from the log up to ``replay_lsn``, and merge them into the mirror."""
+    """Rebuild the rows that a range touched, from the log up to ``replay_lsn``, and merge them into the mirror."""
     span = widened(work, span)
     entry = work.progress[name]
     if entry.state in (TableState.WAITING, TableState.COPYING):
@@ -136,7 +132,7 @@ def _repaired(work: Work, entry: TableRecord, span: LsnRange) -> TableTurn:
 
 
 def widened(work: Work, span: LsnRange) -> LsnRange:
-    """The range widened to whole batches. RangeGap if the log does not reach that far."""
+    """The range widened to whole batches. RangeGap if the log does not hold the whole range."""
     start, end = work.log.start, work.log.position()
     if span.start < start:
         raise RangeGap(f"range {span} begins before the log, which starts at {start}", lsn=span.start)

@@ -1,7 +1,7 @@
 """Brings the mirrors to the LSN of a snapshot of the source, so that ``verify`` can compare both at one LSN.
 
-The snapshot keeps the source from removing dead rows. So the time for which it is open without being read is limited:
-the mirrors catch up before the snapshot is taken, and must then reach its LSN within POINT_SECONDS.
+An open snapshot keeps the source from removing dead rows. So the mirrors catch up before the snapshot is taken, and
+must then reach its LSN within POINT_SECONDS.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from pgcdc_assets.source.slot.slot import LOCK_SECONDS
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 
 POINT_SECONDS = 600.0
-"""Seconds that an open snapshot waits for the mirrors to reach its LSN. After this time, dead rows on the source cost
-more than a second ``pgcdc verify``."""
+"""Seconds that an open snapshot waits for the mirrors: a longer wait costs the source more than a second ``pgcdc
+verify``."""
 HELD_SECONDS = 5.0
-"""Seconds that the snapshot waits for one open transaction while the running sync starts no turn."""
+"""How many seconds the snapshot waits for an open transaction while the running sync starts no turn."""
 _POLL_SECONDS = 0.2
 
 
 class SyncTo(Protocol):
-    """Syncs up to an LSN and ends, after ``max_seconds`` at the latest. Raises LockHeld if another process writes."""
+    """Syncs up to an LSN and ends, after ``max_seconds`` at the latest. LockHeld if another process writes."""
 
     def __call__(self, lsn: Lsn, max_seconds: float | None = None, /) -> None: ...
 
 
 class Boundary:
-    """A consistent point at a snapshot's LSN. The running sync makes the point; without one, ``sync_to`` does."""
+    """Makes a consistent point at a snapshot's LSN: by the running sync or, if no sync runs, by ``sync_to``."""
 
     def __init__(self, settings: Settings, conninfo: str, sync_to: SyncTo, on_wait: OnWait) -> None:
         self._settings = settings
@@ -63,12 +63,9 @@ class Boundary:
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """A snapshot of the source. While it is taken, the running sync starts no turn, so that no turn passes the
-        snapshot's LSN.
-
-        The creation of a slot waits for every open transaction. The sync would pause for that long. So this method
-        waits for old transactions before it pauses the sync.
-        """
+        """Take a snapshot of the source, while the running sync starts no turn, so that no turn passes the snapshot's
+        LSN. The creation of a slot waits for every open transaction. So that the sync pauses only briefly, this method
+        first waits for old transactions."""
         deadline = time.monotonic() + LOCK_SECONDS
         with ExitStack() as stack:
             yield self._taken(stack, deadline)
@@ -88,14 +85,14 @@ class Boundary:
                     self._tell_holders()
                     continue
                 if self._request.is_late and time.monotonic() < deadline:
-                    # The running sync may have started a turn again, and have passed the snapshot's LSN.
+                    # The sync may have resumed its turns, and have passed the snapshot's LSN.
                     continue
                 stack.enter_context(attempt.pop_all())
                 return taken
 
     def _tell_holders(self) -> None:
-        """Report the transactions for which an attempt waited in vain. The server shows the age of other roles'
-        transactions only to privileged roles, so they may not have been waited for before the attempt."""
+        """Report the transactions that a failed attempt waited for. The server hides the age of other roles'
+        transactions from unprivileged roles, so :meth:`_wait_for_old_transactions` may have missed them."""
         with connect(self._conninfo, application_name=f"{APPLICATION}/watch") as conn:
             if holders := transactions(conn):
                 self._on_wait(holders)
@@ -117,7 +114,7 @@ class Boundary:
                 time.sleep(_POLL_SECONDS)
 
     def reach(self, lsn: Lsn) -> Point:
-        """The consistent point at exactly ``lsn``. LakeError if it is not made within POINT_SECONDS."""
+        """Return the consistent point at exactly ``lsn``. LakeError if it is not made within POINT_SECONDS."""
         assert self._request is not None
         self._request.at(lsn)
         deadline = time.monotonic() + POINT_SECONDS
@@ -161,5 +158,5 @@ class Boundary:
 
 
 def _is_old(transaction: Blocker) -> bool:
-    """Whether a transaction is old. If the server does not show its age to our role, it counts as young."""
+    """A transaction counts as young if the server does not show its age to our role."""
     return transaction.age is not None and transaction.age.total_seconds() >= HELD_SECONDS

@@ -1,8 +1,8 @@
-"""Checks the source's catalog for what the stream does not carry: at the start of a run, when ranges close, and from
-time to time while the run is idle. Mirrors then get the structures, names and comments of their tables.
+"""Checks the source's catalog for what the stream does not carry: structures, names and comments of tables. A check is
+made at the start of a run, when ranges close, and from time to time while the run is idle.
 
-Comments change no row and no position, and need no exact LSN. A mirror that cannot take them is still followed. A copy
-has the comments of its snapshot as soon as it is committed. A change of the structure keeps the comments.
+Comments change no row and no position, so they need no exact LSN, and a mirror that cannot take them is still followed.
+A copy has the comments of its snapshot. A change of structure keeps the comments.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pgcdc_assets.structure.verdict import Rules, reported, verdict
 
 
 def carry_comments(work: Work) -> bool:
-    """Give followed mirrors the comments that the catalog check showed, in one commit of metadata each; returns whether
-    any mirror got some. A failure is reported once. That mirror gets its comments when they change again."""
+    """Copy changed comments to the followed mirrors, in one metadata commit each; returns whether any mirror got
+    comments. A failure is reported once, and the mirror is tried again when its comments change again."""
     carried = False
     for table in list(_commented(work)):
         version = None
@@ -63,8 +63,7 @@ def _commented(work: Work) -> Iterator[Table]:
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
-    """Raise EmptyPublication if no table is published. Otherwise the run would seem to succeed while every change is
-    lost."""
+    """Raise EmptyPublication if no table is published: a run would seem to succeed while every change is lost."""
     if not live:
         raise EmptyPublication("lists no table any more", thing=f"publication {catalog.publication}",
                                do="add the tables back, or run `pgcdc setup`")  # fmt: skip
@@ -78,11 +77,9 @@ class CatalogWatch:
         self._stream = stream
         self._structure = structure
         self._seen: CatalogSnapshot | None = None
-        """The last catalog check, with which all followed tables have been compared. None before the first check, and
-        after a copy whose table differs from the check."""
+        """The last catalog check. None before the first check, and after a copy whose table differs from the check."""
         self.seen_at = ZERO
-        """The log must reach this position before tables are listed again that had another name, or whose mirrors got
-        another structure."""
+        """The log must reach this LSN before points list tables that were renamed or restructured."""
         self._checked_at = time.monotonic()
         self.paused = False
         """Whether mirrors must not change for now."""
@@ -98,10 +95,8 @@ class CatalogWatch:
         return self._seen is not None and self._stream.is_current(self._seen)
 
     def check(self) -> None:
-        """Read the catalog, compare all tables with it, and save it.
-
-        Raises CopyBlocked if a lock prevents reading the catalog, and EmptyPublication if no table is published.
-        """
+        """Read the catalog, compare all tables with it, and save it. CopyBlocked if a lock prevents reading the
+        catalog, and EmptyPublication if no table is published."""
         work = self._work
         self._checked_at = time.monotonic()
         self._seen = self._stream.read_catalog(work.catalog, work.settings.tables)
@@ -116,7 +111,7 @@ class CatalogWatch:
             save_catalog(work.catalog, work.settings.catalog_file)
 
     def _mark(self) -> Lsn:
-        """A position of the source after the check."""
+        """Set ``seen_at`` to a position of the source after the check, and return it."""
         self.seen_at = self._stream.mark_now()
         return self.seen_at
 
@@ -146,19 +141,19 @@ class CatalogWatch:
         self._structure.carry_out(found, record, now, self._mark)
 
     def compare(self, copied: Table) -> None:
-        """Compare a table whose copy was committed with the last catalog check. If the table was altered between the
-        check and the copy's snapshot, or since, another check is made before the next point."""
+        """Compare a table that was copied or restructured with the last catalog check. If they differ, the catalog is
+        checked again before the next point."""
         altered = rewritten(copied.marks.columns, self._work.progress[copied.name].known_columns)
         if self._seen is not None and (altered or not self._seen.shows(copied)):
             self._seen = None
 
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
-        """Find the tables for which the catalog's rows about their columns (pg_attribute) were written again. No point
-        below this check may list these tables.
+        """Find the tables whose rows in pg_attribute were written again. No point below this check may list these
+        tables.
 
         ATTACH and DETACH PARTITION write these rows, and leave no other trace once both are done. Between the two, the
-        table was a partition, and its rows belonged to a partitioned table. The catalog does not show which partitioned
-        table that was. So if a table that is not partitioned is found, no partitioned table is listed either.
+        rows of the table belonged to a partitioned table, and the catalog does not show which. So if a table that is
+        not partitioned is found, no partitioned table is listed either.
         """
         followed = {record.table.name: record.table for record in self._work.progress.followed()}
         altered = {table.name for table in live if table.name in followed.keys() & before.keys()
@@ -169,8 +164,7 @@ class CatalogWatch:
 
 
 def _take_names(work: Work, shown: Mapping[TableName, Table]) -> None:
-    """Stop following the tables that the catalog no longer shows, and take in new tables. A renamed table is reported
-    neither as gone nor as new."""
+    """Drop the tables that the catalog no longer shows, and add new tables. A renamed table is reported as neither."""
     progress = work.progress
     before = {record.table.name: record.table.oid for record in progress}
     known, now = set(before.values()), {table.oid for table in shown.values()}

@@ -1,5 +1,5 @@
-"""The snapshot copies of one run. They are made in rounds, during its turns. Each round has one snapshot, and a thread
-of its own. A table is copied again if somebody altered or locked it."""
+"""Makes the snapshot copies of one run in rounds, while its turns go on. Each round has one snapshot and its own
+thread. A table is copied again if somebody altered or locked it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Copied:
 
 
 class CopyCancelled(Exception):
-    """Raised in the copies' thread if the run ends before its copies are finished."""
+    """Raised in the copies' thread if the run ends before its copies are complete."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CopyChannel:
 
     committed: queue.SimpleQueue[Copied] = field(default_factory=queue.SimpleQueue)
     notes: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    """Texts for people."""
+    """Messages for the user."""
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def raise_if_cancelled(self) -> None:
@@ -52,18 +52,16 @@ class CopyChannel:
             raise CopyCancelled
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
-        """Report the transactions on the source for which the snapshot waits."""
+        """Report the transactions that the snapshot waits for. CopyCancelled if the run has ended."""
         self.raise_if_cancelled()
         self.notes.put(f"waits for {', '.join(str(holder) for holder in holders) or 'a transaction on the source'}")
 
 
 def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel) -> Failures:
-    """Copy the tables under one exported snapshot; returns the tables that were not copied, and why.
-
-    Tables that our role may not read are left out before the snapshot is taken. This runs in its own thread while the
-    turns go on. The state ``copying`` is durable before the first row is committed. So after a crash, the mirror's own
-    ``snapshot_lsn`` shows whether the table's copy was committed.
-    """
+    """Copy the tables under one exported snapshot, in a separate thread; returns the tables that were not copied, and
+    why. Tables that our role may not read are left out before the snapshot is taken. The state ``copying`` is durable
+    before the first row is committed, so after a crash the mirror's ``snapshot_lsn`` shows whether the copy was
+    committed."""
     lacking = _lacking_rights(work.catalog, conninfo, names)
     names = [name for name in names if name not in lacking]
     if not names:
@@ -76,7 +74,7 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
         work.progress.copying(shown.values(), snapshot.consistent_point)
         for name in sorted(name for name, table in shown.items() if not table.comments_read):
             channel.notes.put(unread_comments(name))
-        # Spark takes seconds to start. The run may have ended when it has.
+        # Spark takes seconds to start. The run may have ended during that time.
         work.session()
         channel.raise_if_cancelled()
         failed = work.target.copy(
@@ -88,7 +86,7 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
 
 
 def _lacking_rights(catalog: Catalog, conninfo: str, names: Sequence[TableName]) -> Failures:
-    """The tables that our role may not read. The last catalog check says which partitions a table has."""
+    """The tables that our role may not read. The partitions of a table are known from the last catalog check."""
     wanted = set(names)
     stored = {table.name: sorted(relations_of([table]) - {table.oid} if table.partitioned else {table.oid})
               for table in catalog.tables if table.name in wanted}  # fmt: skip
@@ -98,8 +96,7 @@ def _lacking_rights(catalog: Catalog, conninfo: str, names: Sequence[TableName])
 
 
 COPY_ROUNDS = 3
-"""How often a table is copied at most, each time under a new snapshot, if somebody alters it during or right after each
-copy."""
+"""How often a run copies a table at most, if somebody alters the table during or right after each copy."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +104,12 @@ class RoundEnd:
     """How a round of copies ended."""
 
     again: set[TableName] = field(default_factory=set)
-    """Tables that were not copied because somebody altered or locked them, and that are tried again at once."""
+    """Tables that somebody altered or locked, and that are tried again at once."""
 
 
 class Copies:
-    """Copies the tables that wait, in rounds. A round copies tables under one snapshot, in its own thread. There is one
-    round at a time. Every method runs in the run's thread. ``follow``: the run follows, so it tries tables again at
-    each regular catalog check."""
+    """Copies the tables that wait, in rounds that do not overlap. Every method is called in the run's own thread.
+    ``follow``: the run follows, so it tries tables again at each regular catalog check."""
 
     def __init__(self, work: Work, conninfo: str, *, follow: bool) -> None:
         self._work = work
@@ -123,13 +119,13 @@ class Copies:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
         self._round: Future[Failures] | None = None
         self._asked: Sequence[TableName] = ()
-        """The tables of the round in progress, or of the last round."""
+        """The tables of the present or the last round."""
         self._rounds: Counter[TableName] = Counter()
-        """How often a copy of each table was begun in this run. If the run follows, a table's count starts again when
-        its copy is committed, and all counts start again at a regular catalog check with no copy in progress."""
+        """How many copies of each table this run has begun. If the run follows, a copy's commit resets its table's
+        count, and a regular catalog check without a copy in progress resets all counts."""
         self.failure: PgcdcError | None = None
-        """The first failure that concerns more than one table. No further round begins, and the run raises the failure
-        once the other tables have caught up."""
+        """The first failure that concerns more than one table. It ends the rounds, and is raised when the other tables
+        have caught up."""
         self.made: list[Copied] = []
         self.paused = False
         """Whether no round begins for now."""
@@ -140,7 +136,7 @@ class Copies:
 
     @property
     def ended(self) -> bool:
-        """Whether the round has ended. No more of its copies are committed, and :meth:`close` says how it went."""
+        """Whether the round has ended. It then commits no more copies, and :meth:`close` returns its result."""
         return self._round is not None and self._round.done()
 
     @property
@@ -149,7 +145,7 @@ class Copies:
         return max((copied.report.consistent_point for copied in self.made), default=ZERO)
 
     def begin(self, but: Collection[TableName] = ()) -> None:
-        """Begin a round with the tables that wait for a copy. Does nothing if copies are in progress, paused or have
+        """Begin a round with the waiting tables, except ``but``. Does nothing if copies are in progress, paused or have
         failed: a later round or the next run then copies the tables."""
         if self._round is not None or self.failure is not None or self.paused:
             return
@@ -161,13 +157,12 @@ class Copies:
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
 
     def allow_again(self) -> None:
-        """Note that a regular catalog check begins. A run that follows then tries all tables again, unless a copy is in
-        progress."""
+        """At a regular catalog check: try all tables again, if the run follows and no copy is in progress."""
         if self._follow and self._round is None:
             self._rounds.clear()
 
     def take_committed(self) -> Iterator[Copied]:
-        """The copies that were committed since the last call. Also reports the notes of the copies' thread."""
+        """Yield the copies that were committed since the last call, and report the notes of the copies' thread."""
         while not self.channel.notes.empty():
             self._say(self.channel.notes.get())
         while not self.channel.committed.empty():
@@ -189,22 +184,20 @@ class Copies:
         return self._sorted(failures)
 
     def begin_next(self, end: RoundEnd) -> None:
-        """Begin the next round, with the tables that are tried again, and with tables that were not in this round."""
+        """Begin the next round, with the tables to try again and the tables that were not in the last round."""
         self.begin(but=set(self._asked) - end.again)
 
     def cancel(self) -> None:
-        """Cancel a round in progress, and wait until it has ended, because it must not commit after the lock is
-        released."""
+        """Cancel a round in progress, and wait until it has ended: it must not commit after the lock is released."""
         self.channel.cancelled.set()
         while self._round is not None and not self._round.done():
-            # Repeated, because a copy that has no Spark job at this moment cannot be cancelled.
+            # Repeated, because a copy can be cancelled only while it has a Spark job.
             self._work.target.cancel_copies()
             wait_for([self._round], timeout=1)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _worth_a_copy(self, name: TableName) -> bool:
-        """Whether the table may be copied once more. Without a limit, a table that is altered all the time would be
-        copied for ever."""
+        """Whether the table may be copied once more. A table that is altered all the time is not copied forever."""
         if self._rounds[name] < COPY_ROUNDS:
             return True
         if not self._follow:
@@ -213,12 +206,9 @@ class Copies:
         return False
 
     def _sorted(self, failures: Failures) -> RoundEnd:
-        """Find the tables for which another copy may succeed, because somebody altered or locked them. A table for
-        which a right is missing is not tried again at once, but at the next regular catalog check.
-
-        A run that follows tries such tables again at each regular catalog check. Any other run ends with the failure,
-        once the other tables have caught up.
-        """
+        """Handle the failures of a round; returns the tables that somebody altered or locked, to try again at once. A
+        table for which a right is missing waits for the next regular catalog check. A run that follows tries all these
+        tables again at such a check. Any other run ends with the failure, once the other tables have caught up."""
         end = RoundEnd()
         for name, failure in failures.items():
             if whose(failure) is not Whose.WAITS:

@@ -1,8 +1,7 @@
-"""Decides what a run does next, and when it ends, by pure functions. :class:`pgcdc_assets.flow.sync.Sync` carries the
-decisions out.
+"""Decides, by pure functions, what a run does next and when it ends. :mod:`pgcdc_assets.flow.sync` carries this out.
 
 A turn brings tables to one boundary, and then publishes a point there. Tables whose copies took long catch up in
-separate turns, so that they do not delay the other tables. ``verify`` may ask for a point at the LSN of its snapshot.
+separate turns, so that they do not delay other tables. ``verify`` may ask for a point at the LSN of its snapshot.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.log.summary import BatchSummary
 
 GATHERED_BYTES = 64 << 20
-"""While a bounded run still receives, it takes a turn only if this many bytes of messages wait. Many small turns cost
-more than a large turn, and take CPU from the receiver."""
+"""A bounded run that still receives takes a turn only if this many bytes of messages wait. Many small turns cost more
+than one large turn, and take CPU from the receiver."""
 LATE_SHARE = 2
-"""A turn of late tables takes this many times as many bytes as a turn of the other tables, so that late tables catch up
-even in a backlog."""
+"""A turn of late tables takes this many times the bytes of another turn, so that they catch up even in a backlog."""
 
 Batches = Callable[[Lsn, Lsn], Sequence[BatchSummary]]
-"""The log's batches between two positions."""
+"""Returns the log's batches between two LSNs."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Bounds:
     """When a run ends."""
 
     until: Lsn | None = None
-    """Receive up to this LSN and end. None, if ``follow`` is False, means the source's flush position."""
+    """Receive up to this LSN and end. None without ``follow``: up to the source's flush LSN."""
     follow: bool = False
     max_seconds: float | None = None
     idle_seconds: float | None = None
@@ -40,7 +38,7 @@ class Bounds:
     stop: threading.Event = field(default_factory=threading.Event)
     """End at the next boundary. Copies in progress are cancelled."""
     give_way: threading.Event = field(default_factory=threading.Event)
-    """End at the next boundary after the copies in progress are finished: another run waits in Dagster's queue."""
+    """End at the next boundary after the copies in progress: another run waits in Dagster's queue."""
 
     @property
     def stopped(self) -> bool:
@@ -48,7 +46,7 @@ class Bounds:
         return self.stop.is_set() or self.give_way.is_set()
 
     def from_now(self, seconds: float) -> Bounds:
-        """The bounds of a run that continues the work of this run, ``seconds`` after this run began."""
+        """The bounds of a run that continues this run, ``seconds`` after this run began."""
         return self if self.max_seconds is None else replace(self, max_seconds=max(0.0, self.max_seconds - seconds))
 
 
@@ -58,8 +56,7 @@ class PointDue:
 
     due: bool
     refused_at: Lsn | None = None
-    """The LSN of the last point, if that point could not list every table. A second point at this LSN could not list
-    every table either."""
+    """The LSN of the last point, if it could not list every table. A second point there could not list them either."""
 
     def mark_due(self) -> None:
         """Note that something was copied or applied, so that a point is due."""
@@ -76,7 +73,7 @@ class PointDue:
 
 @dataclass(frozen=True)
 class TablePosition:
-    """The position of a followed table's mirror, and whether the table was copied later than the others."""
+    """A followed table's position. ``late``: the table was copied later than the other tables."""
 
     name: TableName
     replay_lsn: Lsn
@@ -85,7 +82,7 @@ class TablePosition:
 
 @dataclass(frozen=True)
 class View:
-    """The facts by which a run decides before a turn."""
+    """What a run knows when it decides about the next turn."""
 
     complete: Lsn
     """Every transaction that commits below this LSN is in the log."""
@@ -95,7 +92,7 @@ class View:
     share_bytes: int
     """How many bytes of messages one turn takes."""
     gathers: bool = False
-    """More messages are still coming, and nothing needs a turn now, so a small turn is not worth its cost."""
+    """More messages are still coming, and nothing needs a turn now."""
     held: bool = False
     """``verify`` is about to name the LSN at which it wants a point. No turn may pass that LSN."""
     exact: Lsn | None = None
@@ -165,14 +162,14 @@ def _gathering(view: View) -> bool:
 
 
 def _boundary(view: View, tables: Sequence[TablePosition], limit: Lsn, shares: int) -> Lsn:
-    """Where a turn of these tables ends: at the end of the batch that fills the turn's share, or at ``limit``."""
+    """The end of the batch that fills the turn's share of bytes, or ``limit``."""
     waiting = _waiting(view, tables, limit)
     taken = up_to(waiting, shares * view.share_bytes)
     return limit if len(taken) == len(waiting) else min(limit, taken[-1].end)
 
 
 def up_to(batches: Sequence[BatchSummary], max_bytes: int) -> list[BatchSummary]:
-    """The first batches that together reach ``max_bytes`` of payload. One turn takes at most these."""
+    """The first batches that together reach ``max_bytes`` of payload: what one turn takes at most."""
     taken: list[BatchSummary] = []
     size = 0
     for batch in batches:
@@ -194,16 +191,15 @@ def _names(tables: Sequence[TablePosition]) -> list[TableName]:
 
 @dataclass(frozen=True)
 class Situation:
-    """The facts by which a run decides whether it ends."""
+    """What a run knows when it decides whether to end."""
 
     running_seconds: float
     idle_seconds: float
     """Seconds since the run last made progress."""
     following: bool
-    """The run has to follow, and no copy has failed."""
+    """The run follows without an end LSN, and no copy has failed."""
     copying: bool
-    """Copies are in progress. The run waits for them however long they take, because a cancelled copy has to start from
-    the beginning."""
+    """Copies or changes of mirrors are in progress. The run waits without a limit: a cancelled copy starts again."""
     awaited: bool
     """Another command, or another run, waits for the lake."""
     arrived: bool

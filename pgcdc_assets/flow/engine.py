@@ -1,5 +1,4 @@
-"""The operations that commands, jobs and assets call. Each operation takes the lake's lock and releases it at its
-end."""
+"""The operations that commands, jobs and assets call. Each operation holds the lake's lock while it runs."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ from pgcdc_assets.spark.session import SparkOnDemand, jvm_death_told
 
 
 class Engine:
-    """``conninfo``: of the source, which is the embedded server if the settings say so."""
+    """The operations on one lake. ``conninfo``: of the source, which is the embedded server if the settings say so."""
 
     def __init__(
         self,
@@ -81,14 +80,13 @@ class Engine:
     def sync(
         self, bounds: Bounds, *, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
     ) -> SyncReport:  # fmt: skip
-        """Copy tables that are not copied yet, receive, and apply, until ``bounds`` end the sync.
+        """Copy tables that are not copied yet, receive, and apply, until ``bounds`` end the sync. ``copy_anew``: tables
+        to copy again. ``heal``: tables to resume although they were set aside. If either is given, a sync in another
+        process that follows gives way.
 
-        ``copy_anew``: tables to copy again. ``heal``: tables to resume although they were set aside. For these tables,
-        another sync that follows gives way.
-
-        If this sync follows, it gives way to other commands, and continues afterwards unless it has a time limit. It
-        also connects again after it has lost the source. If it does not follow, it is repeated until it leaves no table
-        behind, a few times at most.
+        A sync that follows gives way to other commands, and then continues unless it has a time limit. It connects
+        again after it has lost the source. Any other sync is repeated, at most COPY_ROUNDS times, until no table is
+        left behind.
         """
         if copy_anew or heal:
             self._refuse_while_paused()
@@ -111,8 +109,8 @@ class Engine:
             try:
                 report = self._sync(bounds.from_now(time.monotonic() - started)).after(report)
             except LockHeld as held:
-                # Another command took the lock first. A run that gave way waits for it, too. Otherwise the tables may
-                # stay behind.
+                # Another command took the lock first. A run that gave way or lost the source waits for the command. Any
+                # other run may leave tables behind.
                 report = report if report.lost is None else replace(report, lost=held)
             except (SourceUnavailable, SlotActive) as error:
                 # The server may need a minute to notice that the session that held the slot has ended.
@@ -150,7 +148,7 @@ class Engine:
             return report
 
     def check_range(self, span: LsnRange) -> RangeReport:
-        """A backfill of ``change_log``: check that the log holds the whole range."""
+        """Backfill of ``change_log``: check that the log holds the whole range."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.check(work, span)
 
@@ -165,20 +163,19 @@ class Engine:
             return backfill.messages(work, span)
 
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-        """A backfill of mirrors: apply the part of the range above a mirror's ``replay_lsn``, and repair the part
-        below."""
+        """A backfill of mirrors: apply the part of the range above ``replay_lsn``, and repair the part below."""
         self._refuse_while_paused()
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.apply(work, tables, span)
 
     def repair(self, table: TableName, span: LsnRange) -> RangeReport:
-        """Derive the keys that a range touched again, and merge them into the mirror."""
+        """Rebuild the rows that a range touched, and merge them into the mirror."""
         self._refuse_while_paused()
         with self._by_hand(OperationKind.REPAIR) as work:
             return backfill.repair(work, table, span)
 
     def maintain(self, allowance: Allowance) -> MaintenanceReport:
-        """Delete what nobody needs, and merge small files. The source is not used."""
+        """Delete data that is no longer needed, and merge small files. The source is not used."""
         with self._by_hand(OperationKind.MAINTENANCE, allowance.stop) as work:
             report = Maintenance(work, allowance).run()
             # The failures are recorded with the operation's end.
@@ -196,7 +193,6 @@ class Engine:
             raise apply_paused(self._settings.layout)
 
     def _at_once(self, *, gives_way: bool) -> AbstractContextManager[None]:
-        """The lake's lock, for operations that fail if another writer holds it."""
         return lake_lock(self._settings.layout, self._command, gives_way=gives_way)
 
     def _receiver_settings(self, catalog: Catalog, highest: Lsn) -> ReceiverSettings:
@@ -213,8 +209,8 @@ class Engine:
 
     @contextmanager
     def _operation(self, kind: OperationKind, lake: AbstractContextManager[None]) -> Iterator[Operation]:
-        """Run a block as the lake's only writer, and record for ``status`` how it ended. If another writer holds the
-        lock, nothing is recorded."""
+        """Run a block as the lake's only writer. How the block ended is recorded for ``status``, unless the lock was
+        not free."""
         layout, command = self._settings.layout, self._command
         refuse_other_lake(self._settings)
         say = partial(self._observer.progress, "outcome")
@@ -255,8 +251,8 @@ class Engine:
         return saved
 
     def _live_catalog(self, conn: psycopg.Connection[Any], saved: Catalog) -> Catalog:
-        """The catalog as the source has it now. New tables are published first. If a lock prevents reading the catalog:
-        the saved catalog. The run's own catalog check then waits for the lock, or reports it."""
+        """The source's present catalog, after new tables are published. If a lock prevents reading it: the saved
+        catalog. The run's own catalog check then waits for the lock, or reports it."""
         publish_new(conn, self._settings, saved, TableStates(self._settings.layout), self._observer)
         try:
             live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables, saved.tables)
@@ -268,11 +264,9 @@ class Engine:
         return live
 
     def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:
-        """The change log. If there is none, a log is created that begins at the slot's confirmed position.
-
-        No change is lost by this, even if the slot was confirmed for an earlier log: a mirror that was copied below the
-        log's start is copied again.
-        """
+        """The change log. If there is none, a log is created that begins at the slot's confirmed position. No change is
+        lost, even if the slot was confirmed for an earlier log: a mirror that was copied below the log's start is
+        copied again."""
         log = ChangeLog(self._settings.layout)
         if not log.exists:
             slot = slots.usable_slot(conn, identity.slot, two_phase=self._settings.two_phase)
@@ -294,8 +288,7 @@ class Engine:
 
     def _check_level(self, work: Work, source: Lsn) -> None:
         """Raise LogAhead if the lake is ahead of the source. A source that was restored to an earlier time writes other
-        transactions at LSNs that the lake has passed. The lake could not distinguish them from the copies and changes
-        that it holds."""
+        transactions at LSNs that the lake has passed, and the lake could not distinguish the two."""
         stands = work.progress.highest
         if stands > source:
             raise LogAhead(

@@ -1,4 +1,4 @@
-"""Which followed tables the newest consistent point lists, and which tables the next point may list."""
+"""Finds which followed tables the newest consistent point lists, and which tables the next point may list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class ListedTables:
-    """``records``: all known tables, by name. The mapping always has their present records."""
+    """``records``: the present records of all known tables, by name."""
 
     def __init__(self, points: ConsistentPoints, records: Mapping[TableName, TableRecord]) -> None:
         self._points = points
@@ -21,8 +21,8 @@ class ListedTables:
 
     @property
     def unlisted(self) -> bool:
-        """Whether the newest point lacks a followed table, or is below a table's mirror. This is so if an operation
-        ended after a copy or an apply, and before it published a point."""
+        """Whether the newest point lacks a followed table, or is below a mirror, because an operation ended before its
+        point."""
         newest, followed = self._points.newest(), [record for record in self._records.values() if record.followed]
         if newest is None:
             return bool(followed)
@@ -32,8 +32,8 @@ class ListedTables:
 
     @property
     def shown_from(self) -> Lsn:
-        """The LSN from which on all followed tables have the structures of their mirrors. ZERO if the newest point is
-        at or above this LSN."""
+        """The LSN from which the source has all structures of the followed mirrors; ZERO if the newest point is not
+        below it."""
         newest, since = self._points.newest(), listing.structures_from(self._records.values())
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 
@@ -47,12 +47,9 @@ class ListedTables:
         return listing.versions_at(self._records.values(), lsn)
 
     def kept_at(self, lsn: Lsn) -> Point | None:
-        """The part of the newest point that another point at ``lsn`` must keep; None if there is no such part, or if
-        the newest point is not at ``lsn``.
-
-        The part consists of the tables that got another structure or name since, that are no longer known, or whose
-        names other tables have now. The other point lists them as the newest point does.
-        """
+        """The part of the newest point that a new point at ``lsn`` must keep: tables that have got another structure or
+        name since, that are no longer known, or whose names other tables have now. None without such tables, or if the
+        newest point is at another LSN."""
         newest = self._points.newest()
         if newest is None or newest.replay_lsn != lsn:
             return None

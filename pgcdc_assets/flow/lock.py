@@ -1,21 +1,17 @@
 """The lake's lock: there is one writer per lake. A sync that follows gives way to commands that need the lock.
 
-The lock in the lake decides who writes, not Dagster's run status. On a file system the kernel releases the lock when
-the process ends, also when it is killed. In an object store the lock ends when its holder stops renewing it
-(:mod:`pgcdc_assets.store.lease`). Every command, run, backfill and maintenance that writes takes the lock.
-
-A sync that follows would hold the lock for days. So it gives way:
+The lock decides who writes, not Dagster's run status. Everything that writes takes it. On a file system the kernel
+releases the lock when the process ends, also when it is killed. In an object store the lock ends when its holder stops
+renewing it (:mod:`pgcdc_assets.store.lease`). A sync that follows would hold the lock for days. So it gives way:
 
 1. A command that finds the lock held by such a sync takes a second place in the lake, ``layout.waiting``.
-2. Between two turns the sync sees that a command waits (:func:`waiting`). It finishes the copies in progress, and ends
-   its run at a boundary, as any run ends. This releases the lock.
-3. The command takes the lock, gives back ``layout.waiting``, and does its work as it would without the sync.
+2. Between two turns the sync sees this (:func:`waiting`). It finishes the copies in progress, and ends its run at a
+   boundary, which releases the lock.
+3. The command takes the lock, releases ``layout.waiting``, and does its work.
 4. The sync waits until no command waits for the lake or holds it (:func:`free_again`), and then begins its next run. A
    run with a time limit ends instead: the sensor, or the user who set the limit, starts the next run.
 
-The two processes exchange nothing but the fact that a command waits. If the command dies or is stopped,
-``layout.waiting`` is released with its process, and the sync continues. If the sync dies, its lock is released, and the
-command continues.
+If either process dies, its place in the lake is released, and the other process continues.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ class LockHolder:
     gives_way: bool = False
     """Whether it ends its run when a command waits for the lake."""
     process: ProcessName | None = field(default=None, compare=False)
-    """The holder's unique name; None if the lock's text does not say it."""
+    """The holder's unique name; None if the lock's text does not contain it."""
 
     def __str__(self) -> str:
         if not self.pid:
@@ -53,23 +49,20 @@ class LockHolder:
 
     @property
     def is_here(self) -> bool:
-        """Whether ``pid`` is a process of this host, and of this container."""
+        """Whether the process runs on this host and in this container."""
         return self.process is not None and self.process.is_here
 
 
 @contextmanager
 def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Iterator[None]:
     """Hold the lake's lock during the block. If another process holds it, LockHeld names its pid and command.
-
-    ``gives_way``: the holder checks :func:`waiting` between its turns.
-    """
+    ``gives_way``: the holder checks :func:`waiting` between its turns."""
     refusal = lambda: f"{holder(layout) or 'another process'} is writing to this lake"  # noqa: E731
     with sole(layout, layout.lock, refusal, guarding=layout.root) as held:
         own = ProcessName.own()
         held.write(json.dumps({"pid": own.pid, "command": command, "gives_way": gives_way, "process": str(own)}))
         if held.inherited_as is not None:
-            # Imported here, because Dagster's definitions only read who holds the lake, and should not load the code
-            # that writes tables.
+            # Imported here, so that Dagster's definitions, which only read who holds the lake, do not load this code.
             from pgcdc_assets.log.commit import shut_out
 
             shut_out(layout, held.inherited_as)
@@ -78,11 +71,8 @@ def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Itera
 
 @contextmanager
 def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
-    """Hold the lake's lock during the block. If a sync that follows holds it, wait until the sync gives way.
-
-    LockHeld if another process holds the lock, if another command waits for it already, or if ``stop`` is set during
-    the wait.
-    """
+    """Hold the lake's lock during the block. If a sync that follows holds it, wait until the sync gives way. LockHeld
+    if any other process holds it, if another command already waits, or if ``stop`` is set during the wait."""
     with ExitStack() as lake:
         try:
             lake.enter_context(lake_lock(layout, command))
@@ -104,17 +94,13 @@ def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop:
 
 
 def waiting(layout: Layout) -> str | None:
-    """The command that waits for the lake, in words; None if no command waits. A process that does not say who it is
-    does not count."""
+    """The command that waits for the lake, in words; None if no command waits, or if it does not give its name."""
     return lease.text_of_holder(layout.waiting) or None
 
 
 def free_again(layout: Layout, stop: threading.Event) -> bool:
-    """After this process gave way: wait until no process holds the lake or waits for it. False if ``stop`` is set
-    first.
-
-    LockHeld if another sync that follows has taken the lock.
-    """
+    """Wait, after this process gave way, until no process holds the lake or waits for it. False if ``stop`` is set
+    first. LockHeld if another sync that follows has taken the lock."""
     while not stop.is_set():
         found = holder(layout)
         if found is None and waiting(layout) is None:
@@ -129,11 +115,8 @@ def free_again(layout: Layout, stop: threading.Event) -> bool:
 def sole(
     layout: Layout, place: Location, refusal: Callable[[], str], *, guarding: Location | None = None
 ) -> Iterator[Lease]:
-    """Hold a place of the lake during the block. If another process holds it, raise LockHeld with the text of
-    ``refusal``.
-
-    ``guarding``: see :func:`pgcdc_assets.store.lease.held`.
-    """
+    """Hold a place of the lake during the block. LockHeld with the text of ``refusal`` if another process holds the
+    place. ``guarding``: see :func:`pgcdc_assets.store.lease.held`."""
     with ExitStack() as stack:
         try:
             storage.make_private(layout.root)
@@ -165,12 +148,12 @@ def holder(layout: Layout) -> LockHolder | None:
 
 
 def nameless(layout: Layout) -> list[Location]:
-    """The places of the lake that are held by a process that does not say who it is. Our processes write their name as
-    soon as they have taken a place. Any other program that may open the file can hold it too."""
+    """The places of the lake whose holder gives no name. Our processes write their name at once. Any other program that
+    may open the file can hold a place too."""
     return [place for place in (layout.lock, layout.hold, layout.waiting) if not lease.text_of_holder(place)
             and lease.is_locked(place) and not lease.text_of_holder(place)]  # fmt: skip
 
 
 def silence(layout: Layout) -> float:
-    """Seconds since a process took the lock, renewed it or gave it back; infinite if no process ever took it."""
+    """Seconds since a process last took, renewed or released the lock; infinite if no process ever took it."""
     return lease.silent_for(layout.lock)

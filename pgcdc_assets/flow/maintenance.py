@@ -1,13 +1,13 @@
-"""Deletes what nobody needs, and merges small files, under the lake's lock.
+"""Deletes data that is no longer needed, and merges small files, under the lake's lock.
 
-The order of the steps makes a kill at any time harmless, because nothing is deleted while a point still promises it to
-readers. First a new consistent point names the versions that OPTIMIZE wrote. Then old points are deleted, then the
-oldest part of the log, and files last. Each step is one commit, and finds its work by reading the lake. So the next
-maintenance continues where this one was killed.
+A kill at any time is harmless, because nothing is deleted while a point still promises it to readers. First a new
+consistent point names the versions that OPTIMIZE wrote. Then old points are deleted, then the oldest part of the log,
+and files last. Each step is one commit, and finds its work by reading the lake. So the next maintenance continues where
+a killed maintenance stopped.
 
-A run also deletes old points, and the versions between them, so that the lake does not grow with the number of turns.
-The mirrors of tables that are no longer followed are deleted only if somebody asks for it, because a mirror may be the
-last copy of a table that was dropped.
+A run also deletes old points and the versions between them, so that the lake does not grow with the number of turns.
+Mirrors of tables that are no longer followed are deleted only on request, because each may be the last copy of its
+table.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from pgcdc_assets.points.untaken import UntakenLedger
 from pgcdc_assets.store import storage
 
 THIN_AFTER_VERSIONS: Final = 600
-"""A mirror is thinned after this many versions: ten minutes at one turn per second."""
+"""Old versions of a mirror are deleted after this many new versions: ten minutes at one turn per second."""
 PRUNE_SECONDS: Final = 600.0
-"""Seconds after which points are pruned even if no mirror is due, for example if many tables change, each rarely."""
+"""Points are pruned at least this often, also if no mirror is due because many tables change, each rarely."""
 
 
 def prune_points(work: Work, now: datetime) -> int:
@@ -55,7 +55,7 @@ def prune_points(work: Work, now: datetime) -> int:
 
 
 class Thinning:
-    """The thinning of one run. It remembers the version at which each mirror was last checked."""
+    """Deletes old versions of mirrors in one run. Remembers the version at which each mirror was last checked."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -63,7 +63,7 @@ class Thinning:
         self._pruned = time.monotonic()
 
     def after_range(self, tables: Iterable[TableName]) -> None:
-        """Thin the changed tables that have got many new versions since they were last checked."""
+        """Thin the changed tables that have many new versions since they were last checked."""
         due = [name for name in tables if self._is_due(name)]
         # Read before the points are pruned, because readers may still use versions that the old points promised.
         promised = self._work.progress.points.versions(due) if due else {}
@@ -74,10 +74,9 @@ class Thinning:
             self._thin(name, promised.get(name, frozenset()))
 
     def _is_due(self, name: TableName) -> bool:
-        """Whether the table has many new versions, and the newest point lists it.
-
-        If a point lists the table, the listed version and all newer versions stay, so the run can still make them
-        durable. While the table is being copied, it is not due: no version names the files of the copy yet."""
+        """Whether the table has many new versions, and the newest point lists it. Thinning keeps the listed version and
+        all newer versions, which the run may still have to make durable. A table that is being copied is not due,
+        because no version names the files of the copy yet."""
         progress = self._work.progress
         if name not in progress or progress[name].state is not TableState.STREAMING:
             return False
@@ -89,8 +88,8 @@ class Thinning:
         return True
 
     def _thin(self, name: TableName, promised: frozenset[int]) -> None:
-        """Delete old versions of one mirror. If the mirror cannot be read, the other mirrors are still thinned. The
-        next turn that needs the mirror reports what is wrong."""
+        """Delete old versions of one mirror. A mirror that cannot be read is left: the next turn that needs it reports
+        why."""
         work = self._work
         with contained() as failed:
             work.target.delete_unneeded(name, promised, retention.GRACE, lambda: True)
@@ -113,10 +112,8 @@ class ForgetReport:
 
 
 def forget_tables(work: Work, tables: Sequence[TableName]) -> ForgetReport:
-    """Delete the mirrors and feeds of these tables. The points that list the tables can no longer read them.
-
-    Nothing is deleted if one of the tables is followed (UsageError), or has no mirror in the lake (UnknownTable).
-    """
+    """Delete the mirrors and feeds of these tables, which points then can no longer read. Nothing is deleted if one of
+    the tables is followed (UsageError), or has no mirror in the lake (UnknownTable)."""
     for name in tables:
         _refuse(work, name)
     return ForgetReport([_forgotten(work, name) for name in dict.fromkeys(tables)])
@@ -148,20 +145,20 @@ class MaintenanceReport:
     oldest_point: Lsn | None = None
     """``Lake.at`` reads this LSN and every higher LSN."""
     log_files: int = 0
-    """Files that were deleted with the oldest part of the log."""
+    """Deleted files of the log's oldest part."""
     feed_files: int = 0
-    """Files of change feeds that were deleted, or were merged into other files."""
+    """Files of change feeds that were deleted or merged."""
     points: int = 0
     optimized: list[TableName] = field(default_factory=list)
     vacuumed: list[TableName] = field(default_factory=list)
     deleted_files: int = 0
     deleted_bytes: int = 0
-    """Size of ``deleted_files``, which are the deleted files of mirrors."""
+    """Size of ``deleted_files``, which are files of mirrors."""
     left: list[TableName] = field(default_factory=list)
-    """Mirrors for which there was no time. The next maintenance takes them."""
+    """Mirrors that were skipped for lack of time. The next maintenance handles them."""
     failed: list[tuple[TableName, str]] = field(default_factory=list)
     runs: int = 0
-    """Dagster runs that were deleted by the job that did this maintenance."""
+    """Dagster runs that the job of this maintenance deleted."""
     seconds: float = 0.0
 
     @property
@@ -206,7 +203,7 @@ class Maintenance:
     # The steps, in their order ------------------------------------------------------------------
 
     def optimize(self) -> None:
-        """Keep the Delta logs of mirrors without changes readable, and rewrite mirrors that have many small files."""
+        """Keep the Delta logs of unchanged mirrors readable, and rewrite mirrors that have many small files."""
         newest = self._work.progress.points.newest()
         listed = {} if newest is None else newest.tables
         for name, row in self._copied():
@@ -218,11 +215,8 @@ class Maintenance:
                     self._report.optimized.append(name)
 
     def publish(self) -> None:
-        """Publish the newest point again with the present versions of mirrors that are still at the point's LSN.
-
-        Otherwise the position of a table without changes would depend forever on the old version that the newest point
-        names.
-        """
+        """Publish the newest point again, with the present versions of mirrors that are still at its LSN. Otherwise the
+        position of a table without changes would depend forever on an old version."""
         newest = self._work.progress.points.newest()
         if newest is not None:
             self._work.progress.republish(self._level(newest))
@@ -234,7 +228,7 @@ class Maintenance:
         passed(FaultPoint.POINTS_PRUNED)
 
     def cut(self) -> None:
-        """Delete the oldest part of the log and of the feeds, then the partition keys of ranges that the log no longer
+        """Delete the oldest part of the log and feeds, and the partition keys of ranges that the log no longer
         holds."""
         work = self._work
         files = [LogFile(s.first_batch_end, s.batch_end, s.written) for s in work.log.all_segments()]
@@ -259,7 +253,7 @@ class Maintenance:
     def vacuum(self) -> None:
         """Delete the files of mirrors, and of their Delta logs, that no promised version needs."""
         promised = self._work.progress.points.versions(self._work.progress.states.all())
-        # Each mirror is read only when its turn comes, because another writer may commit to it before.
+        # Each mirror is read right before its files are deleted, because another writer may commit to it.
         for name, _ in self._copied():
             if self._catches_up(name):
                 continue
@@ -270,8 +264,8 @@ class Maintenance:
                     self._note_vacuum(name, freed)
 
     def _catches_up(self, name: TableName) -> bool:
-        """Whether the table was copied and the newest point does not list it yet. Until a point lists it, all its
-        versions stay, because its run still has to make one of them durable."""
+        """Whether the newest point does not list the copied table yet. All versions of the mirror stay until a point
+        lists it, because its run still has to make one of these versions durable."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = newest is not None and name in newest.tables
@@ -286,8 +280,7 @@ class Maintenance:
             self._report.deleted_bytes += freed.bytes
 
     def sweep(self) -> None:
-        """Delete the removed files of the Delta tables that only this project writes, and the files that killed runs
-        left."""
+        """Delete removed files of the Delta tables that only this project writes, and files that killed runs left."""
         layout = self._work.layout
         sweep_log(self._work.log, self._grace)
         passed(FaultPoint.LOG_SWEPT)
@@ -328,8 +321,8 @@ class Maintenance:
 
     @contextmanager
     def _failure_noted(self, name: TableName) -> Iterator[None]:
-        """Note the failure of one mirror, so that the maintenance of the other mirrors and of the log continues. A
-        mirror that belongs to another stream is ignored."""
+        """Note the failure of one mirror, so that the maintenance of other mirrors and of the log continues. A mirror
+        that belongs to another stream is ignored."""
         try:
             yield
         except IdentityMismatch:

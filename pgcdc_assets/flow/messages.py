@@ -1,5 +1,5 @@
-"""The feed of logical messages in a run. It is opened if the setting ``messages`` is not empty, advanced with each
-turn, and reported with each range."""
+"""The feed of logical messages in a run, if the setting ``messages`` is not empty. Turns advance it, ranges report
+it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgcdc_assets.log.summary import BatchSummary
 def begin_messages(work: Work) -> None:
     """Open the feed, before the receiver asks for messages. A new feed begins at the log's present position.
 
-    If the feed cannot be read, the tables go on without it, and the log is kept for the feed. If a new feed cannot be
+    If the feed cannot be read, the run continues without it, and the log is kept for the feed. If a new feed cannot be
     created, the run ends, because the next run would not know where the feed has to begin.
     """
     if not work.settings.messages:
@@ -34,8 +34,7 @@ def begin_messages(work: Work) -> None:
 
 
 def take_messages(work: Work, log: LogSpan, upto: Lsn) -> MessagesTaken:
-    """Bring the feed to ``upto``. A failure of the feed is reported, and the tables go on. The next turn tries
-    again."""
+    """Bring the feed to ``upto``. A failure is reported and does not stop the tables. The next turn tries again."""
     if work.messages is None:
         begin_messages(work)
     if work.messages is None:
@@ -48,22 +47,21 @@ def take_messages(work: Work, log: LogSpan, upto: Lsn) -> MessagesTaken:
 
 
 def messages_at(work: Work, lsn: Lsn) -> Lsn | None:
-    """The position that the feed itself records, for a point at ``lsn``; None if the feed is not complete to
-    ``lsn``."""
+    """The feed's own position, for a point at ``lsn``; None if the feed is not complete to ``lsn``."""
     feed = work.messages
     return feed.covered.end if feed is not None and feed.complete_to >= lsn else None
 
 
 def messages_needed(work: Work) -> list[Lsn]:
-    """The position from which on the feed needs the log; empty if the setting ``messages`` is empty."""
+    """The LSN from which the feed needs the log; empty if the setting ``messages`` is empty."""
     if not work.settings.messages:
         return []
     return [work.log.start if work.messages is None else work.messages.complete_to]
 
 
 def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
-    """Derive the messages of a range again from the log, for the part of the range that the feed holds. UsageError if
-    the feed does not exist, or holds no part of the range."""
+    """Derive a range's messages again from the log, as far as the feed holds the range. UsageError if the feed does not
+    exist, or holds no part of the range."""
     feed = work.messages or _opened(work)
     if not feed.exists:
         raise UsageError("does not exist", thing="the feed of messages",
@@ -76,7 +74,7 @@ def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
 
 
 def messages_report(work: Work, batches: Sequence[BatchSummary]) -> MessagesReport | None:
-    """The messages of a range, as the log counts them; None if the setting ``messages`` is empty, or if the feed has
+    """A range's messages, as the log counts them; None if the setting ``messages`` is empty, or if the feed has
     failed."""
     feed = work.messages
     if feed is None:
@@ -86,7 +84,7 @@ def messages_report(work: Work, batches: Sequence[BatchSummary]) -> MessagesRepo
 
 
 def merge_messages(work: Work) -> None:
-    """Merge the feed's small files. Files that cannot be merged stay, and are read as they are."""
+    """Merge the feed's small files. Files that cannot be merged stay readable."""
     if work.messages is None:
         return
     with contained() as failed:

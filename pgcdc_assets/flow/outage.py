@@ -11,7 +11,7 @@ from pgcdc_assets.flow.decide import Bounds
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
-"""Seconds. A restart of a server takes a few seconds. A server that is unreachable for hours is tried once a minute."""
+"""Seconds. A server restarts in a few seconds. A server that is unreachable for hours is tried once a minute."""
 _LOOK_SECONDS: Final = 0.2
 
 
@@ -29,7 +29,7 @@ class Outage:
         self._tried = time.monotonic()
 
     def waited(self, why: PgcdcError, bounds: Bounds) -> bool:
-        """Pause before the next try. False if the bounds end the run first."""
+        """Pause before the next try. False if the bounds end the run during the pause."""
         now = time.monotonic()
         if self._tried is None or now - self._tried > LONGEST_PAUSE:
             # The run was connected for a while, so this is a new outage.

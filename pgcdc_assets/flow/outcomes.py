@@ -1,7 +1,7 @@
-"""Records how the last operations on a lake ended, so that ``status`` can report it later.
+"""Records how the last operations on a lake ended, so that ``status`` can report it.
 
-The holder of the lake's lock writes one small file, always whole, when an operation begins and when it ends. If the
-process is killed, only the beginning is recorded. If then no process holds the lock, the operation was killed.
+The holder of the lake's lock replaces one small file when an operation begins and when it ends. If the file shows an
+operation in progress while no process holds the lock, the operation was killed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pgcdc_assets.store import storage
 KILLED: Final = "did not end: its process was killed, or the machine lost its power"
 GOES_ON: Final = "run it again: it goes on from what is durable"
 _MISTAKES: Final = (UsageError, UnknownTable, RangeGap)
-"""Mistakes of the caller. They are reported to the caller, and nothing is wrong with the lake."""
+"""Mistakes of the caller. They are not recorded, because nothing is wrong with the lake."""
 
 
 class OperationKind(StrEnum):
-    """Kinds of operations. Once an operation succeeds, earlier failures of the same kind no longer count."""
+    """Kinds of operations. A success cancels the earlier failures of its kind."""
 
     SYNC = "sync"
-    """Includes copies: every sync makes the copies that are due."""
+    """Includes copies."""
     REPAIR = "repair"
     BACKFILL = "backfill"
     MAINTENANCE = "maintenance"
@@ -49,7 +49,7 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Failure:
-    """The error that ended an operation, with the fields of :class:`PgcdcError`; names and LSNs, never secrets."""
+    """The error that ended an operation, with the fields of :class:`PgcdcError`: names and LSNs, never secrets."""
 
     command: str
     at: datetime
@@ -64,8 +64,7 @@ class Outcome:
     """The last outcome of one kind of operations."""
 
     succeeded: datetime | None = None
-    """The time of the last success: the end of an operation or, for a sync that follows, the time when a point listed
-    all that the log held."""
+    """When an operation last succeeded. A sync that follows succeeds when a point lists all that the log holds."""
     failed: Failure | None = None
     """The last failure after ``succeeded``."""
     under_way: UnderWay | None = None
@@ -97,13 +96,11 @@ class Outcome:
 
 
 def read(layout: Layout) -> dict[str, Outcome]:
-    """The outcomes by kind (values of :class:`OperationKind`); empty for a lake without the file.
-
-    LakeError if the file cannot be read.
-    """
+    """The outcomes by kind (values of :class:`OperationKind`); empty for a lake without the file. LakeError if it is
+    unreadable."""
     outcomes = _load(layout)
     if any(outcome.under_way for outcome in outcomes.values()) and lock.holder(layout) is None:
-        # Read again, because the operation may have ended before the lock was checked, or another may have begun.
+        # Read again: since the first read, the operation may have ended, or another operation may have begun.
         again = _load(layout)
         return {
             kind: outcome.ended() if outcome.under_way == outcomes.get(kind, Outcome()).under_way else outcome
@@ -117,11 +114,11 @@ class Operation:
     """An operation in progress, for the code that carries it out."""
 
     succeed: Callable[[], None] = lambda: None
-    """Records a success before the operation's end, which may be days away. Earlier failures no longer count."""
+    """Records a success before the operation's end, which may be days away."""
     failures: list[PgcdcError] = field(default_factory=list)
-    """Failures of parts of the operation, while the other parts succeeded."""
+    """Failures of parts of the operation. The other parts succeeded."""
     renewed: list[str] = field(default_factory=list)
-    """Tables that the operation copied again. Failures to repair them no longer count."""
+    """Tables that were copied again, so that failures to repair them no longer count."""
     given_up: Callable[[], bool] = lambda: False
     """Whether the operation was stopped, so that its end is no success."""
 
@@ -130,9 +127,9 @@ class Operation:
 def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> Iterator[Operation]:
     """Record how the block ends. The caller holds the lake's lock.
 
-    A mistake of the caller and an interrupt are not recorded: the earlier outcome stays. If the record cannot be
-    written, ``say`` reports that and the block continues. The disk may be full, and the block may be the maintenance
-    that makes room.
+    Mistakes of the caller and interrupts are not recorded: the earlier outcome stays. If the record cannot be written,
+    ``say`` reports it and the block continues, because the disk may be full and the block may be the maintenance that
+    makes room.
     """
     book = _Book(layout, kind, command, say)
     operation = Operation(book.succeeded)
@@ -145,7 +142,7 @@ def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[s
         book.failed(error)
         raise
     except Exception as error:
-        # The error's text may hold values, so it is left out. The traceback goes to the caller.
+        # The error's text may hold row values, so it is left out. The traceback goes to the caller.
         book.failed(LakeError(f"unexpected {type(error).__name__}", do="the traceback is with the run, or in "
                               ".pgcdc/failure.txt"))  # fmt: skip
         raise
@@ -160,8 +157,6 @@ def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[s
 
 
 class _Book:
-    """Writes the file for one operation."""
-
     def __init__(self, layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> None:
         self._layout, self._kind, self._command, self._say = layout, kind, command, say
         try:
@@ -209,7 +204,6 @@ class _Book:
 
 
 def _save(layout: Layout, outcomes: Mapping[str, Outcome]) -> None:
-    """Write the file whole or not at all, even if the power fails."""
     told = {kind: one.to_json() for kind, one in outcomes.items()}
     storage.replace(layout.outcomes, json.dumps(told, indent=1).encode())
 

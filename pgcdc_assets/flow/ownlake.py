@@ -19,7 +19,7 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
     """Raise WrongLake if the lake is not the lake that the project has noted, or StoreFailed if it cannot be reached.
 
     A lake at another place is still the project's own if it has the project's change log, and if the noted place no
-    longer has that log. ``may_be_gone``: do not raise if the noted place has lost its change log or cannot be reached.
+    longer has that log. ``may_be_gone``: accept that the noted place has lost its change log or cannot be reached.
     """
     note, layout = load_note(settings.state), settings.layout
     if note.log is None:
@@ -60,7 +60,7 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
 
 
 def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
-    """Raise WrongLake if the slot has been read already. This lake has no change log, so the slot was probably read for
+    """Raise WrongLake if the slot was read before. This lake has no change log, so the slot was probably read for
     another lake."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(

@@ -1,7 +1,7 @@
 """The progress of every table: its state, its effective ``replay_lsn``, and its mirror's version.
 
 The lake and the target hold the truth. This is one run's view of it, which is read once at the start and updated with
-every copy and turn. So tables without changes cost nothing in a turn.
+every copy and turn, so tables without changes cost nothing in a turn.
 """
 
 from __future__ import annotations
@@ -29,21 +29,18 @@ from pgcdc_assets.structure.record import TableRecord, UnreadRows
 
 
 class TablesProgress:
-    """All tables of the catalog. A mirror can no longer be followed if it was copied below the LSN at which the log
-    began, or if its position is below the log's present start, because retention has deleted the log below."""
+    """The records of all tables of the catalog. ``log_began``, ``log_start``: see :class:`Standings`."""
 
     def __init__(self, layout: Layout, catalog: Catalog, target: Target, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
         self._noting = Lock()
-        """Held while records of tables that may be copied at this moment are replaced: :meth:`copying` runs in the
-        copies' thread."""
+        """Held while records are replaced that :meth:`copying` may replace too: it runs in the copies' thread."""
         self.states = TableStates(layout)
         self._standings = Standings(target, self.states, log_began, log_start)
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
         self.recovered = target.recover(rows)
-        """Names of the files, by place, that a power cut had left incomplete in the mirrors, and that were put
-        aside."""
+        """Files, by place, that a power cut had left incomplete in the mirrors, and that were put aside."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
         self.listed = ListedTables(self.points, self._tables)
         self._note_away()
@@ -51,8 +48,8 @@ class TablesProgress:
 
     def _note_away(self) -> None:
         """Find the tables that an older point lists and the newest point does not: they had another name for a while.
-        No point lists them again below the next catalog check. A table that no point has listed since its copy does not
-        count: the run that copied it ended early."""
+        No point below the next catalog check lists them. A table that no point has listed since its copy does not
+        count."""
         newest = self.points.newest()
         if newest is None:
             return
@@ -84,7 +81,7 @@ class TablesProgress:
                 if entry.state is TableState.WAITING and not entry.reshaping and entry.former is None]  # fmt: skip
 
     def renamed_tables(self) -> list[TableRecord]:
-        """The tables whose mirrors still have the tables' former names."""
+        """The tables whose mirrors still have the former names."""
         return [entry for entry in self._tables.values() if entry.former is not None]
 
     def followed(self) -> list[TableRecord]:
@@ -92,7 +89,7 @@ class TablesProgress:
 
     @property
     def router(self) -> Router:
-        """Finds the followed table that takes the rows of a relation."""
+        """Finds the followed table that takes a relation's rows."""
         return Router.of(entry.table for entry in self.followed())
 
     def set_aside(self) -> list[TableRecord]:
@@ -110,18 +107,16 @@ class TablesProgress:
         return max([newest.replay_lsn if newest else ZERO, *(entry.replay_lsn for entry in self._tables.values())])
 
     def request_copy(self, tables: Sequence[TableName]) -> None:
-        """Have the next copy include these tables again."""
+        """Have the next copy include these tables."""
         asked = [self[name] for name in tables]
         for entry in asked:
             waiting = replace(entry, state=TableState.WAITING, reason=None, refused=False, former=None)
             self._tables[entry.table.name] = waiting
 
     def heal(self, tables: Sequence[TableName]) -> None:
-        """Resume tables that were set aside, from the positions of their mirrors. The log holds their changes.
-
-        UsageError for a table that is not set aside, or cannot be mirrored. NotRepairable for a table whose changes the
-        log no longer holds. If the cause still exists, the table is set aside again.
-        """
+        """Resume tables that were set aside, from the positions of their mirrors. If the cause still exists, a table is
+        set aside again. UsageError for a table that is not set aside, or cannot be mirrored. NotRepairable if the log
+        no longer holds its changes."""
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
             self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
@@ -144,11 +139,10 @@ class TablesProgress:
                        reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
-        """Have the table copied again, in this run or a later one. Its mirror is wrong at ``lsn`` and above, and maybe
+        """Have the table copied again, in this or a later run. Its mirror is wrong at ``lsn`` and above, and maybe
         already below."""
         entry = self[name]
-        # The LSN is above the copy that the mirror holds. A later run concludes that the copy at this LSN was never
-        # committed.
+        # This LSN is above the mirror's own copy, so a later run sees that no copy at this LSN was committed.
         self.states.set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
         self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False, former=None)
 
@@ -161,14 +155,13 @@ class TablesProgress:
                 self._tables[table.name] = TableRecord(table, TableState.COPYING, consistent_point, columns=columns)
 
     def not_copied(self, name: TableName, reason: str) -> bool:
-        """Note that a copy could not read the table, for this reason, so that it waits for another copy. Returns
-        whether the reason is new."""
+        """Note why a copy could not read the table, which waits for another copy. Returns whether the reason is new."""
         entry = self._tables.get(name)
         if entry is None or entry.state not in (TableState.COPYING, TableState.WAITING) or entry.reason == reason:
             return False
         lsn = entry.replay_lsn
         if entry.state is TableState.WAITING:
-            # The copy was not begun. An older mirror must not be mistaken for it, as in :meth:`must_copy`.
+            # The copy was not begun. As in :meth:`must_copy`, an older mirror must not be taken for the copy.
             row = self.states.all().get(name)
             lsn = Lsn(max(lsn, row.lsn if row else ZERO) + 1)
         self.states.set(entry.table, TableState.COPYING, lsn, reason)
@@ -176,8 +169,8 @@ class TablesProgress:
         return True
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
-        """Note that a copy was committed. The copy is made durable before its state, because an older mirror must not
-        be mistaken for the copy."""
+        """Note that a copy was committed. The copy becomes durable before its state, so that no older mirror is taken
+        for the copy."""
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
         # Points may list the table at once: the snapshot showed it under its present name.
@@ -196,13 +189,10 @@ class TablesProgress:
         )
 
     def columns_came(self, name: TableName, columns: Marks, position: Callable[[], Lsn]) -> Lsn:
-        """Note that the catalog shows new columns that are NULL in all older rows. ``columns``: the marks of all
-        columns.
-
-        Returns the LSN at which these columns were first seen. If they are seen now for the first time, this is the
-        LSN that ``position`` returns. A row below that LSN may still bring the columns. No point lists the table until
-        its mirror has them.
-        """
+        """Note that the catalog shows new columns that are NULL in all older rows; returns the LSN at which they were
+        first seen, which is the result of ``position`` if they are seen now for the first time. A row below that LSN
+        may still bring the columns. No point lists the table until its mirror has them. ``columns``: the marks of all
+        columns."""
         entry = self[name]
         seen = entry.since_columns
         if seen is None or seen[1] != columns:
@@ -215,20 +205,21 @@ class TablesProgress:
         self._tables[name] = replace(self[name], unread=unread)
 
     def checked(self, name: TableName, reported: str, *, decided: bool) -> None:
-        """Note what a catalog check reported about a table. ``decided``: the table no longer waits for the check."""
+        """Note what a catalog check reported. ``decided``: the table no longer waits for the check."""
         entry = replace(self[name], reported=reported)
         self._tables[name] = replace(entry, unread=None) if decided else entry
 
     def note_columns(self, live: Iterable[Table], altered: Container[TableName]) -> None:
-        """Note the marks of all columns as a catalog check showed them. The ``altered`` tables are listed again only
-        from the position on that :meth:`listed_from` gets next."""
+        """Note the marks of all columns in a catalog check. The ``altered`` tables are listed again only from the LSN
+        that the next :meth:`listed_from` sets."""
         with self._noting:
             for table in live:
                 entry = replace(self[table.name], columns=table.marks.columns)
                 self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
 
     def listed_from(self, position: Lsn) -> None:
-        """Note that the catalog showed all tables under their present names before the source reached ``position``."""
+        """Note that, before the source reached ``position``, the catalog showed all tables under their present
+        names."""
         with self._noting:
             for name, entry in self._tables.items():
                 if entry.listed_from is None:
@@ -239,11 +230,11 @@ class TablesProgress:
         return any(entry.needs_catalog_check for entry in self)
 
     def reshaping(self, name: TableName) -> None:
-        """Note that the structure of a table's mirror is being changed."""
+        """Note that the structure or name of a table's mirror is being changed."""
         self._tables[name] = replace(self[name], reshaping=True)
 
     def reshaped(self, table: Table, version: int) -> bool:
-        """Note that a mirror has got another structure; returns whether its table is still followed. The mirror is made
+        """Note that a mirror has another structure; returns whether its table is still followed. The mirror becomes
         durable before its state, because the structure decides how later rows are read."""
         entry = replace(self[table.name], reshaping=False, since_columns=None)
         self._tables[table.name] = entry
@@ -256,12 +247,8 @@ class TablesProgress:
         return True
 
     def renamed(self, name: TableName, former: TableName, version: int) -> bool:
-        """Note that the mirror with the table's former name has got the table's new name; returns whether the table is
-        followed.
-
-        The table is not followed if the log no longer holds its changes, or if a copy was requested in between. It then
-        waits for a copy.
-        """
+        """Note that the mirror of ``former`` now has the table's new name; returns whether the table is followed. If
+        the log no longer holds its changes, or if a copy was requested in between, the table waits for a copy."""
         entry, held = self[name], self._target.standing(name)
         self._tables[name] = replace(entry, reshaping=False)
         if entry.former != former or entry.state is not TableState.WAITING:
@@ -272,8 +259,7 @@ class TablesProgress:
         self._target.settle({name: version})
         self.states.set(entry.table, TableState.CATCHING_UP, held.replay_lsn, entry.reason)
         if former not in self._tables:
-            # A crash just before this line leaves mirrors under both names. The mirror at the higher position is then
-            # used.
+            # A crash before this line leaves mirrors under both names. The mirror at the higher position is then used.
             self.states.set(replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"goes on as {name}")
         passed(FaultPoint.RENAME_RECORDED)
         self._tables[name] = replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=version,
@@ -281,8 +267,8 @@ class TablesProgress:
         return True
 
     def unchanged(self, name: TableName, now: Table) -> None:
-        """Note that a followed table is as its mirror has it. Only its files may differ. The present files are noted,
-        so that only later changes of its files count from now on."""
+        """Note that a followed table is as its mirror has it, except for files. Later checks compare with its present
+        files."""
         entry = self[name]
         self._tables[name] = entry = replace(entry, since_columns=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
@@ -294,8 +280,8 @@ class TablesProgress:
             self._tables[name] = replace(entry, table=table)
 
     def commented(self, name: TableName, comments: tuple[tuple[int, str], ...], version: int | None) -> None:
-        """Note that these comments were carried to a followed table's mirror, and make them durable. ``version``: the
-        mirror's version with the comments, or None if the mirror could not take them."""
+        """Note, durably, that a followed mirror was given these comments. ``version``: the mirror's version with the
+        comments; None if it could not take them."""
         entry = self[name]
         table = replace(entry.table, comments=comments)
         if version is not None:
@@ -309,16 +295,13 @@ class TablesProgress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False, former=None)
 
     def refuse(self, table: Table, reason: str) -> None:
-        """Set the table aside because no mirror can hold it as it is. This is not stored, because each catalog check
-        finds it again."""
+        """Set the table aside because no mirror can hold it. This is not stored: each catalog check finds it again."""
         entry = self[table.name]
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
     def gone(self, published: Container[TableName]) -> list[TableName]:
-        """Stop following the tables that are no longer ``published``; returns their names.
-
-        Their stored states stay. So if a table is published again, it is known that it was not published in between.
-        """
+        """Stop following the tables that are no longer ``published``; returns their names. Their stored states stay, so
+        if a table is published again, it is known that it was not published in between."""
         lost = [
             name for name, entry in self._tables.items()
             if name not in published and entry.state is not TableState.COPYING
@@ -328,7 +311,7 @@ class TablesProgress:
         return lost
 
     def renamed_among(self, published: Iterable[Table]) -> None:
-        """Remove the entries whose names other known tables have now. :meth:`found` adds those tables."""
+        """Remove the entries whose names belong to other known tables now. :meth:`found` adds those tables."""
         oids = {entry.table.oid for entry in self}
         for table in published:
             entry = self._tables.get(table.name)
@@ -338,8 +321,8 @@ class TablesProgress:
                 del self._tables[table.name]
 
     def found(self, published: Iterable[Table]) -> list[TableName]:
-        """Add the published tables that are not known yet; returns their names. A table that was followed earlier
-        resumes at its mirror's position."""
+        """Add published tables that are not known yet; returns their names. A formerly followed table resumes at its
+        mirror's position."""
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:
@@ -348,16 +331,15 @@ class TablesProgress:
 
     def publish(self, lsn: Lsn, transform_lsn: Lsn, messages: Lsn | None = None) -> bool:
         """Publish a consistent point of all tables that are exactly at ``lsn``; returns whether the point lists every
-        followed table.
+        followed table. ``messages``: the position of the feed of messages, if the feed is complete to ``lsn``.
 
         LakeError, before anything is written, if ``lsn`` is above ``transform_lsn``, the log's recorded position. A
-        source is compared with the log's position. So a point above that position could have an LSN that a restored or
-        promoted source never had.
+        source is compared with the log's position, so a point above it could have an LSN that a restored or promoted
+        source never had.
 
-        No point is made below the newest point. A table whose copy took long is behind the others, and a table that was
-        just copied is ahead of them. Each is listed once it is at the same LSN as the others.
-
-        ``messages``: the position that the feed of messages itself records, if the feed is complete to ``lsn``.
+        No point is made below the newest point. A table whose copy took long is behind the other tables, and a table
+        that was just copied is ahead of them. A point lists such a table once it is at the same LSN as the other
+        tables.
         """
         if lsn > transform_lsn:
             raise LakeError(
@@ -378,7 +360,7 @@ class TablesProgress:
 
     def republish(self, versions: Mapping[TableName, int]) -> None:
         """Publish the newest point again with these versions of mirrors, which are at the point's LSN. The other tables
-        stay as the point lists them. Does nothing if the point has these versions already."""
+        stay as they are listed. Does nothing if the point has these versions already."""
         newest = self.points.newest()
         if newest is None or versions.items() <= newest.tables.items():
             return
@@ -397,7 +379,7 @@ class TablesProgress:
     @property
     def changed(self) -> dict[TableName, str]:
         """The followed tables whose mirrors have rows that another writer changed, with a description. A new copy
-        removes a table from this list."""
+        clears this."""
         return {entry.table.name: entry.reason for entry in self.followed() if entry.reason is not None}
 
     def _note_changed(self) -> None:

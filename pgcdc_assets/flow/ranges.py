@@ -1,12 +1,12 @@
 """The ranges of a run. What its turns take is counted into the open range. When the range is closed, its report is
 written and its many small files are merged.
 
-Batches serve latency. Ranges serve people and backfills. A range is one or more whole batches. It is closed when it has
-reached a size, or a minimum age. What a closed range held is counted from the log's own summaries. So if a run dies
-before its range is closed, the next run counts everything.
+Batches serve latency. Ranges serve people and backfills. A range is one or more whole batches, and is closed when it
+has reached a size or a minimum age. Its report is counted from the log's own summaries. So if a run dies before it
+closes a range, the next run counts everything.
 
-The rows that the receiver counted for each relation are compared with the followed tables: a report explains the rows
-that no mirror takes. The transform does the other half: it sets a table aside if its feed lacks a row of the table
+The receiver's row counts for each relation are compared with the followed tables, and the report explains rows that no
+mirror takes. The transform checks the other half: it sets a table aside if its feed lacks a row of the table
 (:func:`pgcdc_assets.feed.transform.transform`).
 """
 
@@ -138,11 +138,8 @@ def untaken(work: Work, span: LogSpan) -> list[Untaken]:
 
 
 def keep_untaken(work: Work, batches: Sequence[BatchSummary], found: Sequence[Untaken]) -> None:
-    """Store the counts of rows of relations that belong to no table, so that ``status`` reports them after the run.
-
-    If a run died before its range was closed, the next run counts the same batches again. Batches whose rows are stored
-    already are left out then.
-    """
+    """Store the row counts of relations that belong to no table, so that ``status`` reports them after the run. If a
+    run died before its range was closed, the next run counts the same batches again: stored batches are left out."""
     lost = [entry for entry in found if entry.why is Why.UNKNOWN]
     if not lost:
         return
@@ -164,8 +161,8 @@ def _rows(batch: BatchSummary, relation: int) -> int:
 
 
 def _came(work: Work, table: Table, leaf: int) -> bool:
-    """Whether a leaf whose rows the table does not take yet has its rows in the stream now. It was unlogged, or was not
-    attached for a while. A catalog check then has the table copied again, with the leaf."""
+    """Whether a leaf that the table does not take yet, because it was unlogged or detached, has its rows in the stream
+    now. The next catalog check has the table copied again, with the leaf."""
     now = work.catalog.table(table.name)
     known = {one.oid for one in table.outside} | {one.oid for one in (now.leaves if now is not None else ())}
     return leaf in known
@@ -199,7 +196,7 @@ class RunRanges:
         """Batches up to this LSN are counted."""
         self._thinning = Thinning(work)
         self._reported: set[tuple[int, str]] = set()
-        """Relations, and reasons why no mirror takes their rows, that were reported already."""
+        """Relations, with the reason why no mirror takes their rows, that were reported already."""
         self.turns = self.transactions = self.rows = 0
 
     @property
@@ -218,7 +215,7 @@ class RunRanges:
         self.count_late(turn)
 
     def count_late(self, turn: Turn) -> None:
-        """Count a turn of late tables. Its batches were counted already, in a turn of the other tables."""
+        """Count a turn of late tables, whose batches were counted already in a turn of the other tables."""
         self.turns += bool(turn.tables)
 
     def close(self) -> None:
@@ -234,7 +231,6 @@ class RunRanges:
         self._thinning.after_range(report.tables)
 
     def _report_untaken(self, span: LogSpan) -> None:
-        """Report once for each relation why no mirror takes its rows."""
         for rows in untaken(self._work, span):
             if (rows.relation_id, rows.why) not in self._reported:
                 self._reported.add((rows.relation_id, rows.why))
@@ -243,8 +239,7 @@ class RunRanges:
 
 
 def merge_files(work: Work, report: RangeReport) -> None:
-    """Merge the small files of batches and turns into one file per range, so that later turns read log and feeds
-    fast."""
+    """Merge the small files of a range's batches and turns, so that later turns read log and feeds fast."""
     compact(work.log, report.span)
     merge_messages(work)
     for name in report.tables:
@@ -253,7 +248,7 @@ def merge_files(work: Work, report: RangeReport) -> None:
 
 
 def _merge_feed(work: Work, entry: TableRecord) -> None:
-    """Merge a feed's small files. If this fails, the files stay. The mirror has applied them already, and goes on."""
+    """Merge a feed's small files. If this fails, the files stay, and the mirror, which has applied them, goes on."""
     with contained() as failed:
         work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:
@@ -290,15 +285,14 @@ def range_report(
 
 
 def _with_rows(work: Work, turn: TableTurn) -> TableTurn:
-    """The turn with the number of the mirror's rows. A mirror that cannot be read is reported elsewhere."""
+    """The turn with the mirror's row count. A mirror that cannot be read is reported elsewhere."""
     with contained():
         return replace(turn, rows=work.target.rows(turn.table))
     return turn
 
 
 def _from_log(work: Work, span: LogSpan) -> dict[TableName, TableTurn]:
-    """The changed tables, as the log counts their rows. Changes that an earlier run applied before it died are
-    included."""
+    """The changed tables with row counts from the log, which include what an earlier run applied before it died."""
     router = work.progress.router
     places = {shape.relation_id: router.place(shape).table for shape in span.shapes.values()}
     changes: dict[TableName, Counter[str]] = {}

@@ -1,5 +1,5 @@
-"""What a run reports: the results of its stages as plain values, and the interface of those who observe it, such as
-Dagster's events, the progress in a terminal, or the list of a test."""
+"""What a run reports: results as plain values, and the interface of observers, such as Dagster's events or a
+terminal."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class TableTurn:
     table: TableName
     replay_lsn: Lsn
     version: int
-    """The mirror's version."""
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
-    """Rows changed in the mirror. These are net effects, so they may be fewer than the changes of the feed."""
+    """Rows changed in the mirror: net effects, so ``inserted`` to ``deleted`` may be fewer than the changes of the
+    feed."""
     changes: dict[str, int] = field(default_factory=dict)
     """Rows of the change feed, by operation."""
     seconds_transform: float = 0.0
     seconds_apply: float = 0.0
     rows: int | None = None
-    """Rows of the mirror at the range's end; None if that is not known."""
+    """Rows of the mirror at the range's end; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,17 @@ class Untaken:
 
 @dataclass(frozen=True)
 class MessagesReport:
-    """The logical messages of a range."""
+    """The logical messages of a range, and their feed's Delta ``version``."""
 
     count: int
     complete_to: Lsn
     """The feed holds every requested message below this LSN."""
     version: int
-    """Delta version of the feed."""
 
 
 @dataclass(frozen=True)
 class RangeReport:
-    """One closed LSN range."""
+    """One closed LSN range. ``tables``: the tables that changed."""
 
     span: LsnRange
     transactions: int
@@ -71,7 +70,6 @@ class RangeReport:
     lag_bytes: int
     lag_seconds: float | None
     tables: dict[TableName, TableTurn]
-    """The tables that changed."""
     seconds: dict[str, float]
     """Wall seconds by stage: transform and apply."""
     untaken: list[Untaken] = field(default_factory=list)
@@ -79,7 +77,7 @@ class RangeReport:
     messages: MessagesReport | None = None
     """None if the setting ``messages`` is empty, or if the feed has failed."""
     committed: tuple[datetime, datetime] | None = None
-    """The commit times of the first and of the last transaction, by the source's clock; None without transactions."""
+    """The commit times of the first and last transaction, by the source's clock; None without transactions."""
 
 
 @dataclass(frozen=True)
@@ -88,45 +86,40 @@ class StructureChange:
 
     table: TableName
     what: str
-    """The change, in words."""
     before: Table
     after: Table
     since: Lsn
     """The LSN of the catalog check that showed the new structure, or of the end of the transaction that changed it."""
     copied: bool
-    """Whether the table is copied again. Otherwise the mirror's own rows have got the new structure, in ``version``."""
+    """Whether the table is copied again. Otherwise the mirror's own rows have the new structure, in ``version``."""
     version: int | None = None
 
 
 @dataclass(frozen=True)
 class SyncReport:
-    """A whole run."""
+    """A whole run, from one ``replay_lsn`` to another."""
 
     start: Lsn
-    """``replay_lsn`` when the run began."""
     end: Lsn
-    """``replay_lsn`` when the run ended."""
     transform_lsn: Lsn
     copied: list[CopyReport]
     turns: int
     transactions: int
     rows: int
     stream_aborts: int
-    """The number of ignored Stream Abort messages. PostgreSQL 18 reports rollbacks of transactions that it never
-    sent."""
+    """Ignored Stream Abort messages: PostgreSQL 18 reports rollbacks of transactions that it never sent."""
     seconds: float
     set_aside: list[tuple[TableName, str]]
     changed: list[tuple[TableName, str]] = field(default_factory=list)
-    """The followed tables whose mirrors have rows that another writer changed, with a description."""
+    """The followed tables with rows that another writer changed in the mirror, and a description."""
     refused: frozenset[TableName] = frozenset()
-    """The tables that are set aside because they cannot be mirrored at all."""
+    """The tables that are set aside because no mirror can hold them."""
     paused: bool = False
     """Whether applying was paused at the run's end: by an operator, or because the run only received."""
     gave_way: bool = False
     """Whether the run ended because a command waits for the lake."""
     left: list[tuple[TableName, str]] = field(default_factory=list)
-    """Tables that a run that does not follow left behind, with the reason: they wait for a copy, or no point lists them
-    yet."""
+    """Tables that a run without ``follow`` left behind, and why: they wait for a copy, or no point lists them yet."""
 
     lost: PgcdcError | None = None
     """The error by which a run that follows lost the source, if this ended the run."""
@@ -155,15 +148,11 @@ class Observer(Protocol):
         """A table's copy was committed to its mirror."""
 
     def restructured(self, report: StructureChange) -> None:
-        """A mirror has followed a change of its table's structure, or its table waits for a copy because of the
-        change."""
+        """A mirror has followed a change of structure, or its table waits for a copy because of the change."""
 
     def range_closed(self, report: RangeReport) -> None:
-        """A range is in the log, is applied to every followed table, and its changes are published.
-
-        Transactions that change no table need no point, for example a transaction that only has a message. The newest
-        point may then be below the range's end.
-        """
+        """A range is in the log, is applied to every followed table, and its changes are published. The newest point
+        may be below the range's end: transactions that change no table, such as a lone message, need no point."""
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         """A message for people. No code may depend on it."""

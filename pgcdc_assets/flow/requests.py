@@ -1,15 +1,15 @@
-"""VerifyRequests to the runs of a lake, as files in the lake. A run reads them between its turns.
+"""Requests to the runs of a lake, as files in the lake. A run reads them between its turns.
 
 **The operator's requests**: the LSN at which following ends, and whether changes are applied. The idea comes from
 pgcopydb's sentinel. Each request is a separate file, so that no command overwrites the other request. A request is in
-force for all runs, also for the runs of the sensor, until it is withdrawn.
+force for all runs, also for the sensor's runs, until it is withdrawn.
 
-**The request of ``verify``**, by which it gets a consistent point at the LSN of its snapshot from a running sync. The
-exact LSN C of a snapshot is known only once the snapshot has been taken, as the consistent point of a new slot. By that
-time a running sync might have passed C. So verify first places a request without an LSN, and the sync then starts no
-further turn. Verify takes its snapshot and writes C into the request. The sync's next turn ends exactly at C, and its
-point is published. The request is a locked file, so the request of a verify that died has no effect. A request that
-lasts too long has no effect either, be it of a verify that hangs, or of another program that locks the file.
+**The request of ``verify``**: a consistent point at the LSN C of its snapshot, from a running sync. C is known only
+once the snapshot is taken, as the consistent point of a new slot, and the sync might have passed C in between. So
+verify first places a request without an LSN, and the sync starts no further turn. Verify takes its snapshot and writes
+C into the request. The sync's next turn ends exactly at C, and its point is published. The request is a locked file, so
+it ends with the process of verify. A request that lasts too long has no effect: verify may hang, or another program may
+lock the file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from pgcdc_assets.store.processname import ProcessName
 @dataclass(frozen=True)
 class OperatorRequests:
     endpos: Lsn | None = None
-    """A run that follows ends at the last boundary at or below this LSN. A run that has passed the LSN already ends at
-    its present position. None: the run does not end."""
+    """A run that follows ends at the last boundary at or below this LSN or, if it has passed the LSN already, at its
+    present position. None: the run does not end."""
     paused: bool = False
     """Nothing is applied. Changes go only into the log, and the slot can advance."""
 
@@ -62,7 +62,7 @@ def apply_paused(layout: Layout) -> LakeError:
 
 
 def follow_until(layout: Layout, lsn: Lsn | None) -> None:
-    """Have every run that follows end at ``lsn``. None withdraws the request."""
+    """Make every run that follows end at ``lsn``. None withdraws the request."""
     if lsn is None:
         storage.delete([layout.endpos])
     else:
@@ -80,12 +80,12 @@ def pause_apply(layout: Layout, *, paused: bool) -> bool:
 
 
 UNNAMED_SECONDS: Final = 60.0
-"""How long a sync starts no turn because of a request without an LSN."""
+"""How many seconds a sync starts no turn because of a request without an LSN."""
 NAMING_SECONDS: Final = UNNAMED_SECONDS / 2
-"""Within this time verify names its LSN. After this time it takes another snapshot, because a sync that has continued
-may have passed the LSN."""
+"""Verify must name its LSN within this time. Otherwise it takes another snapshot, because the sync may have passed the
+LSN."""
 NAMED_SECONDS: Final = 900.0
-"""How long a sync obeys a request that names an LSN. Verify waits for its point for ten minutes."""
+"""How many seconds a sync obeys a request that names an LSN. Verify waits for its point for ten minutes."""
 _NO_LSN: Final = "-"
 
 
@@ -95,7 +95,7 @@ class VerifyRequest:
 
     lsn: Lsn | None
     by: ProcessName | None = field(default=None, compare=False)
-    """The process that placed the request; None if the request does not say it."""
+    """The process that placed the request; None if the request does not name it."""
     tenure: str = field(default="", compare=False)
     """Distinguishes two requests of the same process."""
 
@@ -156,11 +156,11 @@ class VerifyRequests:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._seen: dict[str, float] = {}
-        """When the request of each tenure was first seen; minus infinity if the request's time is over."""
+        """When the request of each tenure was first seen; minus infinity once the request has expired."""
 
     def current(self) -> VerifyRequest | None:
-        """The request in force; None if there is no request, or if its time is over. An expired request has no
-        effect, even if an LSN is written into it later."""
+        """The request in force; None without a request, or if it has expired. An LSN written later does not revive
+        it."""
         found = verify_request(self._layout)
         if found is None:
             self._seen.pop(VerifyRequest(None).tenure, None)

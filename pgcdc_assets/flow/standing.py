@@ -17,7 +17,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 class Standings:
     """A mirror can no longer be followed if it was copied below the LSN at which the log began, or if its position is
-    below the log's present start, because retention has deleted the log below."""
+    below the log's present start, because retention has deleted the changes in between."""
 
     def __init__(self, target: Target, states: TableStates, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
@@ -34,7 +34,7 @@ class Standings:
         return held.snapshot_lsn >= self._log_began and held.replay_lsn >= self.log_start
 
     def load(self, table: Table, rows: Mapping[TableName, StateRow]) -> TableRecord:
-        """The table's record. The table is set aside if its mirror cannot be read. ``rows``: the last state of every
+        """The table's record, which is set aside if the mirror cannot be read. ``rows``: the last state of every
         table."""
         row = rows.get(table.name)
         with contained() as failed:
@@ -61,18 +61,17 @@ class Standings:
         if row.state is TableState.SET_ASIDE:
             return TableRecord(shape, row.state, held.replay_lsn, held.version, row.reason)
         if not self.in_log(held):
-            # The table was copied under an earlier log, which this log need not continue. Or the table was not followed
-            # for a while, and the log was deleted above the mirror's position.
+            # The table was copied under an earlier log. Or the log above the mirror's position was deleted while the
+            # table was not followed.
             return TableRecord(table, TableState.WAITING)
-        # The mirror got another name or structure in a run that ended before a point listed it. The LSN since which the
-        # source has this name or structure is not stored.
+        # The run that changed the mirror's name or structure ended before its point. The LSN of the change is not stored.
         listed_from = None if held.unlisted else ZERO
         return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason,
                            listed_from=listed_from)  # fmt: skip
 
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
-        """The table as the mirror's rows have it. If a run died right after it changed the structure, the stored state
-        has the old structure."""
+        """The table as the mirror's rows have it. If a run died right after a change of structure, the stored state is
+        older."""
         if held.followed is None or not _newer(held.followed, noted):
             return noted
         followed = replace(held.followed, comments=noted.comments)
@@ -81,11 +80,8 @@ class Standings:
 
     def _of_former(self, waiting: TableRecord, rows: Mapping[TableName, StateRow]) -> TableRecord:
         """The record of a table that has no mirror under its present name. If the table was followed under a former
-        name, the record has the mirror of that name.
-
-        A mirror is renamed only if no other table's mirror has the new name. If another table's mirror has it, for
-        example because two tables swapped their names, the table is copied.
-        """
+        name, the record has the mirror of that name. If another table's mirror has the new name, for example because
+        two tables swapped their names, the table is copied instead."""
         name, oid = waiting.table.name, waiting.table.oid
         if name in rows and rows[name].state is TableState.COPYING and _oid(rows[name]) == oid:
             # Its copy was requested or begun.
@@ -104,7 +100,7 @@ class Standings:
         )  # fmt: skip
 
     def _aside(self, waiting: TableRecord, last: StateRow) -> TableRecord:
-        """A table that was set aside under its last name stays set aside: a new name is no request to copy it."""
+        """Keep a table set aside that was set aside under its last name: a new name is no request to copy it."""
         if last.state is not TableState.SET_ASIDE or last.table is None:
             return waiting
         noted = replace(last.table, name=waiting.table.name)

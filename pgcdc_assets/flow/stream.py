@@ -1,5 +1,5 @@
-"""The run's view of its receiver and of its source: how far the log is complete, how far the receiver has to go, and
-what the catalog shows."""
+"""The run's view of its receiver and source: how far the log is complete, where the receiver ends, the present
+catalog."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from pgcdc_assets.source.slot.positions import boundary, flush_lsn
 def publish_new(
     conn: psycopg.Connection[Any], settings: Settings, catalog: Catalog, states: TableStates, observer: Observer
 ) -> None:  # fmt: skip
-    """Publish the tables and partitions that match the setting ``tables`` and are in no publication yet, and report
-    them. Tables that ``catalog`` or ``states`` know were published before; their publication stays as it is."""
+    """Publish, and report, the tables and partitions that match the setting ``tables`` and are in no publication yet.
+    Tables that ``catalog`` or ``states`` know were published before: their publication stays as it is."""
 
     def known() -> set[int]:
         return relations_of([*catalog.tables, *states.tables()])
@@ -46,12 +46,11 @@ class LogStream:
         self._marks: set[Lsn] = set()
         self._reported = Lsn(0)
         self.complete_to = log.position()
-        """The log's last known recorded position: every transaction with a ``commit_lsn`` below it is in the log."""
+        """The log's last known recorded position: it holds every transaction with a ``commit_lsn`` below this LSN."""
         self.arrived = False
         """Whether the goal set by :meth:`until` is reached. The receiver has then ended, or is about to end."""
         self.stream_aborts = 0
-        """The number of ignored Stream Abort messages. PostgreSQL 18 reports rollbacks of transactions that it never
-        sent."""
+        """See :attr:`pgcdc_assets.flow.reports.SyncReport.stream_aborts`."""
 
     def start(self) -> None:
         self._receiver.start()
@@ -61,18 +60,18 @@ class LogStream:
         self._receiver.until(lsn)
 
     def follow(self) -> None:
-        """Remove a goal that is not reached yet. The receiver then continues until it gets a new goal or is stopped."""
+        """Remove a goal that is not reached yet. The receiver then continues."""
         self._receiver.follow()
 
     def mark(self, lsn: Lsn) -> None:
-        """Record the log's position at ``lsn`` as soon as the log is complete to it. ``lsn`` is a known boundary. The
-        receiver continues."""
+        """Record the log's position at the boundary ``lsn`` as soon as the log is complete to it. The receiver
+        continues."""
         if lsn > self.complete_to and lsn not in self._marks:
             self._marks.add(lsn)
             self._receiver.mark(lsn)
 
     def take_events(self) -> None:
-        """Take in the receiver's events. Raises the receiver's error, or ReceiverDied."""
+        """Process the receiver's events. Raises the receiver's error, or ReceiverDied."""
         for event in self._receiver.events(0):
             self._take(event)
 
@@ -96,7 +95,7 @@ class LogStream:
             self._receiver.report_apply(lsn)
 
     def source_position(self) -> Lsn:
-        """The source's flush position now. All WAL that is durable on the source ends at or below it."""
+        """The source's flush LSN now. All WAL that is durable on the source ends at or below it."""
         return flush_lsn(self._conn)
 
     def mark_now(self) -> Lsn:
@@ -118,7 +117,7 @@ class LogStream:
         return without_rows(self._conn, relation)
 
     def is_current(self, snapshot: CatalogSnapshot) -> bool:
-        """Whether the source's catalog is still as this catalog check showed it."""
+        """Whether the source's catalog is still as ``snapshot`` showed it."""
         return snapshot.is_current(self._conn)
 
     def stop(self) -> None:

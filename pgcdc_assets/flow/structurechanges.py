@@ -1,9 +1,8 @@
 """Carries out the verdicts of the catalog check: changes structures and names of mirrors, sets tables aside, and has
-tables copied again.
+tables copied again. Mirrors are changed in a separate thread, while the turns of other tables go on.
 
-Mirrors are changed in a separate thread, while the turns of other tables go on. A renamed relation keeps its OID, and
-the log's rows find their table by the OID. So the rows of a mirror stay correct under the table's new name, and later
-changes follow from the log.
+A renamed relation keeps its OID, and the log's rows find their table by the OID. So the rows of a mirror stay correct
+under the table's new name, and later changes follow from the log.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, Se
 
 @dataclass(frozen=True)
 class MirrorChange:
-    """A change of a mirror, and how it ended: the mirror's version, or the reason why it failed."""
+    """A change of a mirror, and how it ended: with a new ``version`` or a ``failure``. ``what``: the change on the
+    source."""
 
     after: Table
     what: str
-    """The change on the source, in words."""
     former: TableName | None = None
-    """The mirror's former name, if its name was changed."""
+    """The mirror's former name, if the mirror is renamed."""
     version: int = -1
     failure: str | None = None
 
 
 class StructureChanges:
-    """The changes of mirrors in one run. They are made one after the other, in a separate thread. Every method runs in
-    the run's own thread."""
+    """The changes of mirrors in one run, one after the other, in a separate thread. The run's thread calls every
+    method."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -52,8 +51,8 @@ class StructureChanges:
         return bool(self._in_progress)
 
     def carry_out(self, found: Verdict, record: TableRecord, now: Table, position: Callable[[], Lsn]) -> None:
-        """Carry out the verdict on a table. ``now``: the table as the catalog shows it. ``position``: returns the
-        source's present position."""
+        """Carry out the verdict on a table. ``now``: the table in the catalog. ``position``: returns the source's
+        present LSN."""
         progress, name = self._work.progress, now.name
         match found:
             case SetAside(reason, refused=True):
@@ -93,8 +92,8 @@ class StructureChanges:
         self._in_progress.append((MirrorChange(after, found.what), done))
 
     def rename(self, record: TableRecord) -> None:
-        """Begin to rename the mirror that still has its table's former name. The mirror at the former place is not
-        changed, so if the run dies, the next run begins again."""
+        """Begin to rename a mirror that has its table's former name. The mirror at the former place stays, for another
+        attempt."""
         assert record.former is not None
         self._work.progress.reshaping(record.table.name)
         what = f"was called {record.former}"
@@ -103,7 +102,7 @@ class StructureChanges:
         self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
 
     def ended(self) -> Iterator[MirrorChange]:
-        """The changes that have ended since the last call. Raises a failure that concerns more than one table."""
+        """Yield the changes that have ended since the last call. Raises a failure that concerns more than one table."""
         for change, done in [one for one in self._in_progress if one[1].done()]:
             self._in_progress.remove((change, done))
             with contained() as failed:
@@ -111,12 +110,12 @@ class StructureChanges:
             yield change if failed.reason is None else replace(change, failure=failed.reason)
 
     def cancel(self) -> None:
-        """Cancel the changes in progress, and wait until they have ended, because nothing may be committed after the
-        lock is released. If a change was committed just before, the mirror itself records it."""
+        """Cancel the changes in progress, and wait until they have ended: nothing may be committed after the lock is
+        released. The mirror itself records a change that was committed just before."""
         for _, done in self._in_progress:
             done.cancel()
         while left := [done for _, done in self._in_progress if not done.done()]:
-            # Repeated, because a change that has no Spark job at this moment cannot be cancelled.
+            # Repeated, because a change can be cancelled only while it has a Spark job.
             self._work.target.cancel_copies()
             wait_for(left, timeout=1)
         self._in_progress.clear()
@@ -124,12 +123,11 @@ class StructureChanges:
 
     def take_in(self, change: MirrorChange, seen_at: Lsn) -> bool:
         """Take in a change that has ended; returns whether the table is followed with it. ``seen_at``: the LSN of the
-        catalog check that showed the new name, if the name was changed."""
+        catalog check that showed a new name."""
         return self._reshaped(change) if change.former is None else self._renamed(change, change.former, seen_at)
 
     def _reshaped(self, change: MirrorChange) -> bool:
-        """The table is not followed if the change failed, or if the table was set aside or has to be copied for another
-        reason."""
+        """False if the change failed, or if the table was set aside or has to be copied for another reason."""
         progress, name = self._work.progress, change.after.name
         if name not in progress or not progress[name].reshaping:
             return False
@@ -146,7 +144,7 @@ class StructureChanges:
         return True
 
     def _renamed(self, change: MirrorChange, former: TableName, seen_at: Lsn) -> bool:
-        """If the table is not followed, it waits for a copy."""
+        """False if the table now waits for a copy."""
         progress, name = self._work.progress, change.after.name
         if name not in progress:
             return False
@@ -172,8 +170,7 @@ class StructureChanges:
 
 
 def _done(before: Table, after: Table) -> str:
-    """What the mirror did. It did nothing if the catalog shows the old structure again, after a column was renamed and
-    renamed back."""
+    """What the mirror did: nothing if the old structure is back, after a column was renamed and renamed back."""
     leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
     if alike(before, after) and leaves == now:
         return "that was undone since, and its mirror stays as it was"

@@ -1,5 +1,4 @@
-"""Runs a sync. It receives and copies at the same time, and applies what has arrived in the log since the last
-turn."""
+"""Runs a sync: receives and copies at the same time, and applies what has arrived in the log since the last turn."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from pgcdc_assets.store import storage
 
 class Sync:
     """One run. ``run()`` returns when the bounds end the run. A run that follows also returns when it has lost the
-    source. Any other failure ends the run with that error."""
+    source. Any other failure is raised."""
 
     def __init__(self, work: Work, conninfo: str, stream: LogStream, bounds: Bounds) -> None:
         self._work = work
@@ -101,14 +100,14 @@ class Sync:
         return moved
 
     def _check_catalog(self) -> None:
-        """Check the catalog, save it, and begin the copies that the catalog or an earlier run requires."""
+        """Check the catalog, and begin the copies that the catalog or an earlier run requires."""
         self._copies.allow_again()
         self._turns.check_catalog()
         self._copies.begin()
 
     def _take_copies(self) -> bool:
-        """Take in the copies that were committed since the last call, and begin the next round if a round has ended.
-        Returns whether anything was committed."""
+        """Take in newly committed copies, and begin the next round after a round; returns whether anything was
+        committed."""
         # Read before the committed copies are taken: once a round has ended, all its copies are committed.
         ended = self._copies.ended
         moved = self._take_committed()
@@ -122,7 +121,7 @@ class Sync:
         return moved
 
     def _take_structure_changes(self) -> bool:
-        """Take in the changes of mirrors that have ended since the last call; returns whether any has ended."""
+        """Take in the changes of mirrors that have ended; returns whether any has ended."""
         moved = False
         for change in self._structure.ended():
             moved = True
@@ -148,11 +147,8 @@ class Sync:
     # The stream's goal ------------------------------------------------------------------------
 
     def _set_goal(self) -> None:
-        """Tell the receiver how far to go, once no copy is in progress.
-
-        A table that was copied at LSN C can be read together with the other tables only at or above C. So a run that
-        copied goes at least to C.
-        """
+        """Set the LSN at which the receiver ends, once no copy is in progress. A table that was copied at LSN C can be
+        read together with other tables only at or above C. So a run that copied goes at least to C."""
         copied = self._copies.highest
         self._stream.mark(copied)
         request = self._turns.requests.current()
@@ -167,8 +163,7 @@ class Sync:
     # The operator's requests ----------------------------------------------------------------------
 
     def _read_operator(self) -> None:
-        """Carry out the operator's requests since the last call: where following ends, and whether changes are
-        applied."""
+        """Carry out new requests of the operator: where following ends, and whether changes are applied."""
         before, now = self._operator, operator_requests(self._work.layout)
         self._operator = now
         self._copies.paused = self._catalog.paused = self._paused
@@ -207,8 +202,7 @@ class Sync:
         return finished(self._bounds, situation)
 
     def _awaited(self) -> bool:
-        """Whether a command waits for the lake and may have it now. If ``verify`` waits for a point, the point is made
-        first, because ``verify`` compares the mirrors at that point."""
+        """Whether a command waits for the lake and may have it now. A point that ``verify`` waits for is made first."""
         if not self.following or self.copying or lock.waiting(self._work.layout) is None:
             return False
         held = self._turns.requests.current()
@@ -220,8 +214,7 @@ class Sync:
         return self._copies.under_way or self._structure.in_progress
 
     def _succeed(self) -> None:
-        """Record that a run that follows has succeeded, although it may go on for days: it has done what an earlier run
-        failed to do."""
+        """Record a success of a run that follows, although the run may go on for days."""
         if self.following and not self.copying:
             self._work.operation.succeed()
 
@@ -247,7 +240,7 @@ class Sync:
         )
 
     def _left(self) -> list[tuple[TableName, str]]:
-        """The tables that are not set aside, but that cannot be read at the newest point, with the reason."""
+        """The tables that are not set aside, but cannot be read at the newest point, with the reason."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = {} if newest is None else newest.tables

@@ -27,13 +27,14 @@ class Turn:
 
 
 def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]) -> Turn:
-    """Bring the tables that are below ``upto`` to ``upto``.
+    """Bring the tables that are below ``upto`` to ``upto``, a boundary up to which the log is complete.
 
-    ``upto`` must be a boundary up to which the log is complete. ``log``: what was read of the log for this turn, up to
-    the log's end. Tables without changes move without a commit. A table that cannot be followed is set aside, and the
-    other tables go on. A table stays below ``upto`` in two cases. If another writer's commits to its mirror came first
-    at each attempt, the table stays there until the next turn. If the log has a row with a structure, or of a
-    partition, that the mirror does not have, the table stays there until the next catalog check.
+    ``log``: what was read of the log for this turn, up to the log's end. Tables without changes move without a commit.
+    A table that cannot be followed is set aside, and the other tables go on. A table stays below ``upto``:
+
+    - until the next turn, if another writer's commits to its mirror came first at each attempt;
+    - until the next catalog check, if the log has a row with a structure, or of a partition, that the mirror does not
+      have.
     """
     behind = [entry for entry in tables if entry.replay_lsn < upto and not entry.reshaping and entry.unread is None]
     _hold_strays(work, _span(log, behind, max(upto, log.lsns.end)), behind)
@@ -49,24 +50,22 @@ def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]
 
 
 def _applies(work: Work, name: TableName) -> bool:
-    """Whether changes are applied to the mirror now."""
     record = work.progress[name]
     return record.followed and record.unread is None
 
 
 def _span(log: LogSpan, tables: Sequence[TableRecord], upto: Lsn) -> LogSpan:
-    """The span from the lowest position of these tables to ``upto``."""
     return log.part(LsnRange(min((entry.replay_lsn for entry in tables), default=upto), upto))
 
 
 def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> None:
-    """Apply nothing, until the next catalog check, to the tables for which the log has rows of partitions that their
-    mirrors do not know: a partitioned table with rows of an unknown leaf, and a table that was itself a partition for a
-    while, so that its rows came as rows of another table.
+    """Pause the tables, until the next catalog check, for which the log has rows of partitions that their mirrors do
+    not know: a partitioned table with rows of an unknown leaf, and a table that was itself a partition for a while, so
+    that its rows came as rows of another table.
 
-    Rows of a partition that are published via the root look like all other rows of the root. If the partition has been
-    dropped or detached since, the catalog no longer shows it. ``span`` reaches beyond the turn, to the log's end: a
-    partition may have been attached, with rows that never come, before its first row that the log has.
+    Rows of a partition that are published via the root look like all other rows of the root. The catalog no longer
+    shows a partition that was dropped or detached. ``span`` reaches beyond the turn, to the log's end: a partition may
+    have been attached, with rows that the stream never carries, before its first row in the log.
     """
     for entry in tables:
         name, oid = entry.table.name, entry.table.oid
@@ -108,8 +107,8 @@ def _derive_and_apply(
 
 
 def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:
-    """Note a table's new position and version; returns what was done to the table. ``changes``: the rows of its feed,
-    which were derived in ``seconds``."""
+    """Note a table's new position and version; returns what was done. ``changes``: the rows of its feed, derived in
+    ``seconds``."""
     version = result.version if result.version >= 0 else None
     work.progress.moved(result.table.name, result.replay_lsn, version, result.table)
     return TableTurn(

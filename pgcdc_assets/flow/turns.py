@@ -1,5 +1,5 @@
 """The turns of one run: which tables a turn brings to which boundary, and the points that are published after it. If
-rows of another structure come, the catalog is checked and the mirrors follow."""
+rows of another structure arrive, the catalog is checked and the mirrors follow."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ class Turns:
         self.requests = VerifyRequests(work.layout)
         self._follow = follow
         self._reported: set[TableName] = set()
-        """Tables for which this run has reported that another writer changed rows of the mirror."""
+        """Tables for which this run has reported changes by another writer."""
         self._blocked: str | None = None
-        """Why the catalog could not be checked the last time."""
-        # An earlier operation may have copied a table, applied changes or changed a structure, and have ended before a
-        # point listed the result. Then this run publishes a point in any case.
+        """Why the last catalog check was not possible."""
+        # A point is due if an earlier operation copied, applied or restructured, and ended before it made a point.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
 
     @property
@@ -53,8 +52,8 @@ class Turns:
         return level and not self.point.at(complete)
 
     def check_catalog(self) -> bool:
-        """Publish new tables, check the catalog, and carry comments to the mirrors. A point is due if a table may be
-        listed again only from this check on, or if a mirror got comments.
+        """Publish new tables, check the catalog, and carry comments to the mirrors. A point is then due if a table may
+        be listed again only from this check on, or if a mirror got comments.
 
         Returns False if a lock on a table prevents reading the catalog. A run that follows then continues without
         points until the lock is released. Any other run ends with CopyBlocked.
@@ -79,7 +78,7 @@ class Turns:
         return True
 
     def begin_copies(self) -> None:
-        """Begin the copies that wait. Once the receiver has ended, a new copy could not catch up, so the next run makes
+        """Begin the copies that wait. After the receiver has ended, a copy could not catch up: the next run makes
         it."""
         if not self._stream.arrived:
             self._copies.begin()
@@ -103,7 +102,7 @@ class Turns:
         return moved
 
     def _view(self, *, paused: bool, gathers: bool) -> tuple[LogSpan, View]:
-        """What decides about the next step; and the part of the log that is not applied yet, which it reads."""
+        """What decides the next step, and the part of the log that is not applied yet."""
         # The position is read before the request. So a request that is missed here has an LSN above the position.
         complete, progress = self._stream.complete_to, self._work.progress
         log = LogSpan(self._work.log, LsnRange(min(progress.replay_lsn, complete), complete))
@@ -127,8 +126,8 @@ class Turns:
         )
 
     def _catch_up(self, log: LogSpan, step: TakeLateTurn) -> bool:
-        """Bring late tables, which were copied while the other tables went on, nearer to the other tables. Returns
-        whether any table moved."""
+        """Bring late tables, which were copied while other tables went on, nearer to these. Returns whether any table
+        moved."""
         before = self._entries(step.tables)
         turn = take_turn(self._work, log, step.upto, before)
         self._ranges.count_late(turn)
@@ -141,8 +140,7 @@ class Turns:
         return moved
 
     def _take(self, log: LogSpan, step: TakeTurn) -> bool:
-        """Take a turn and publish a point. Returns whether the turn changed anything, or the requested point was
-        made."""
+        """Take a turn and publish a point. Returns whether the turn changed anything, or made the requested point."""
         progress = self._work.progress
         turn = take_turn(self._work, log, step.upto, self._entries(step.tables))
         messages = take_messages(self._work, log, step.upto)
@@ -158,15 +156,15 @@ class Turns:
         return bool(turn.tables or messages.count) or (step.exact and not self.point.due)
 
     def _check_unread_rows(self) -> None:
-        """Check the catalog if a table waits for it, because rows of an unknown structure or partition came. The next
-        turn then applies these rows."""
+        """Check the catalog if rows of an unknown structure or partition wait for it. The next turn then applies these
+        rows."""
         if self._work.progress.needs_catalog_check:
             self.check_catalog()
             self.begin_copies()
 
     def publish(self, upto: Lsn) -> bool:
-        """Publish a point of the tables whose mirrors are correct at ``upto`` according to the catalog; returns whether
-        the point lists every followed table. No point is published while the catalog cannot be read.
+        """Publish a point of the tables whose mirrors are correct at ``upto``; returns whether the point lists every
+        followed table. No point is published while the catalog cannot be read.
 
         The log was complete to ``upto`` before this catalog check. So if DDL made a mirror wrong at ``upto``, the DDL
         is committed, and the check sees it. The table is then set aside, or waits for a copy, before the point is made.

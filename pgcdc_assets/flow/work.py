@@ -23,11 +23,10 @@ class Work:
     catalog: Catalog
     log: ChangeLog
     target: Target
-    """Holds the mirrors."""
     progress: TablesProgress
     observer: Observer
     session: SparkOnDemand
-    """The Spark session for the transform. The target uses the same session."""
+    """For the transform. The target uses the same session."""
     feeds: Feeds = field(init=False)
     messages: MessageFeed | None = None
     """The feed of logical messages; None if the setting ``messages`` is empty, or if the feed cannot be opened."""
