@@ -148,8 +148,7 @@ class CatalogWatch:
             self._seen = None
 
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
-        """Find the tables whose rows in pg_attribute were written again. No point below this check may list these
-        tables.
+        """Find the tables whose rows in pg_attribute were written again. Points below this check may not list them.
 
         ATTACH and DETACH PARTITION write these rows, and leave no other trace once both are done. Between the two, the
         rows of the table belonged to a partitioned table, and the catalog does not show which. So if a table that is

@@ -59,9 +59,8 @@ class CopyChannel:
 
 def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel) -> Failures:
     """Copy the tables under one exported snapshot, in a separate thread; returns the tables that were not copied, and
-    why. Tables that our role may not read are left out before the snapshot is taken. The state ``copying`` is durable
-    before the first row is committed, so after a crash the mirror's ``snapshot_lsn`` shows whether the copy was
-    committed."""
+    why. Tables that our role may not read are left out before the snapshot. The state ``copying`` is durable before the
+    first row is committed, so after a crash the mirror's ``snapshot_lsn`` shows whether the copy was committed."""
     lacking = _lacking_rights(work.catalog, conninfo, names)
     names = [name for name in names if name not in lacking]
     if not names:
@@ -124,8 +123,7 @@ class Copies:
         """How many copies of each table this run has begun. If the run follows, a copy's commit resets its table's
         count, and a regular catalog check without a copy in progress resets all counts."""
         self.failure: PgcdcError | None = None
-        """The first failure that concerns more than one table. It ends the rounds, and is raised when the other tables
-        have caught up."""
+        """A failure of more than one table. It ends the rounds. The run raises it after the other tables caught up."""
         self.made: list[Copied] = []
         self.paused = False
         """Whether no round begins for now."""

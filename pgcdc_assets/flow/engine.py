@@ -148,7 +148,7 @@ class Engine:
             return report
 
     def check_range(self, span: LsnRange) -> RangeReport:
-        """Backfill of ``change_log``: check that the log holds the whole range."""
+        """A backfill of ``change_log``: check that the log holds the whole range."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.check(work, span)
 
@@ -209,8 +209,7 @@ class Engine:
 
     @contextmanager
     def _operation(self, kind: OperationKind, lake: AbstractContextManager[None]) -> Iterator[Operation]:
-        """Run a block as the lake's only writer. How the block ended is recorded for ``status``, unless the lock was
-        not free."""
+        """Run a block under the lake's lock. How it ended is recorded for ``status``, but not a LockHeld."""
         layout, command = self._settings.layout, self._command
         refuse_other_lake(self._settings)
         say = partial(self._observer.progress, "outcome")
@@ -264,9 +263,8 @@ class Engine:
         return live
 
     def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:
-        """The change log. If there is none, a log is created that begins at the slot's confirmed position. No change is
-        lost, even if the slot was confirmed for an earlier log: a mirror that was copied below the log's start is
-        copied again."""
+        """The change log. If there is none, a log is created from the slot's confirmed position. No change is lost,
+        even if the slot was confirmed for an earlier log: a mirror below the log's start is copied again."""
         log = ChangeLog(self._settings.layout)
         if not log.exists:
             slot = slots.usable_slot(conn, identity.slot, two_phase=self._settings.two_phase)

@@ -21,8 +21,7 @@ class ListedTables:
 
     @property
     def unlisted(self) -> bool:
-        """Whether the newest point lacks a followed table, or is below a mirror, because an operation ended before its
-        point."""
+        """Whether the newest point lacks a followed table, or is below it: an operation ended before its point."""
         newest, followed = self._points.newest(), [record for record in self._records.values() if record.followed]
         if newest is None:
             return bool(followed)
@@ -32,8 +31,7 @@ class ListedTables:
 
     @property
     def shown_from(self) -> Lsn:
-        """The LSN from which the source has all structures of the followed mirrors; ZERO if the newest point is not
-        below it."""
+        """The LSN from which the source has all structures of the mirrors; ZERO if the newest point has reached it."""
         newest, since = self._points.newest(), listing.structures_from(self._records.values())
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 
@@ -47,9 +45,8 @@ class ListedTables:
         return listing.versions_at(self._records.values(), lsn)
 
     def kept_at(self, lsn: Lsn) -> Point | None:
-        """The part of the newest point that a new point at ``lsn`` must keep: tables that have got another structure or
-        name since, that are no longer known, or whose names other tables have now. None without such tables, or if the
-        newest point is at another LSN."""
+        """The part of the newest point, if that is at ``lsn``, which a new point there must keep: tables that have
+        since got another structure or name, that are no longer known, or whose names other tables have now."""
         newest = self._points.newest()
         if newest is None or newest.replay_lsn != lsn:
             return None

@@ -100,7 +100,7 @@ def waiting(layout: Layout) -> str | None:
 
 def free_again(layout: Layout, stop: threading.Event) -> bool:
     """Wait, after this process gave way, until no process holds the lake or waits for it. False if ``stop`` is set
-    first. LockHeld if another sync that follows has taken the lock."""
+    before. LockHeld if another sync that follows has taken the lock."""
     while not stop.is_set():
         found = holder(layout)
         if found is None and waiting(layout) is None:

@@ -5,9 +5,8 @@ consistent point names the versions that OPTIMIZE wrote. Then old points are del
 and files last. Each step is one commit, and finds its work by reading the lake. So the next maintenance continues where
 a killed maintenance stopped.
 
-A run also deletes old points and the versions between them, so that the lake does not grow with the number of turns.
-Mirrors of tables that are no longer followed are deleted only on request, because each may be the last copy of its
-table.
+A run deletes old points and versions too, so that the lake does not grow with the number of turns. A mirror that is no
+longer followed is deleted only on request, because it may be the last copy of its table.
 """
 
 from __future__ import annotations
@@ -88,8 +87,7 @@ class Thinning:
         return True
 
     def _thin(self, name: TableName, promised: frozenset[int]) -> None:
-        """Delete old versions of one mirror. A mirror that cannot be read is left: the next turn that needs it reports
-        why."""
+        """Delete old versions of one mirror. The next turn that needs an unreadable mirror reports the cause."""
         work = self._work
         with contained() as failed:
             work.target.delete_unneeded(name, promised, retention.GRACE, lambda: True)
@@ -228,8 +226,7 @@ class Maintenance:
         passed(FaultPoint.POINTS_PRUNED)
 
     def cut(self) -> None:
-        """Delete the oldest part of the log and feeds, and the partition keys of ranges that the log no longer
-        holds."""
+        """Delete the oldest part of log and feeds, and the partition keys of ranges that the log no longer holds."""
         work = self._work
         files = [LogFile(s.first_batch_end, s.batch_end, s.written) for s in work.log.all_segments()]
         needed = [entry.replay_lsn for entry in work.progress.followed()] + messages_needed(work)

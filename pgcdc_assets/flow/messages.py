@@ -1,5 +1,4 @@
-"""The feed of logical messages in a run, if the setting ``messages`` is not empty. Turns advance it, ranges report
-it."""
+"""The feed of logical messages in a run. Turns advance it, ranges report it. Open only if ``messages`` is set."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
 
 
 def messages_report(work: Work, batches: Sequence[BatchSummary]) -> MessagesReport | None:
-    """A range's messages, as the log counts them; None if the setting ``messages`` is empty, or if the feed has
-    failed."""
+    """A range's messages, as the log counts them; None without the setting ``messages``, or if the feed has failed."""
     feed = work.messages
     if feed is None:
         return None

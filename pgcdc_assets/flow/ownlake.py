@@ -60,8 +60,7 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
 
 
 def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
-    """Raise WrongLake if the slot was read before. This lake has no change log, so the slot was probably read for
-    another lake."""
+    """Raise WrongLake if the slot was read before: this lake has no change log, so another lake may need the slot."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
             f"has no change log, and {slot.thing} has been read before: another lake is likely to depend on it",

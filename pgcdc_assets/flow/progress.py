@@ -47,9 +47,8 @@ class TablesProgress:
         self._note_changed()
 
     def _note_away(self) -> None:
-        """Find the tables that an older point lists and the newest point does not: they had another name for a while.
-        No point below the next catalog check lists them. A table that no point has listed since its copy does not
-        count."""
+        """Find tables that an older point lists and the newest point does not: they had another name for a while. No
+        point below the next catalog check lists them. A table without a point since its copy does not count."""
         newest = self.points.newest()
         if newest is None:
             return
@@ -115,8 +114,8 @@ class TablesProgress:
 
     def heal(self, tables: Sequence[TableName]) -> None:
         """Resume tables that were set aside, from the positions of their mirrors. If the cause still exists, a table is
-        set aside again. UsageError for a table that is not set aside, or cannot be mirrored. NotRepairable if the log
-        no longer holds its changes."""
+        set aside again. UsageError if a table is not set aside or cannot be mirrored. NotRepairable without its
+        changes."""
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
             self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
@@ -139,8 +138,7 @@ class TablesProgress:
                        reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
-        """Have the table copied again, in this or a later run. Its mirror is wrong at ``lsn`` and above, and maybe
-        already below."""
+        """Have the table copied again, now or in a later run. Its mirror is wrong at ``lsn``, and maybe below."""
         entry = self[name]
         # This LSN is above the mirror's own copy, so a later run sees that no copy at this LSN was committed.
         self.states.set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
@@ -169,8 +167,7 @@ class TablesProgress:
         return True
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
-        """Note that a copy was committed. The copy becomes durable before its state, so that no older mirror is taken
-        for the copy."""
+        """Note a committed copy. It becomes durable before its state, so that no older mirror is taken for it."""
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
         # Points may list the table at once: the snapshot showed it under its present name.
@@ -190,9 +187,8 @@ class TablesProgress:
 
     def columns_came(self, name: TableName, columns: Marks, position: Callable[[], Lsn]) -> Lsn:
         """Note that the catalog shows new columns that are NULL in all older rows; returns the LSN at which they were
-        first seen, which is the result of ``position`` if they are seen now for the first time. A row below that LSN
-        may still bring the columns. No point lists the table until its mirror has them. ``columns``: the marks of all
-        columns."""
+        first seen. If they are new, ``position`` returns this LSN. A row below it may still bring the columns. No point
+        lists the table until its mirror has them. ``columns``: the marks of all columns."""
         entry = self[name]
         seen = entry.since_columns
         if seen is None or seen[1] != columns:
@@ -218,8 +214,7 @@ class TablesProgress:
                 self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
 
     def listed_from(self, position: Lsn) -> None:
-        """Note that, before the source reached ``position``, the catalog showed all tables under their present
-        names."""
+        """Note that before ``position`` of the source, the catalog showed all tables under their present names."""
         with self._noting:
             for name, entry in self._tables.items():
                 if entry.listed_from is None:
@@ -267,8 +262,7 @@ class TablesProgress:
         return True
 
     def unchanged(self, name: TableName, now: Table) -> None:
-        """Note that a followed table is as its mirror has it, except for files. Later checks compare with its present
-        files."""
+        """Note that a followed table is as its mirror has it. Its present files are noted, for later checks."""
         entry = self[name]
         self._tables[name] = entry = replace(entry, since_columns=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
@@ -321,8 +315,7 @@ class TablesProgress:
                 del self._tables[table.name]
 
     def found(self, published: Iterable[Table]) -> list[TableName]:
-        """Add published tables that are not known yet; returns their names. A formerly followed table resumes at its
-        mirror's position."""
+        """Add new published tables; returns their names. A table that was followed resumes at its mirror's position."""
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:
@@ -334,12 +327,9 @@ class TablesProgress:
         followed table. ``messages``: the position of the feed of messages, if the feed is complete to ``lsn``.
 
         LakeError, before anything is written, if ``lsn`` is above ``transform_lsn``, the log's recorded position. A
-        source is compared with the log's position, so a point above it could have an LSN that a restored or promoted
-        source never had.
-
-        No point is made below the newest point. A table whose copy took long is behind the other tables, and a table
-        that was just copied is ahead of them. A point lists such a table once it is at the same LSN as the other
-        tables.
+        source is compared with the log, so a point above it could have an LSN that a restored or promoted source never
+        had. No point is made below the newest point. A table whose copy took long is behind the other tables, and a
+        newly copied table is ahead of them: a point lists such a table once it is at the same LSN.
         """
         if lsn > transform_lsn:
             raise LakeError(
@@ -378,8 +368,7 @@ class TablesProgress:
 
     @property
     def changed(self) -> dict[TableName, str]:
-        """The followed tables whose mirrors have rows that another writer changed, with a description. A new copy
-        clears this."""
+        """The followed tables with mirror rows that another writer changed, and how. A new copy removes the entry."""
         return {entry.table.name: entry.reason for entry in self.followed() if entry.reason is not None}
 
     def _note_changed(self) -> None:

@@ -1,5 +1,4 @@
-"""What a run reports: results as plain values, and the interface of observers, such as Dagster's events or a
-terminal."""
+"""What a run reports: results as plain values, and the interface of observers, such as Dagster's events."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ class TableTurn:
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
-    """Rows changed in the mirror: net effects, so ``inserted`` to ``deleted`` may be fewer than the changes of the
-    feed."""
+    """Rows changed in the mirror: net effects, so these counts may be below the changes of the feed."""
     changes: dict[str, int] = field(default_factory=dict)
     """Rows of the change feed, by operation."""
     seconds_transform: float = 0.0

@@ -82,8 +82,7 @@ def pause_apply(layout: Layout, *, paused: bool) -> bool:
 UNNAMED_SECONDS: Final = 60.0
 """How many seconds a sync starts no turn because of a request without an LSN."""
 NAMING_SECONDS: Final = UNNAMED_SECONDS / 2
-"""Verify must name its LSN within this time. Otherwise it takes another snapshot, because the sync may have passed the
-LSN."""
+"""Verify must name its LSN in this time, or take another snapshot, because the sync may have passed the LSN."""
 NAMED_SECONDS: Final = 900.0
 """How many seconds a sync obeys a request that names an LSN. Verify waits for its point for ten minutes."""
 _NO_LSN: Final = "-"
@@ -159,8 +158,7 @@ class VerifyRequests:
         """When the request of each tenure was first seen; minus infinity once the request has expired."""
 
     def current(self) -> VerifyRequest | None:
-        """The request in force; None without a request, or if it has expired. An LSN written later does not revive
-        it."""
+        """The request in force; None without a request, or if it has expired, even if it names an LSN later."""
         found = verify_request(self._layout)
         if found is None:
             self._seen.pop(VerifyRequest(None).tenure, None)

@@ -34,8 +34,7 @@ class Standings:
         return held.snapshot_lsn >= self._log_began and held.replay_lsn >= self.log_start
 
     def load(self, table: Table, rows: Mapping[TableName, StateRow]) -> TableRecord:
-        """The table's record, which is set aside if the mirror cannot be read. ``rows``: the last state of every
-        table."""
+        """The table's record, set aside if the mirror cannot be read. ``rows``: the last state of every table."""
         row = rows.get(table.name)
         with contained() as failed:
             found = self._found(table, row)
@@ -64,14 +63,13 @@ class Standings:
             # The table was copied under an earlier log. Or the log above the mirror's position was deleted while the
             # table was not followed.
             return TableRecord(table, TableState.WAITING)
-        # The run that changed the mirror's name or structure ended before its point. The LSN of the change is not stored.
+        # The run that changed the mirror's name or structure ended before its point. The LSN is not stored.
         listed_from = None if held.unlisted else ZERO
         return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason,
                            listed_from=listed_from)  # fmt: skip
 
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
-        """The table as the mirror's rows have it. If a run died right after a change of structure, the stored state is
-        older."""
+        """The table as the mirror's rows have it. After a crash in a change of structure, the stored state is older."""
         if held.followed is None or not _newer(held.followed, noted):
             return noted
         followed = replace(held.followed, comments=noted.comments)

@@ -1,5 +1,4 @@
-"""The run's view of its receiver and source: how far the log is complete, where the receiver ends, the present
-catalog."""
+"""The run's view of receiver and source: how far the log is complete, where the receiver ends, the present catalog."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ class LogStream:
         self._receiver.follow()
 
     def mark(self, lsn: Lsn) -> None:
-        """Record the log's position at the boundary ``lsn`` as soon as the log is complete to it. The receiver
-        continues."""
+        """Record the log's position at the boundary ``lsn`` once the log is complete to it. The receiver continues."""
         if lsn > self.complete_to and lsn not in self._marks:
             self._marks.add(lsn)
             self._receiver.mark(lsn)

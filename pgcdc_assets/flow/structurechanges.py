@@ -26,8 +26,7 @@ from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, Se
 
 @dataclass(frozen=True)
 class MirrorChange:
-    """A change of a mirror, and how it ended: with a new ``version`` or a ``failure``. ``what``: the change on the
-    source."""
+    """A change of a mirror, and its new ``version`` or its ``failure``. ``what``: the change on the source."""
 
     after: Table
     what: str
@@ -38,8 +37,7 @@ class MirrorChange:
 
 
 class StructureChanges:
-    """The changes of mirrors in one run, one after the other, in a separate thread. The run's thread calls every
-    method."""
+    """Makes one run's changes of mirrors, one by one, in its own thread. The run's thread calls every method."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -51,8 +49,7 @@ class StructureChanges:
         return bool(self._in_progress)
 
     def carry_out(self, found: Verdict, record: TableRecord, now: Table, position: Callable[[], Lsn]) -> None:
-        """Carry out the verdict on a table. ``now``: the table in the catalog. ``position``: returns the source's
-        present LSN."""
+        """Carry out the verdict on a table. ``now``: the table in the catalog. ``position`` returns a source LSN."""
         progress, name = self._work.progress, now.name
         match found:
             case SetAside(reason, refused=True):
@@ -92,8 +89,7 @@ class StructureChanges:
         self._in_progress.append((MirrorChange(after, found.what), done))
 
     def rename(self, record: TableRecord) -> None:
-        """Begin to rename a mirror that has its table's former name. The mirror at the former place stays, for another
-        attempt."""
+        """Begin to rename a mirror that has its table's former name. The former mirror stays, for another attempt."""
         assert record.former is not None
         self._work.progress.reshaping(record.table.name)
         what = f"was called {record.former}"

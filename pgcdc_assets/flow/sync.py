@@ -106,8 +106,7 @@ class Sync:
         self._copies.begin()
 
     def _take_copies(self) -> bool:
-        """Take in newly committed copies, and begin the next round after a round; returns whether anything was
-        committed."""
+        """Take in new copies, and begin the next round if a round has ended. Returns whether there were new copies."""
         # Read before the committed copies are taken: once a round has ended, all its copies are committed.
         ended = self._copies.ended
         moved = self._take_committed()

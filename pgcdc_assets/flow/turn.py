@@ -107,8 +107,7 @@ def _derive_and_apply(
 
 
 def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:
-    """Note a table's new position and version; returns what was done. ``changes``: the rows of its feed, derived in
-    ``seconds``."""
+    """Note a table's new position and version; returns what was done. ``changes``: the rows of its feed."""
     version = result.version if result.version >= 0 else None
     work.progress.moved(result.table.name, result.replay_lsn, version, result.table)
     return TableTurn(

@@ -1,5 +1,5 @@
-"""The turns of one run: which tables a turn brings to which boundary, and the points that are published after it. If
-rows of another structure arrive, the catalog is checked and the mirrors follow."""
+"""The turns of one run: which tables a turn brings to which boundary, and which points follow. If rows of another
+structure arrive, the catalog is checked and the mirrors follow."""
 
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ class Turns:
         return True
 
     def begin_copies(self) -> None:
-        """Begin the copies that wait. After the receiver has ended, a copy could not catch up: the next run makes
-        it."""
+        """Begin the copies that wait. After the receiver's end a copy could not catch up: the next run makes it."""
         if not self._stream.arrived:
             self._copies.begin()
 
@@ -126,8 +125,7 @@ class Turns:
         )
 
     def _catch_up(self, log: LogSpan, step: TakeLateTurn) -> bool:
-        """Bring late tables, which were copied while other tables went on, nearer to these. Returns whether any table
-        moved."""
+        """Bring late tables, which were copied during other turns, nearer to the rest. Returns whether any moved."""
         before = self._entries(step.tables)
         turn = take_turn(self._work, log, step.upto, before)
         self._ranges.count_late(turn)
@@ -156,8 +154,7 @@ class Turns:
         return bool(turn.tables or messages.count) or (step.exact and not self.point.due)
 
     def _check_unread_rows(self) -> None:
-        """Check the catalog if rows of an unknown structure or partition wait for it. The next turn then applies these
-        rows."""
+        """Check the catalog if a table waits for it because of rows of an unknown structure or partition."""
         if self._work.progress.needs_catalog_check:
             self.check_catalog()
             self.begin_copies()
