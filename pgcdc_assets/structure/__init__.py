@@ -7,7 +7,7 @@
 differences    compares a table as its mirror has it with the table in the catalog
 verdict        decides what happens to the mirror: one function, whose header lists all cases
 successor      computes the structure that a mirror can get without a copy, or says why it needs a copy
-casts          lists the changes of type that keep the text of every value
+casts          decides which changes of type keep the text of every value
 rowshapes      says how rows under a Relation message are read
 alignment      finds the columns of a Relation message by their order
 record         holds what the flow knows about one table

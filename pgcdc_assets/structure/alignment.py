@@ -1,7 +1,7 @@
 """Finds the columns of a Relation message if the table's structure has changed since its copy.
 
-A Relation message gives the name and the type of each column, and the catalog that is read for it may be newer. Names
-prove nothing then: a column may have had any name for a time, also the name of a dropped column. But the message lists
+A Relation message gives the name and type of each column. The catalog that is read for the message may be newer, so
+names prove nothing: a column may have had any name for a time, also the name of a dropped column. But the message lists
 its columns by ascending attnum, and PostgreSQL gives each attnum out once, in ascending order. So columns are found by
 their order and types. A message is understood only if there is exactly one way to read it. Two rules leave one way for
 most messages:
@@ -24,8 +24,7 @@ Alignment = tuple[int | None, ...]
 
 
 def aligned(table: Table, shape: Shape) -> Alignment | None:
-    """The way to read a message of the table, or of a leaf with the table's attnums; None if there is no way, or more
-    than one."""
+    """The way to read a message of the table, or of a leaf with the table's attnums; None without exactly one way."""
     lineage = table.descent
     candidates = _candidates(table, lineage, shape)
     ways = _ways(shape.columns, candidates)
@@ -34,7 +33,7 @@ def aligned(table: Table, shape: Shape) -> Alignment | None:
 
 @dataclass
 class _Candidate:
-    """A column that the message may have. A candidate without types was never seen, and may have had any type."""
+    """A column that the message may have. Without ``types`` it was never seen, and may have had any type."""
 
     attnum: int | None
     """None for a dropped column, whose values are not used."""
@@ -80,10 +79,8 @@ def _gone(table: Table, attnum: int) -> bool:
 
 
 def _ways(columns: Sequence[ShapeColumn], candidates: Sequence[_Candidate]) -> list[Alignment]:
-    """The ways to read the columns that differ in known attnums; at most two.
-
-    The search goes through the candidates. Each step takes the candidate for the next column, or leaves it out.
-    """
+    """The ways to read the columns that differ in known attnums; at most two. For each candidate in turn, the search
+    takes the candidate for the next column, or leaves it out."""
     needed = max((place for place, one in enumerate(candidates) if one.must), default=-1)
     ways: list[list[Alignment]] = [[()], *([] for _ in columns)]
     ended: list[Alignment] = []

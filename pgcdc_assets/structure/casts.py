@@ -1,4 +1,4 @@
-"""Lists the changes of a column's type after which all values keep the text that PostgreSQL writes for them."""
+"""Decides after which changes of a column's type all values keep the text that PostgreSQL writes for them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.protocol.text.types import arrow_type
 
 _TEXTS: Final = frozenset({25, 1043})
-"""text and varchar, which are written alike. bpchar is not: it is written with its blanks."""
+"""text and varchar, whose text is the same. The text of bpchar differs: it includes the padding blanks."""
 
 
 def keeps_text(was: PgType, is_: PgType) -> bool:
-    """Whether a value of the one type reads as the other one's, if PostgreSQL did not rewrite the table for it.
+    """Whether a value's text stays valid under the other type, if PostgreSQL did not rewrite the table for the change.
 
-    Types that are binary coercible are not all written alike (int4 -1 is oid 4294967295), so only these are: a type
-    under another typmod, whose bytes and so whose text stay; text and varchar; a domain and its base.
+    Binary coercible types may differ in their text (int4 -1 is oid 4294967295). So only these changes count: another
+    typmod, under which bytes and text stay; text to varchar and back; a domain to its base type and back.
     """
     before, after = _stored(was), _stored(is_)
     alike = before.oid == after.oid or {before.oid, after.oid} <= _TEXTS
@@ -25,7 +25,7 @@ def keeps_text(was: PgType, is_: PgType) -> bool:
 
 
 def holds(was: pa.DataType, is_: pa.DataType) -> bool:
-    """Whether each value of the mirror's column also fits the other type, and reads as the same value."""
+    """Whether each value of the mirror's column fits the other type, and reads as the same value."""
     if was == is_:
         return True
     decimals = isinstance(was, pa.Decimal128Type) and isinstance(is_, pa.Decimal128Type)

@@ -1,7 +1,6 @@
 """Compares a table as its mirror has it with the table in the catalog. Pure.
 
-The differences are changes that no LSN of the stream shows: of the table, its columns, its partitions and its
-publications.
+The differences are changes that no LSN of the stream shows: of the table, its columns, partitions and publications.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ class Difference(Enum):
     PARTITIONS = auto()
     """Partitions were added or removed."""
     PARTITIONS_UNTOLD = auto()
-    """Partitions were removed whose rows the mirror cannot tell apart, or were removed and added again."""
+    """Partitions were removed and added again, or were removed and their rows in the mirror are not known."""
     REWRITTEN = auto()
     """ALTER TABLE rewrote the rows."""
     NEW_FILES = auto()
-    """The table has new files, and the stream may not carry what was done to it."""
+    """The table has new files, and the stream may not carry what created them."""
     VALUES = auto()
-    """Values of older rows have another text now, such as a renamed value of an enum."""
+    """Values of older rows have another text now, for example after ALTER TYPE RENAME VALUE."""
     COLUMN_ADDED = auto()
     """A column was added that is NULL in all older rows."""
     COLUMNS = auto()
@@ -70,7 +69,7 @@ def _publication(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _kept_rows(table: Table, other: Table) -> set[Mark]:
-    """The catalog rows that publish the table, without the rows for leaves that the other table does not have."""
+    """The catalog rows that publish the table, except those for leaves that the other table does not have."""
     kept = {leaf.oid for leaf in other.leaves}
     own = {mark for leaf in table.leaves if leaf.oid not in kept for mark in leaf.listed}
     return set(table.marks.publications) - own
@@ -101,13 +100,10 @@ def _partitions(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _storage(before: Table, now: Table) -> Iterator[Change]:
-    """TRUNCATE, VACUUM FULL and CLUSTER create new files too, but the stream stays exact. They keep the TOAST table,
-    and mostly leave pg_attribute unchanged (VACUUM FULL and CLUSTER write the values of ``attmissingval`` into the
-    rows).
-
-    If nothing distinguishes these commands from a rewrite that the stream does not carry, new files alone are a
-    difference.
-    """
+    """New files that ALTER TABLE may have made. TRUNCATE, VACUUM FULL and CLUSTER make new files too, but the stream
+    stays exact: they keep the TOAST table, and mostly leave pg_attribute unchanged (VACUUM FULL and CLUSTER write the
+    values of ``attmissingval`` into the rows). If nothing distinguishes these commands from a rewrite that the stream
+    does not carry, new files alone are a difference."""
     if _maybe_rewritten(before, now) and rewritten(before.marks.columns, now.marks.columns):
         yield Change(Difference.REWRITTEN, "its rows were rewritten by ALTER TABLE")
     elif not list(_columns(before, now)):
@@ -128,19 +124,17 @@ def _behind_the_stream(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _maybe_rewritten(before: Table, now: Table) -> bool:
-    """Whether ALTER TABLE may have created the new files of a relation. It would have created a new TOAST table too."""
+    """Whether ALTER TABLE may have made new files. It makes a new TOAST table too."""
     old, new = _files(before), _files(now)
     return any(old[oid].toast == 0 or old[oid].toast != new[oid].toast for oid in _new_files(before, now))
 
 
 def _new_files(before: Table, now: Table) -> list[int]:
-    """The relations whose relfilenode has changed."""
     old, new = _files(before), _files(now)
     return [oid for oid in sorted(old.keys() & new.keys()) if old[oid].relfilenode != new[oid].relfilenode]
 
 
 def _files(table: Table) -> dict[int, Files]:
-    """The files of the table and of its leaves, by OID."""
     return {table.oid: table.marks.files, **{leaf.oid: leaf.files for leaf in table.leaves}}
 
 
@@ -180,12 +174,11 @@ def _columns(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _changed(was: PgType, is_: PgType) -> bool:
-    """Whether the type has changed. A renamed type has not."""
+    """A renamed type has not changed."""
     return (was.oid, was.typmod) != (is_.oid, is_.typmod)
 
 
 def _added(before: Table, now: Table, column: Column) -> Change:
-    """The difference that an added column makes."""
     if column.attnum <= before.highest_attnum:
         return _changed_column(f'column "{column.name}", which was there before, is published now')
     if column.missing is not None or column.not_null or column.generated:
@@ -213,9 +206,9 @@ def _key(before: Table, now: Table) -> Iterator[Change]:
 def key_changed(before: Table, now: Table) -> str | None:
     """How the key has changed; None if it is the same.
 
-    A primary key that was dropped and created again has a constraint with another OID (REINDEX CONCURRENTLY keeps it).
-    Between the two, the table may have had several rows with the same key. Under REPLICA IDENTITY FULL such rows can be
-    updated and deleted, and the stream does not say which of them is meant.
+    A primary key that was dropped and created again has another constraint OID (REINDEX CONCURRENTLY keeps the OID). In
+    between, the table may have had several rows with the same key. Under REPLICA IDENTITY FULL such rows can be updated
+    and deleted, and the stream does not say which row is meant.
     """
     if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
         return "its key changed"

@@ -1,8 +1,5 @@
-"""Decides which tables a consistent point may list.
-
-A point may list a table only if, at the LSN of the point, the source certainly had a table of this name with the
-structure of the mirror.
-"""
+"""Decides which tables a consistent point may list: a point may list a table only if, at the LSN of the point, the
+source certainly had a table of this name with the structure of the mirror."""
 
 from __future__ import annotations
 
@@ -34,8 +31,8 @@ def structures_from(records: Iterable[TableRecord]) -> Lsn:
 
 
 def late(records: Iterable[TableRecord], newest: Lsn) -> list[TableRecord]:
-    """Followed tables that are below the LSN of the ``newest`` point, if some other table is not: they were copied
-    while changes of the other tables were applied."""
+    """The followed tables below the ``newest`` point, if some other table is not below it: they were copied while
+    changes of the other tables were applied."""
     followed = [record for record in records if record.followed]
     below = [record for record in followed if record.replay_lsn < newest]
     return below if len(below) < len(followed) else []

@@ -28,16 +28,16 @@ class Strange(Enum):
     """How rows of the log differ from what the mirror knows."""
 
     STRUCTURE = auto()
-    """They cannot be read with the structure of the mirror."""
+    """The structure of the mirror cannot read them."""
     PARTITION = auto()
     """They belong to a partition that the mirror does not know."""
     ATTACHED = auto()
-    """They came as rows of another table, of which the table was a partition for a while."""
+    """They came as rows of a table of which their own table was a partition for a while."""
 
 
 @dataclass(frozen=True)
 class UnreadRows:
-    """Rows of the log that the mirror does not take until the next catalog check decides what happens to it."""
+    """Rows of the log that the mirror does not take before the next catalog check decides what happens to it."""
 
     how: Strange
     what: str
@@ -57,24 +57,22 @@ class TableRecord:
     refused: bool = False
     """The table is set aside because no mirror can hold it. A new copy would not help."""
     reshaping: bool = False
-    """The structure or the folder of the mirror is being changed. Until the change has ended, nothing is applied to the
-    mirror, and no copy begins."""
+    """The structure or the folder of the mirror is being changed: nothing is applied to it, and no copy begins."""
     since_columns: tuple[Lsn, Marks] | None = None
-    """Set after the catalog showed new columns that are NULL in all older rows, until the mirror has these columns: an
-    LSN from which the source certainly had the columns, and the marks of all columns at that catalog check."""
+    """Set while the mirror lacks new columns that are NULL in all older rows: an LSN from which the source certainly
+    has the columns, and the marks of all columns at the catalog check that showed them."""
     columns: Marks | None = None
     """The marks of all columns at the last catalog check; None before the first check."""
     unread: UnreadRows | None = None
-    """Set while nothing is applied to the mirror because of such rows."""
+    """Rows of the log because of which nothing is applied to the mirror for now."""
     reported: str = ""
     """What the last catalog check reported about the table; empty if it reported nothing."""
     former: TableName | None = None
-    """The old name of a renamed table. The mirror is still in the folder of this name, in ``version``, at
-    ``replay_lsn``. It will be moved to the new name instead of a copy."""
+    """The old name of a renamed table. Its mirror is still in the folder of this name, and will be moved."""
     listed_from: Lsn | None = ZERO
-    """From this LSN on, the source certainly has the table under this name, and not as a partition. None: the next
-    catalog check sets it. A table that was renamed and renamed back has a mirror with all rows, but no consistent point
-    may list it under this name at an LSN at which it had the other name."""
+    """From this LSN on, the source certainly has the table under this name, and not as a partition; None before the
+    next catalog check. A table that was renamed and renamed back has a mirror with all rows, but a point may not list
+    it at an LSN at which it had the other name."""
 
     @property
     def followed(self) -> bool:
@@ -82,11 +80,11 @@ class TableRecord:
 
     @property
     def known_columns(self) -> Marks:
-        """The marks of all columns at the last catalog check, or else those that are stored with the state."""
+        """The marks of all columns at the last catalog check, or else those stored with the state."""
         return self.table.marks.columns if self.columns is None else self.columns
 
     @property
     def needs_catalog_check(self) -> bool:
-        """Whether a followed table needs a catalog check before its changes are applied, or before a point lists it."""
+        """Whether a followed table needs a check before its changes are applied, or before a point lists it."""
         lacks = self.since_columns is not None and self.replay_lsn >= self.since_columns[0] and not self.reshaping
         return self.followed and (lacks or self.unread is not None)

@@ -1,19 +1,17 @@
 """Says how rows under a Relation message are read, or why they cannot be read with the mirror's structure.
-
-What then happens to the mirror is the question of :mod:`pgcdc_assets.structure.verdict`.
+(:mod:`pgcdc_assets.structure.verdict` decides what then happens to the mirror.)
 
 Columns are compared by attnum. PostgreSQL never gives an attnum out twice, so a column that was dropped and created
-again under its old name is noticed. A leaf has attnums of its own. They are translated into attnums of the root
+again under its old name is noticed. A leaf has attnums of its own, which are translated into attnums of the root
 (:attr:`Leaf.numbering`). If that is not possible, the leaf's columns are compared by name, as PostgreSQL itself does.
-Rows may bring a column that was added and is NULL in all older rows. Rows with any other difference cannot be read.
+Rows may bring a new column that is NULL in all older rows. Rows with any other difference cannot be read.
 
-Below the LSN of that check (:attr:`Lineage.since`), the log may hold rows in any structure that the table had since its
-copy. These rows are read as rows of the newest structure: a column that was added later has the value that PostgreSQL
-gives to older rows. Rows of a leaf are read with the attnums of the root.
+After a change of structure, the log below the LSN of the catalog check (:attr:`Lineage.since`) may hold rows in any
+structure since the copy. They are read as rows of the newest structure: a column that was added later has the value
+that PostgreSQL gives to older rows.
 
-The attnums come from the catalog, which is read after the message was written. Between the two, columns may have been
-renamed or dropped. A Relation message lists its columns by ascending attnum. So a name that has moved to another column
-is noticed by the order of the columns.
+The catalog is read after the message was written, and columns may have been renamed or dropped in between. A Relation
+message lists its columns by ascending attnum, so a name that has moved to another column breaks this order.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ def table_of_rows(
 ) -> Table | Unreadable:  # fmt: skip
     """The table with which rows of the shape are read: unchanged, or with the columns that the shape adds.
 
-    ``facts``: the catalog facts of the shape, needed only if the shape has a new column. ``past``: the mirror has
-    already applied the span, so a column that the shape lacks may have been added later. ``after``: all rows of the
-    shape are of transactions at or above this LSN.
+    ``facts``: the catalog facts of the shape, needed only for a new column. ``past``: the mirror has already applied
+    the span, so a column that the shape lacks may have been added later. ``after``: all rows of the shape are of
+    transactions at or above this LSN.
     """
     if unsettled(table, after):
         return _by_order(table, shape)
@@ -112,12 +110,9 @@ def together(tables: Iterable[Table]) -> Table:
 
 
 def _newer_catalog(table: Table, shape: Shape) -> str | None:
-    """Why the catalog, when it was read, no longer had the columns of the message; None if it still had them.
-
-    If the catalog lacks a name of the message, the name is looked up in the mirror. The mirror's column of this name is
-    taken if the relation still has this column. Then the message has all columns of the mirror, and their order shows
-    that no name has moved to another column.
-    """
+    """Why the catalog, when it was read, no longer had the columns of the message; None if it still had them. A name
+    that the catalog lacks is looked up in the mirror. The mirror's column is taken if the relation still has it: the
+    message then has all columns of the mirror, and their order shows that no name has moved to another column."""
     places: list[int] = []
     for column in shape.columns:
         known = _known(table, shape, column)
@@ -134,7 +129,7 @@ def _newer_catalog(table: Table, shape: Shape) -> str | None:
 
 
 def _leaf(table: Table, shape: Shape) -> bool:
-    """Whether the shape belongs to a leaf. All shapes here belong to the table or to one of its leaves."""
+    """Whether the shape belongs to a leaf, and not to the table itself."""
     return shape.relation_id != table.oid
 
 
@@ -191,12 +186,10 @@ def _other_columns(table: Table, shape: Shape, past: bool) -> str | None:
 
 
 def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
-    """The mirror's column for a column of the shape; None if the mirror has no such column.
-
-    A column that the catalog no longer had is found by name and type. A column of a leaf is found by its attnum at the
-    root, because its name may belong to another column. If that attnum is not known, the column is found by name, and
-    other changes of columns make the table be copied again.
-    """
+    """The mirror's column for a column of the shape; None if the mirror has no such column. A column that the catalog
+    no longer had is found by name and type. A column of a leaf is found by its attnum at the root, because its name may
+    belong to another column. If that attnum is not known, the column is found by name: any other change of columns then
+    has the table copied again."""
     leaf = _numbered(table, shape)
     if leaf is None and _leaf(table, shape):
         return next((known for known in table.columns if known.name == column.name), None)
@@ -250,8 +243,7 @@ def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) ->
 
 
 def _rewritten(table: Table, shape: Shape, relation: Table) -> bool:
-    """Whether the table was rewritten after the copy. A default that is not constant is written into old rows this
-    way."""
+    """Whether the table was rewritten after the copy, as for a volatile default, which is written into old rows."""
     if not _leaf(table, shape):
         now = {leaf.oid: leaf.files.relfilenode for leaf in relation.leaves}
         leaves = any(now.get(leaf.oid, leaf.files.relfilenode) != leaf.files.relfilenode for leaf in table.leaves)

@@ -22,11 +22,8 @@ from pgcdc_assets.structure.differences import key_changed
 
 
 def successor(before: Table, now: Table, since: Lsn) -> Table:
-    """The structure that the mirror gets, if there is no :func:`obstacle`.
-
-    ``before``: the table as the mirror has it. ``now``: the table in the catalog. ``since``: an LSN at which the source
-    certainly had this structure.
-    """
+    """The structure that the mirror gets if there is no :func:`obstacle`. ``before``: the table as the mirror has it.
+    ``now``: the table in the catalog. ``since``: an LSN at which the source certainly had this structure."""
     lineage = before.descent
     left = {column.attnum: column for column in now.columns}
     changed = tuple(column for column in before.columns if not _as_before(column, left.get(column.attnum)))
@@ -46,10 +43,8 @@ def successor(before: Table, now: Table, since: Lsn) -> Table:
 
 
 def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
-    """The structure that the mirror gets if partitions were added without rows, or removed, and nothing else changed.
-
-    ``before``, ``now``, ``since``: as in :func:`successor`. The leaves that stay keep the facts that the mirror knows.
-    """
+    """As :func:`successor`, if partitions were added without rows or removed, and nothing else changed. The leaves that
+    stay keep the facts that the mirror knows."""
     lineage = before.descent
     left = tuple({leaf.oid for leaf in before.leaves} - {leaf.oid for leaf in now.leaves})
     follows = replace(
@@ -62,15 +57,14 @@ def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
 
 
 def _as_known(before: Table, now: Table) -> tuple[Leaf, ...]:
-    """The leaves of ``now``. A leaf that was there before keeps its old name, because rows of the mirror carry this
-    name."""
+    """The leaves of ``now``. A leaf that stays keeps its old name, because rows of the mirror carry this name."""
     known = {leaf.oid: leaf for leaf in before.leaves}
     return tuple(known.get(leaf.oid, leaf) for leaf in now.leaves)
 
 
 def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
     """The columns with the values that older rows had at the first check. VACUUM FULL writes these values into the
-    rows, and PostgreSQL then deletes them from the catalog, but older rows may still be in the log."""
+    rows, and PostgreSQL then deletes them from the catalog, but the log may still hold older rows."""
     known = {column.attnum: column.missing for column in before.columns}
     return tuple(replace(column, missing=known.get(column.attnum, column.missing)) for column in now.columns)
 
@@ -100,7 +94,6 @@ def obstacle(before: Table, now: Table) -> str | None:
 
 
 def _of_partitions(before: Table, now: Table) -> str | None:
-    """Why the partitions do not prove what their rows hold; None if they do."""
     was, is_ = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     attached = [{oid: leaf.attached for oid, leaf in leaves.items()} for leaves in (was, is_)]
     if attached[0] != attached[1] or not is_:
@@ -114,7 +107,7 @@ def _of_partitions(before: Table, now: Table) -> str | None:
 
 
 def _as_numbered(was: Leaf, is_: Leaf, now: Table) -> bool:
-    """Whether the earlier numbering of the leaf still gives the attnum of each of the table's columns."""
+    """Whether the leaf's earlier numbering still gives the attnum of each of the table's columns."""
     known = was.numbering is not None and is_.numbering is not None
     return known and all(was.of_root(attnum) == is_.of_root(attnum) for attnum in now.live)
 

@@ -1,10 +1,8 @@
 """Decides what happens to a mirror when its table has changed, or when a row of the log does not fit the mirror.
 
-The catalog check asks this question for each table: a followed table, a table whose rows could not be read, a table
-that was set aside or healed, and a renamed table. Nothing else decides it.
-
-The first row of this table that applies decides. "Copied if small" means: if the table is not larger than the setting
-``recopy_bytes``. Otherwise the table is set aside, and waits for the operator.
+The catalog check asks this for each table: followed, with rows that could not be read, set aside, healed, or renamed.
+The first row of this table that applies decides. "Copied if small": copied if the table is not larger than the setting
+``recopy_bytes``, else set aside for the operator.
 
 | situation | the mirror |
 |---|---|
@@ -42,7 +40,7 @@ from pgcdc_assets.structure.successor import alike, obstacle
 PAGE_BYTES: Final = 8192
 """Size of a page on the source, unless it was built otherwise."""
 _TOLD: Final = 5
-"""Changes of one table that are named."""
+"""How many changes of one table a message names."""
 _NOT_CARRIED: Final = frozenset({
     Difference.RECREATED, Difference.REPUBLISHED, Difference.PARTITIONS_UNTOLD, Difference.VALUES, Difference.KEY_SEEN,
 })  # fmt: skip
@@ -69,8 +67,8 @@ class Later:
 
 @dataclass(frozen=True)
 class Reshape:
-    """The mirror's rows get the new structure. With ``leaves``, only partitions were added or removed, and the rows of
-    the removed partitions are deleted."""
+    """The mirror's rows get the new structure. ``leaves``: only partitions were added or removed, and the rows of
+    removed partitions are deleted."""
 
     what: str
     leaves: bool = False
@@ -78,19 +76,18 @@ class Reshape:
 
 @dataclass(frozen=True)
 class AfterRows:
-    """As :class:`Reshape`, after the mirror has passed the LSN at which the catalog showed the new columns. Until then,
-    rows of the log may still bring the columns."""
+    """As :class:`Reshape`, but only after the mirror has passed the LSN at which the catalog showed the new columns,
+    because rows below that LSN may still bring the columns."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Recopy:
-    """The table is copied again."""
+    """The table is copied again. ``restructured``: a change of structure is the reason, and is reported as such."""
 
     reason: str
     restructured: bool = False
-    """Whether a change of structure is the reason, and is reported as such."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +106,9 @@ def verdict(
 ) -> Verdict:  # fmt: skip
     """Decide what happens to the mirror of ``record``, whose table the catalog shows as ``now``.
 
-    ``found``: the differences between the two, by :func:`differences.changes`. ``refusal``: why no mirror can hold the
-    table; None if one can. ``without_rows``: says of a relation's OID whether the relation certainly has no rows.
-    ``paused``: applying is paused, so no mirror is changed.
+    ``found``: the differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can hold the
+    table, if so. ``without_rows``: says whether the relation with an OID certainly has no rows. ``paused``: no mirror
+    is changed.
     """
     unread, lost, partitions = record.unread, _of(found, _NOT_CARRIED), _of(found, {Difference.PARTITIONS})
     if record.former is not None:
@@ -142,7 +139,7 @@ def verdict(
 
 
 def reported(record: TableRecord, found: Sequence[Change]) -> str:
-    """Those of the changes of a table that are reported, in one line; empty if there are none."""
+    """The changes of a table that are reported, in one line; empty if there are none."""
     silent = {Difference.COLUMN_ADDED} if record.state.readable else {Difference.COLUMN_ADDED, *_STRUCTURE}
     return named([change for change in found if change.difference not in silent])
 
@@ -173,7 +170,7 @@ def _partitions(
     record: TableRecord, now: Table, rules: Rules, without_rows: Callable[[int], bool], what: str
 ) -> Verdict:
     """The stream does not carry rows that a partition had when it was attached. A partition that is empty at a check
-    after it was attached had no such rows: the stream carries all that it will ever have."""
+    after its ATTACH had no such rows, so the stream carries all its rows."""
     known = {leaf.oid for leaf in record.table.leaves}
     filled = next((leaf for leaf in now.leaves if leaf.oid not in known and not without_rows(leaf.oid)), None)
     if filled is not None:
@@ -189,7 +186,6 @@ def _columns_added(record: TableRecord, now: Table, rules: Rules, what: str) -> 
 
 
 def _recopied(now: Table, rules: Rules, what: str) -> Verdict:
-    """A copy, unless the table is larger than ``recopy_bytes``."""
     size = now.pages * PAGE_BYTES
     if size <= rules.recopy_bytes:
         return Recopy(what, restructured=True)
