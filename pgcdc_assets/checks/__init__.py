@@ -3,7 +3,7 @@
 source_facts, lake_facts -> slothealth, tablehealth -> status     reads facts, and states problems in words
 sides -> rendering -> compare -> verify                           compares every row and value at one LSN
 
-health      the facts that the health rules take, and the problems that they find
+health      the input and output of the health rules: facts and problems
 report      the results of a comparison
 positions   the stream's positions
 """

@@ -1,8 +1,8 @@
 """Compares the two sides of a table. If they differ, both are read again, to show examples of rows that differ.
 
-Each side is read as two 64-bit digests for each row, one of its key and one of all its values. Rows are matched by the
-digest of their key, and compared by the digest of their values. The probability that a difference is missed is 2^-64
-per row. It does not depend on the data, because each comparison has a new seed.
+Each side is read as two 64-bit digests per row, one of the key and one of all values. Rows are matched by the digest of
+their key, and compared by the digest of their values. The probability of missing a difference is 2^-64 per row, for any
+data, because each comparison has a new seed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pgcdc_assets.source.snapshot.reading import read_whole
 Digests = Words
 
 ROWS_A_BUCKET = 1 << 20
-"""A comparison sorts one bucket of each side at a time. This takes about 100 MB at this size."""
+"""A comparison sorts one bucket of each side at a time, which takes about 100 MB at this size."""
 _MAX_BITS = 12
 
 _ROW = np.dtype([("key", "<u8"), ("row", "<u8")])
 EXAMPLES = 10
-"""Rows that are shown for each table: enough to see a pattern, few enough to read."""
+"""Rows shown for each table: enough to see a pattern, few enough to read."""
 _SHOWN_LENGTH = 80
 
 
@@ -50,8 +50,8 @@ class SourceDigests:
 
 @contextmanager
 def source_digests(source: SourceSide, rows_expected: int) -> Iterator[SourceDigests]:
-    """Read a table of the source into digests, which exist until the end of the block. Raises CopyOutdated if the table
-    is not as the snapshot shows it."""
+    """Read a table of the source into digests, which are deleted at the end of the block. CopyOutdated if the table no
+    longer is as the snapshot shows it."""
     with TemporaryDirectory(prefix="pgcdc-verify-") as folder:
         digests = SourceDigests(Seed(), rows_expected, DigestStore(Path(folder) / "source", rows_expected))
         _digest(source, source.comparison.key, digests.seed, digests.store)
@@ -59,10 +59,8 @@ def source_digests(source: SourceSide, rows_expected: int) -> Iterator[SourceDig
 
 
 def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | None = None) -> TableReport:
-    """Read both sides at the same time and compare them. If they differ, read both again for examples.
-
-    ``read``: the source's digests, if they have already been read.
-    """
+    """Read both sides at the same time and compare them. If they differ, read both again for examples. ``read``: the
+    source's digests, if they have already been read."""
     comparison = source.comparison
     rows_expected = read.rows_expected if read else max(mirror.mirror.count(), comparison.table.rows)
     seed = read.seed if read else Seed()
@@ -83,8 +81,8 @@ def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | 
 
 
 def _shown_examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differences) -> list[Example]:
-    """Examples of rows that differ. There are none if the table was truncated or altered after the comparison. The
-    difference is reported all the same."""
+    """Examples of rows that differ. Without examples, because the table was truncated or altered after the comparison,
+    the difference is still reported."""
     try:
         return _examples(source, mirror, seed, found)
     except CopyOutdated:
@@ -109,7 +107,7 @@ def _digest(side: Side, key: list[int], seed: Seed, store: DigestStore) -> None:
 
 
 def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Digests of the keys and of the rows. They take 16 bytes per row, so they can be kept until the part ends."""
+    """Digests of keys and rows. They take 16 bytes per row, so they can be kept until the part ends."""
     found = []
     for batch in part():
         digests = [seed.of_texts(text) for text in batch.texts]
@@ -120,7 +118,7 @@ def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, n
 
 @dataclass(frozen=True)
 class _Sample:
-    """A row to show: its comparable texts, one per column, and its key in readable form, by the column's place."""
+    """A row to show: its comparable texts by column, and its key in readable form by the column's place."""
 
     texts: list[str | None]
     shown: dict[int, str | None]
@@ -169,8 +167,7 @@ def _samples(part: Part, key: list[int], seed: Seed, wanted: np.ndarray) -> list
 
 
 def _readable(value: object, text: str | None) -> str | None:
-    """The value in readable form. If the value is None, because it did not fit the mirror's column or was not read,
-    this is ``text``."""
+    """The value in readable form, or ``text`` if the value did not fit the mirror's column or was not read."""
     shown = text if value is None else "\\x" + value.hex() if isinstance(value, bytes) else str(value)
     return shown if shown is None or len(shown) <= _SHOWN_LENGTH else shown[: _SHOWN_LENGTH - 1] + "…"
 
@@ -182,8 +179,7 @@ class Seed:
     value: int = field(default_factory=lambda: secrets.randbits(64))
 
     def of_texts(self, text: pa.Array) -> Digests:
-        """One digest for each value of a string array. NULL, the empty string and all other texts have different
-        digests."""
+        """One digest for each value of a string array. NULL and the empty string have digests of their own."""
         if not len(text):
             return np.empty(0, np.uint64)
         plain = text.cast(pa.large_string())
@@ -200,7 +196,7 @@ class Seed:
         return digests
 
     def of_rows(self, columns: Sequence[Digests], rows: int) -> Digests:
-        """One digest for each row, from the digests of its columns in their order."""
+        """One digest per row, from the digests of its columns in their order."""
         places = _mixed(np.arange(len(columns), dtype=np.uint64) + np.uint64(self.value ^ 0x5851F42D4C957F2D))
         total = np.zeros(rows, np.uint64)
         for place, column in zip(places, columns, strict=True):
@@ -209,8 +205,7 @@ class Seed:
 
 
 def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Digests, seed: np.uint64) -> Digests:
-    """For each value, a sum over its 8-byte words. Each word is mixed with its place in the value. ``content`` is
-    padded by 8 bytes."""
+    """For each value, a sum over its 8-byte words, each mixed with its place. ``content`` is padded by 8 bytes."""
     words = (lengths + 7) // 8
     ends = np.cumsum(words)
     total = int(ends[-1]) if len(ends) else 0
@@ -233,7 +228,7 @@ def _mixed(values: Digests) -> Digests:
 
 
 class DigestStore:
-    """The digests of one side of one table, stored on disk in buckets by key."""
+    """The digests of one side of one table, on disk in buckets by key."""
 
     def __init__(self, folder: Path, rows_expected: int) -> None:
         folder.mkdir()
@@ -301,7 +296,7 @@ def _buckets(source: DigestStore, mirror: DigestStore) -> Iterator[tuple[npt.NDA
 
 
 def _unmatched(left: npt.NDArray[np.void], right: npt.NDArray[np.void]) -> tuple[Digests, Ints, Ints]:
-    """The keys of rows that have no equal row on the other side and, for each key, how many such rows each side has."""
+    """The keys of rows without an equal row on the other side and, per key, how many such rows each side has."""
     keys = np.concatenate((left["key"], right["key"]))
     rows = np.concatenate((left["row"], right["row"]))
     sign = np.repeat(np.array([1, -1], np.int64), (len(left), len(right)))

@@ -1,5 +1,4 @@
-"""What the health rules take and return: the facts about source, log and lake at one moment, and the problems that the
-rules find."""
+"""The input and output of the health rules: the facts about source, log and lake at one moment, and the problems."""
 
 from __future__ import annotations
 
@@ -51,24 +50,24 @@ class SourceFacts:
     """None: no limit (-1)."""
     synchronous_standby_names: str = ""
     idle_slot_timeout: timedelta = timedelta(0)
-    """idle_replication_slot_timeout of PostgreSQL 18. 0 means off."""
+    """idle_replication_slot_timeout of PostgreSQL 18. 0: off."""
     holder: Backend | None = None
     oldest: Blocker | None = None
     """The oldest transaction of the whole cluster, open or prepared. It holds back ``restart_lsn``."""
     publications: Mapping[str, PublicationFacts | None] = field(default_factory=dict)
-    """The publications that we read, by name. The value is None for a publication that does not exist."""
+    """The project's publications by name. None: the publication does not exist."""
     mirrored: frozenset[TableName] = frozenset()
     """Published tables, under the names that their mirrors have: roots, not leaves."""
     called: Mapping[int, TableName] = field(default_factory=dict)
-    """The present names of the published tables, by OID."""
+    """Present names of the published tables, by OID."""
     meant: frozenset[TableName] = frozenset()
     """Tables that exist and that the setting ``tables`` selects."""
     ours: bool = False
-    """Whether setup made the publication. Setup then keeps its tables as the settings say."""
+    """Whether setup made the publication. Setup then changes its tables to match the settings."""
     followable: frozenset[TableName] = frozenset()
-    """Tables that now have a usable replica identity. Those that are still published for inserts only are reported."""
+    """Tables with a usable replica identity. A problem is reported if such a table is published for inserts only."""
     without_identity: frozenset[TableName] = frozenset()
-    """Published tables whose updates and deletes fail on the source, because they have no usable replica identity."""
+    """Published tables whose updates and deletes fail on the source, for lack of a usable replica identity."""
 
 
 @dataclass(frozen=True)
@@ -91,28 +90,27 @@ class TableFacts:
     replay_lsn: Lsn | None = None
     reason: str | None = None
     lsn: Lsn | None = None
-    """The LSN at which it was set aside."""
+    """The LSN at which the table was set aside."""
     updates_seen: bool = True
     refused: bool = False
     """Whether the table cannot be mirrored at all."""
     kept_until: datetime | None = None
-    """For a table that was set aside: the log keeps all changes that the mirror lacks at least until this time. None if
-    the log does not hold all of them."""
+    """If set aside: the log keeps all changes that the mirror lacks at least this long. None if some are deleted."""
 
 
 @dataclass(frozen=True)
 class LeftFacts:
-    """A mirror that is no longer followed: its LSN and, if its table was renamed, where the table is followed now."""
+    """A mirror that is no longer followed. ``moved``: where a renamed table is followed now."""
 
     lsn: Lsn
     moved: str | None = None
     waits_for: TableName | None = None
-    """The table's present name, if the mirror is still to go on under this name."""
+    """The table's present name, if the mirror will be renamed to this name."""
 
 
 @dataclass(frozen=True)
 class MessageFacts:
-    """The feed of logical messages, if the setting ``messages`` asks for them."""
+    """The feed of logical messages."""
 
     complete_to: Lsn | None = None
     """The LSN up to which the feed is complete. None before the first run with messages."""
@@ -128,8 +126,7 @@ class UntakenFacts:
     table: TableName | None = None
     """The followed table to which the relation belongs now."""
     copied: Lsn | None = None
-    """Consistent point of the copy in the table's mirror. If this point is later than the rows, the copy contains the
-    effect of the rows."""
+    """The consistent point of the mirror's copy. A copy that is later than the rows contains their effect."""
 
     @property
     def held(self) -> bool:
@@ -138,8 +135,7 @@ class UntakenFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts that the rules check. ``source`` or ``slot`` is None if it was not reached, or does not exist. ``log``
-    is None if there is no log."""
+    """All facts that the rules check. ``source``, ``slot`` or ``log`` is None if it is missing or was not reached."""
 
     now: datetime
     slot_name: str
@@ -152,14 +148,13 @@ class Facts:
     """Mirrors of tables that are not in the saved catalog."""
     untaken: Sequence[UntakenFacts] = ()
     messages: MessageFacts | None = None
-    """None if no messages are asked for."""
+    """None if the setting ``messages`` is empty."""
     last: Mapping[str, Outcome] = field(default_factory=dict)
     """The outcome of the last operation of each kind."""
     two_phase: bool = False
-    """The setting ``two_phase``."""
     at_work: str | None = None
     """The process that writes to the lake, in words. It reads the slot or will read it soon, even if the slot has no
-    reader at this moment: while the process drains a backlog by SQL functions, the slot has no reader between calls."""
+    reader at this moment: a process that drains a backlog by SQL functions does not hold the slot between calls."""
 
 
 Severity = Literal["error", "warning"]

@@ -1,7 +1,7 @@
 """Reads the facts about the lake: its log, the state and effective ``replay_lsn`` of each table, the feed of messages.
 
 The newest consistent point has the position of each streaming table. So hundreds of streaming tables cost one small
-read, and for each mirror a check for new commits of other writers.
+read, and a check of each mirror for new commits of other writers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pgcdc_assets.points.untaken import UntakenLedger
 from pgcdc_assets.settings import Settings
 
 _UNREADABLE = (PgcdcError, DeltaError, OSError)
-"""What is raised if a table of the lake cannot be read."""
+"""Errors that are raised if a table of the lake cannot be read."""
 
 
 def with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
@@ -61,8 +61,7 @@ def with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
 
 
 def _published(layout: Layout) -> Lsn | None:
-    """The LSN of the newest consistent point. None also if the points cannot be read: :func:`with_lake` reports
-    that."""
+    """The LSN of the newest consistent point. None also if points cannot be read, which :func:`with_lake` reports."""
     with suppress(*_UNREADABLE):
         newest = ConsistentPoints(layout).newest()
         return newest.replay_lsn if newest else None
@@ -70,7 +69,7 @@ def _published(layout: Layout) -> Lsn | None:
 
 
 def with_lake(facts: Facts, settings: Settings) -> tuple[Facts, list[Problem]]:
-    """Adds all facts about the lake. Returns the problems of what cannot be read."""
+    """Adds all facts about the lake. Returns problems for the facts that cannot be read."""
     layout, catalog = settings.layout, facts.catalog
     facts, unread = with_log(facts, layout)
     if catalog is not None:
@@ -105,7 +104,7 @@ def _messages(layout: Layout, facts: Facts) -> MessageFacts:
 
 
 def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedelta(0)) -> Iterator[TableFacts]:
-    """The facts about every table, in the catalog's order. ``retention`` is the retention of the change log."""
+    """The facts about every table, in the catalog's order. ``retention``: of the change log."""
     rows = TableStates(layout).all()
     points = ConsistentPoints(layout)
     newest = points.newest()
@@ -116,8 +115,7 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
         if (reason := refusal(table)) is not None:
             yield of(TableState.SET_ASIDE, reason=reason, refused=True)
         elif row is None or row.table is None or row.table.oid != table.oid or row.state is TableState.MOVED:
-            # The table was never copied under this name, or was dropped and created again since its copy, or its mirror
-            # still has the table's earlier name.
+            # The table was never copied under this name, was dropped and created again since its copy, or was renamed.
             yield of(TableState.WAITING)
         elif newest and table.name in newest.tables and _readable(row, newest):
             reason = row.reason or _changed(layout, catalog, table, newest)
@@ -144,7 +142,7 @@ def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: ti
 
 
 def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
-    """Mirrors that are no longer followed: their tables were dropped, renamed or taken out of the publication."""
+    """Mirrors that are no longer followed: their tables were dropped, renamed or removed from the publication."""
     known = {table.name for table in catalog.tables}
     rows = TableStates(layout).all()
     left: dict[TableName, LeftFacts] = {}
@@ -163,7 +161,7 @@ def _goes_on_as(row: StateRow, tables: Sequence[Table], rows: Mapping[TableName,
     oid = row.table.oid if row.table is not None and row.state.readable else None
     name = next((table.name for table in tables if table.oid == oid), None)
     there = rows.get(name) if name is not None else None
-    # If the new name already has a mirror or a pending copy, this mirror does not go on under that name.
+    # If the new name already has a mirror or a pending copy, this mirror does not get that name.
     return name if there is None or there.state is TableState.MOVED else None
 
 
@@ -184,18 +182,18 @@ def _readable(row: StateRow, newest: Point) -> bool:
 
 
 def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> str | None:
-    """A message if another writer has changed rows of the mirror since the point; None otherwise."""
+    """A message if another writer has changed rows of the mirror since the point."""
     with suppress(LakeError):  # The operations that need this mirror report that it cannot be read.
         return change_since(layout.mirror(table.name), catalog.identity.app_id(), newest.tables[table.name])
     return None
 
 
 def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoints) -> TableFacts:
-    """The facts about a table that the newest point does not list. Its position is read from its own Delta commits."""
+    """The facts about a table that the newest point does not list. The position comes from the mirror's own commits."""
     of = partial(TableFacts, table.name, updates_seen=table.updates_seen)
     copied = mirror.snapshot_lsn
     if row.state is TableState.COPYING and (copied is None or copied < row.lsn):
-        # A reason means that the last copy could not read the table. The table then waits for the next copy.
+        # With a reason, the last copy could not read the table, which waits for the next copy.
         state = TableState.WAITING if row.reason else TableState.COPYING
         return of(state, reason=row.reason)
     replay_lsn = mirror.effective_replay_lsn(points)

@@ -1,7 +1,6 @@
 """The positions of a lake's stream: written, flushed, replayed and end position, and whether changes are applied.
 
-The output is like that of ``pgcopydb stream sentinel get``. Uses plain SQL and reads small tables. Works while another
-process writes to the lake.
+Like ``pgcopydb stream sentinel get``. Uses plain SQL, reads small tables, and works while another process writes.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Positions:
     source: Lsn
     """The source's flush position."""
     write: Lsn | None
-    """The position up to which changes are received. If no process streams, this is ``flush``."""
+    """The position up to which changes are received, or ``flush`` if no process streams."""
     flush: Lsn | None
     """``transform_lsn``: changes up to here are durable in the log, and can be confirmed to the slot."""
     replay: Lsn | None
@@ -53,12 +52,11 @@ class Positions:
 
 
 def positions(settings: Settings) -> Positions:
-    """The present positions of this project's stream. Raises SourceUnavailable, LakeError."""
+    """The present positions of this project's stream. SourceUnavailable, or LakeError."""
     layout, catalog = settings.layout, load_catalog(settings.catalog_file)
     with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
         row = conn.execute(_WRITTEN, [settings.slot]).fetchone()
-        # The lowest position is read first. In this order, no position seems to be ahead of the position that it
-        # follows.
+        # The lowest position is read first, so that no position seems to be ahead of the position that it follows.
         replayed = lowest_replayed(layout, catalog) if catalog is not None else None
         log = ChangeLog(layout)
         flushed = log.position() if log.exists else None

@@ -42,13 +42,13 @@ _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), dtype="<u2
 
 @dataclass(frozen=True)
 class Rendering:
-    """The rendering of one column as comparable text on both sides."""
+    """How one column is rendered as comparable text on both sides."""
 
     name: str
     source: str
     """SQL expression for the comparable text in PostgreSQL. The text of NULL is NULL."""
     shown: str
-    """SQL expression for PostgreSQL, for the value in readable form."""
+    """SQL expression for the readable form in PostgreSQL."""
     mirror: str
     """SQL expression for DataFusion, whose values ``text`` converts."""
     text: Callable[[pa.Array], pa.Array]
@@ -57,8 +57,8 @@ class Rendering:
 
 @dataclass(frozen=True)
 class _Form:
-    """How a pair of types is rendered as text. ``value`` and ``fits`` take an SQL expression and return an SQL
-    expression. Without ``fits``, every value fits the mirror's type."""
+    """How a pair of types is rendered as text. ``value`` and ``fits`` map an SQL expression to an SQL expression.
+    Without ``fits``, every value fits the mirror's type."""
 
     value: Callable[[str], str]
     text: Callable[[pa.Array], pa.Array]
@@ -91,8 +91,7 @@ def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
 
 
 def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) -> pa.Array:
-    """``text``, with the texts that ``_pgcdc_raw`` holds for the column ``name`` in their place. In these rows the
-    value itself must be NULL."""
+    """``text``, replaced by the texts in ``_pgcdc_raw`` for the column. In these rows the value must be NULL."""
     if raw is None or raw.null_count == len(raw):
         return text
     written = pc.map_lookup(raw, pa.scalar(name), "first").cast(pa.large_string())
@@ -103,7 +102,7 @@ def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) 
 
 
 def _form_of(declared: PgType, kind: pa.DataType) -> _Form | None:
-    """The form for a pair of types; None if the mirror's type cannot represent the source's."""
+    """The form for a pair of types; None if the mirror's type cannot represent the source's type."""
     base = declared.base or declared
     oid = base.oid
     if _is_list(kind) and base.element is not None:
@@ -126,7 +125,7 @@ def _form_of(declared: PgType, kind: pa.DataType) -> _Form | None:
 
 
 def _moment(oid: int, kind: pa.DataType) -> _Form | None:
-    """The form of dates and timestamps: numbers, from 0001-01-01 up to 9999-12-31."""
+    """The form of dates and timestamps: numbers, from 0001-01-01 to 9999-12-31."""
     if pa.types.is_date32(kind) and oid == DATE:
         return _Form(
             lambda e: f"({e} - '1970-01-01'::date)::text",
@@ -144,9 +143,8 @@ def _moment(oid: int, kind: pa.DataType) -> _Form | None:
 
 
 def _list_of(element: PgType, form: _Form) -> _Form:
-    """The form of an array. It fits if it has one dimension, starts at index 1, and all its elements fit."""
-    # Elements of a composite type need subscripts, because unnest() would expand them to columns. Other types use
-    # unnest(), because subscripts are slow on long arrays.
+    """The form of an array. The array fits if it has one dimension, starts at index 1, and all its elements fit."""
+    # unnest() would expand a composite element to columns. Other elements use unnest(): subscripts are slow.
     composite = (element.base or element).family == "c"
 
     def rows(array: str) -> tuple[str, str]:
@@ -195,8 +193,8 @@ def _float_bits(values: pa.Array) -> pa.Array:
 
 
 def _digits(values: pa.Array) -> pa.Array:
-    """The texts of decimals. Texts that DataFusion made stay as they are. Decimals of Arrow are written with all digits
-    of their scale, because Arrow itself writes small decimals with an exponent."""
+    """The texts of decimals. DataFusion's texts stay. Arrow's decimals are written with all digits of their scale,
+    because Arrow itself writes small decimals with an exponent."""
     if not pa.types.is_decimal(values.type) or values.type.scale == 0:
         return _large(values)
     scale, buffers = values.type.scale, values.buffers()

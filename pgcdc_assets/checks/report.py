@@ -1,4 +1,4 @@
-"""The reports of ``verify``: what the comparison of each table found, and the exit code that follows."""
+"""The reports of ``verify``: the result for each table, and the exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgcdc_assets.core.names import TableName
 
 @dataclass(frozen=True)
 class Example:
-    """One row that differs. It is identified by its key, or by all its values if the table has no key."""
+    """One row that differs, identified by its key, or by all its values if the table has no key."""
 
     kind: str
     """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     UNKNOWN = "unknown"
-    """Updates and deletes that are not published could explain the whole difference. Whether they do is not known."""
+    """Unpublished updates and deletes could explain the whole difference. Whether they do is not known."""
     DIFFERS = "differs"
     NOT_COMPARED = "not_compared"
     """The table could not be compared: it is set aside, waits for a copy, or was altered or locked at each try."""
@@ -36,8 +36,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class TableReport:
-    """The comparison of one table at ``lsn``. ``reason`` says why the comparison could not be made, or why a difference
-    is expected."""
+    """The comparison of one table at ``lsn``. ``reason``: why it could not be made, or why a difference is expected."""
 
     table: TableName
     source_rows: int = 0
@@ -66,11 +65,9 @@ class TableReport:
 
     @property
     def explained(self) -> bool:
-        """Whether updates and deletes that are not published could explain the whole difference.
-
-        A delete that is not published leaves one extra row in the mirror. An update leaves one extra row, and one row
-        is missing. So a mirror with fewer rows than the source has lost rows, and that is not explained.
-        """
+        """Whether unpublished updates and deletes could explain the whole difference. A delete leaves one extra row in
+        the mirror. An update leaves one extra and one missing row. If more rows are missing than extra, rows were
+        lost."""
         return self.compared and not self.updates_seen and self.missing <= self.extra and not self.different
 
     def to_json(self) -> dict[str, Any]:
@@ -90,8 +87,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every table is equal, or has only differences that its unpublished updates and deletes could
-        explain."""
+        """Whether every table is equal, or its unpublished updates and deletes could explain all differences."""
         return all(table.equal or table.explained for table in self.tables)
 
     @property

@@ -30,30 +30,26 @@ from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks
 
 _BLOCK_BYTES = 8 << 20
-"""Bytes of CSV that are read at a time: large enough for Arrow's reader, and a small part of the process's memory."""
+"""Bytes of CSV read at a time: large enough for Arrow's reader, and a small part of the process's memory."""
 
 
 _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 8192
-"""Rows of a mirror that are read at a time. Fewer rows are read if they are wide."""
+"""Rows of a mirror read at a time. Fewer rows are read if they are wide."""
 _UNPACKED = 8
-"""The factor by which rows may be larger in memory than in Parquet files."""
+"""How many times larger rows may be in memory than in Parquet files."""
 
 
 _PIECE_BYTES = 64 << 20
-"""Size of a piece on the source's disk. This much is read again if another session wanted a lock on the table during
-the reading."""
+"""Size of a piece on the source's disk. A piece is read again if another session waited for a lock on the table."""
 _MOST_ENTRIES: Final = 1664
 """Columns that one SELECT may return (MaxTupleAttributeNumber). A table may have 1,600 columns."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows: one array of comparable text per column and, if requested, the key's columns in readable form.
-
-    ``shown`` maps a column's place to its readable values. For a column that it does not have, the comparable text is
-    shown.
-    """
+    """Some rows: one array of comparable text per column. ``shown``: the key's columns in readable form, by place. The
+    comparable text is shown for a key column that it lacks."""
 
     rows: int
     texts: list[pa.Array]
@@ -62,7 +58,7 @@ class Batch:
 
 @contextmanager
 def readable(name: TableName) -> Iterator[None]:
-    """Raises LakeError instead of the engine's own error if the engine cannot read the mirror."""
+    """Raise LakeError instead of the engine's own error if the mirror cannot be read."""
     try:
         yield
     except (DeltaError, pa.ArrowException, OSError) as error:
@@ -84,17 +80,14 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The part of a table that is compared: its published columns and, for a partitioned table, the name of each row's
-    leaf."""
+    """The compared part of a table: published columns and, if it is partitioned, the name of each row's leaf."""
 
     table: Table
     renderings: tuple[Rendering, ...]
     leaves: bool
-    """Whether the leaf's name is compared. False also if a publication sends rows via the root, because the stream then
-    does not name their leaves."""
+    """Whether the leaf's name is compared. Not if a publication sends rows via the root, without leaves' names."""
     called: Mapping[TableName, TableName] = field(default_factory=dict)
-    """For each leaf, the name that it had when the mirror was copied. The mirror keeps this name if the leaf is renamed
-    later."""
+    """Each leaf's name at the time of the mirror's copy. The mirror keeps this name if the leaf is renamed later."""
 
     @classmethod
     def of(
@@ -126,7 +119,7 @@ class SourceSide:
     comparison: Comparison
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """Raises CopyOutdated or CopyBlocked if the table cannot be read as the snapshot shows it."""
+        """CopyOutdated or CopyBlocked if the table cannot be read as the snapshot shows it."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/verify") as conn:
             cut = pieces(conn, self.comparison.table, _PIECE_BYTES)
         for piece in cut:
@@ -171,7 +164,7 @@ class MirrorSide:
     """The same version, if DataFusion cannot read it. Its files are then read one by one."""
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """Raises LakeError if the mirror's files are missing or damaged."""
+        """LakeError if the mirror's files are missing or damaged."""
         for batch in self._batches(shown):
             yield partial(iter, (batch,))
 

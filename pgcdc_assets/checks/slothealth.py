@@ -13,19 +13,18 @@ from pgcdc_assets.source.setup.findings import matches_standby_names
 from pgcdc_assets.source.slot.slot import PLUGIN, SlotStatus
 
 SAFE_WAL_BYTES = 256 * MIB
-"""A problem is reported if less WAL than this may still be written before the slot can be invalidated. It is sixteen
-WAL segments, which are a few minutes on a busy source."""
+"""A problem is reported if less WAL than this may be written before the slot can be invalidated. Sixteen WAL segments
+are a few minutes on a busy source."""
 IDLE_WAL_BYTES = 64 * MIB
 """A problem is reported if the source holds more WAL than this for a slot that nobody reads. It is four segments, so
 that a pause between two runs is not reported."""
 HELD_WAL_BYTES = GIB
-"""A problem is reported if more WAL than this is held without a limit, or by a long transaction. This is before a disk
-of usual size is full."""
+"""A problem is reported if more WAL than this is held without a limit, or by a long transaction. A usual disk has room
+left."""
 LONGEST_PAUSE = timedelta(days=1)
 """The longest pause between two runs that the slot should survive, such as a night."""
 _NEARLY = 0.75
-"""An idle slot is reported after this share of the idle timeout. With a timeout of one day, six hours are then
-left."""
+"""An idle slot is reported after this share of the idle timeout. Of a timeout of one day, six hours are then left."""
 _MORE_ROOM = "raise max_slot_wal_keep_size on the source"
 CATALOG_XMIN_AGE = 200_000_000
 """The default of autovacuum_freeze_max_age. Beyond this age the source starts vacuums against wraparound, which cannot
@@ -45,7 +44,6 @@ def _setup(facts: Facts) -> Iterator[Problem]:
 
 
 def _slot(facts: Facts) -> Iterator[Problem]:
-    """Whether the slot itself is usable."""
     slot = facts.slot
     if slot is None:
         return
@@ -118,7 +116,7 @@ def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Itera
 
 
 def _wal_held(facts: Facts) -> Iterator[Problem]:
-    """How much WAL and how many dead rows the slot keeps on the source."""
+    """How much WAL, and how many dead rows, the slot keeps on the source."""
     slot, source = facts.slot, facts.source
     if slot is None or source is None or slot.restart_lsn is None:
         return

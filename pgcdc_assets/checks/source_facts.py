@@ -29,8 +29,7 @@ _PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate
 FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
 """
-# The rows of a leaf go into the mirror of its root. A partition that itself has partitions and is published under its
-# own name has its own mirror.
+# The rows of a leaf go into its root's mirror. A partitioned partition that is published by name has its own mirror.
 _MIRRORED = """
 SELECT DISTINCT c.oid, n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class p JOIN pg_catalog.pg_class c ON c.oid = CASE WHEN p.relispartition AND p.relkind <> 'p'
@@ -47,8 +46,8 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 def read_source(
     conn: SourceConnection, settings: Settings, status: SlotStatus | None, catalog: Catalog | None
 ) -> SourceFacts:
-    """The facts about the source. Call this after the log's position was read. Raises WrongSource if the source is not
-    the project's own."""
+    """The facts about the source. The log's position must be read first. WrongSource if it is not the project's own
+    source."""
     found = identity(conn, settings.slot)
     refuse_other_identity(settings, found)
     names = catalog.publications if catalog else (settings.publication,)
@@ -80,8 +79,8 @@ def read_source(
 
 
 def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:
-    """The session that holds the slot. Without the rights of pg_read_all_stats, the application name of another role's
-    session is NULL. The session is then not known, and this returns None."""
+    """The session that holds the slot. None also without the rights of pg_read_all_stats, because the application name
+    of another role's session is then NULL."""
     if status is None or status.active_pid is None:
         return None
     row = conn.execute(_HOLDER, [status.active_pid]).fetchone()
@@ -99,8 +98,7 @@ def _published_tables(
 
 
 def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
-    """Relations whose updates or deletes PostgreSQL refuses. PostgreSQL checks the replica identity of the leaf, not of
-    the root."""
+    """Relations whose updates or deletes PostgreSQL refuses. It checks the replica identity of leaves, not of roots."""
     published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

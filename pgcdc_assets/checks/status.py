@@ -1,7 +1,6 @@
 """Reports the state of slot, positions and tables, and what is wrong. Uses plain SQL and delta-rs, no JVM.
 
-Works before setup, without a lake, without the source, and during a sync. Something that cannot be read is reported as
-a problem, and raises no error.
+Works before setup, without a lake, without the source, and during a sync. An unreadable part is reported as a problem.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from pgcdc_assets.source.slot.slot import Decoded, SlotStatus, slot_status
 from pgcdc_assets.store import storage
 
 _CONNECT_SECONDS = 3
-"""connect_timeout. It is short because status must answer within five seconds."""
+"""connect_timeout. Status must answer within five seconds."""
 
 _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 """Fields of the slot that are not columns of pg_replication_slots, or are always the same."""
@@ -56,8 +55,8 @@ _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 
 @dataclass(frozen=True)
 class Status:
-    """``replay_lsn`` is the lowest position of the followed tables. ``lag_bytes`` is the WAL between it and the
-    source's flush position."""
+    """``replay_lsn``: the lowest position of followed tables. ``lag_bytes``: WAL from there to the source's flush
+    LSN."""
 
     slot: SlotStatus | None
     transform_lsn: Lsn | None
@@ -66,24 +65,24 @@ class Status:
     tables: tuple[TableFacts, ...]
     problems: tuple[Problem, ...]
     messages: MessageFacts | None = None
-    """None if no messages are asked for."""
+    """None if the setting ``messages`` is empty."""
     last: Mapping[str, Outcome] = field(default_factory=dict)
     """The outcome of the last operation of each kind."""
     in_progress: Announcement | None = None
     """Transactions in progress of which a running receiver already holds a part."""
     prepared: tuple[PreparedTransaction, ...] = ()
-    """Prepared transactions whose content the lake keeps until COMMIT PREPARED or ROLLBACK PREPARED, oldest first."""
+    """Prepared transactions, oldest first. The lake keeps them until COMMIT PREPARED or ROLLBACK PREPARED."""
     hold: VerifyRequest | None = None
-    """The request of a running ``verify`` for a consistent point at its LSN. As long as the request has no LSN, the
-    sync begins no turn, up to a time limit."""
+    """The request of a running ``verify`` for a point at its LSN. Without an LSN, the sync begins no turn for a
+    while."""
     at_work: str | None = None
     """See :attr:`Facts.at_work`."""
     uncopied: int = 0
-    """The number of tables that have no mirror yet and that the next run will copy."""
+    """The number of tables without a mirror that the next run will copy."""
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error; warnings do not count."""
+        """Whether there is no error. Warnings do not count."""
         return not any(problem.severity == "error" for problem in self.problems)
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +117,7 @@ class Status:
 def status(settings: Settings) -> Status:
     """Read the state of source, log and lake. Starts no server. Raises WrongSource or WrongLake if source or lake is
     not the project's own, and StoreFailed if the lake is out of reach."""
-    # Check once that the store answers, because each read of a store that does not answer takes long.
+    # Check once that the store answers: each read of a store that does not answer takes long.
     storage.head(settings.layout.outcomes)
     refuse_other_lake(settings)
     facts = Facts(datetime.now(UTC), settings.slot, two_phase=settings.two_phase, at_work=_at_work(settings.layout))
@@ -149,21 +148,19 @@ def status(settings: Settings) -> Status:
 
 
 def problems(facts: Facts, unread: Iterable[Problem] = ()) -> list[Problem]:
-    """``unread`` (what could not be read) and the problems that the rules find, errors first."""
+    """The problems in ``unread``, and the problems that the rules find, errors first."""
     found = [problem for rule in (*slothealth.RULES, *tablehealth.RULES) for problem in rule(facts)]
     return sorted([*unread, *found], key=lambda problem: problem.severity != "error")
 
 
 def refused(error: SettingsError | StoreFailed) -> Status:
-    """A status with one problem: the settings are wrong, source or lake is not the project's own, or the lake is out of
-    reach."""
+    """A status with one problem: wrong settings, or a source or lake that is out of reach or not the project's own."""
     thing = "lake" if isinstance(error, StoreFailed | WrongLake) else "source"
     return Status(None, None, None, None, (), (problem_of(error, thing),))
 
 
 def _at_work(layout: Layout) -> str | None:
-    """The process that writes to the lake, in words. None also if the holder of the lock does not say who it is,
-    because it is then not a run."""
+    """The process that writes to the lake, in words. None if the lock's holder gives no name: it is then not a run."""
     found = lock.holder(layout)
     return str(found) if found is not None and found.pid else None
 
@@ -176,8 +173,8 @@ def _reachable(settings: Settings) -> str:
 
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
-    """Adds the facts about the source. The positions are read in this order: slot, log, WAL. Because each position only
-    moves up, a position that seems to be ahead of the next one really is ahead."""
+    """Adds the facts about the source. Slot, log and WAL are read in this order. Each position only moves up, so a
+    position that seems to be ahead of the next position really is ahead."""
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
         slot = slot_status(conn, settings.slot)
@@ -212,8 +209,8 @@ def _status(facts: Facts, found: Sequence[Problem]) -> Status:
 
 
 def _uncopied(facts: Facts) -> int:
-    """See :attr:`Status.uncopied`. Tables that wait with a reason, or whose mirror is still to get the table's new
-    name, are not counted: the health rules report them."""
+    """See :attr:`Status.uncopied`. Not counted: tables that wait with a reason, or whose mirror will be renamed. The
+    health rules report these tables."""
     renamed = {left.waits_for for left in facts.left.values()}
     waiting = (table for table in facts.tables if table.state is TableState.WAITING and not table.reason)
     return sum(table.name not in renamed for table in waiting)
@@ -243,7 +240,7 @@ def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
 
 def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]:
     try:
-        # The folder also keeps prepared transactions that changed no published table. They are not reported.
+        # Prepared transactions that changed no published table are kept too, but not reported.
         found = [kept for kept in PreparedFolder(layout.change_log).pending() if kept.counted]
     except PgcdcError as error:
         return [], [problem_of(error, "prepared transactions")]
@@ -251,7 +248,7 @@ def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]
 
 
 def _nameless(layout: Layout) -> list[Problem]:
-    """Problems for locks that another program holds, so that the lock file does not say who the holder is."""
+    """Problems for lock files that another program holds, so that they do not name their holder."""
     stopped: dict[Location, tuple[Severity, str]] = {
         layout.lock: ("error", "nothing can be written to the lake"),
         layout.hold: ("warning", f"mirrors wait for it for {UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused"),

@@ -39,7 +39,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
             do = COPY_ANEW if facts.slot or facts.log else "run `pgcdc setup`"
             yield error(f"publication {name}", "does not exist: changes are lost meanwhile", do)
     if len(present) < len(source.publications):
-        # The missing publication explains what is wrong with all its tables.
+        # The missing publication explains the problems of all its tables.
         return
     published = frozenset(chain.from_iterable(publication.tables for publication in present))
     if present and not published and catalog.tables:
@@ -67,8 +67,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
 
 
 def _unpublished(facts: Facts) -> Iterator[Problem]:
-    """Tables that exist and that the settings select, but that the source does not publish now. The saved catalog may
-    still list them."""
+    """Existing tables that the settings select and that are not published. The saved catalog may still list them."""
     source = facts.source
     if source is None or facts.catalog is None or not source.mirrored or None in source.publications.values():
         return
@@ -173,8 +172,7 @@ def _outside(facts: Facts) -> Iterator[Problem]:
 
 
 def _left_out(facts: Facts) -> dict[TableName, str]:
-    """For each table, the kinds of changes that the publication leaves out, in words. Empty for a publication that
-    setup made."""
+    """For each table, the kinds of changes that the publication leaves out; empty for a publication that setup made."""
     if facts.source is None or facts.catalog is None or facts.source.ours:
         return {}
     present = [publication for publication in facts.source.publications.values() if publication]
@@ -193,15 +191,14 @@ def _leafless(facts: Facts) -> set[TableName]:
 
 
 def _carried(table: Table) -> set[TableName]:
-    """The names under which publications may list the table: its own name, and the names of its leaves."""
+    """The names under which publications may list the table: its own name and its leaves' names."""
     return {table.name, *(leaf.name for leaf in table.leaves), *(leaf.name for leaf in table.outside)}
 
 
 def _identities(facts: Facts) -> Iterator[Problem]:
     left_out, leafless = _left_out(facts), _leafless(facts)
     if facts.source is not None:
-        # In a publication that setup did not make, a table may have had no replica identity from the start. The user
-        # knows that, so it is a warning and not a permanent error.
+        # In a publication that setup did not make, a table may never have had a replica identity: only a warning.
         known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
         for name in sorted(facts.source.without_identity):
             say = warning if name in known else error
@@ -268,8 +265,7 @@ def _back(table: TableFacts) -> str:
 
 
 def _messages(facts: Facts) -> Iterator[Problem]:
-    """Whether the feed of messages is complete up to the newest consistent point. If not, readers of the tables see a
-    later state than readers of the feed."""
+    """Whether the feed of messages is complete to the newest point. Otherwise readers of tables see a later state."""
     found, thing = facts.messages, FEED_OF_MESSAGES
     if found is None or facts.log is None:
         return
@@ -282,8 +278,8 @@ def _messages(facts: Facts) -> Iterator[Problem]:
 
 
 def _last_runs(facts: Facts) -> Iterator[Problem]:
-    """A problem for each kind of operation whose last run failed. A failed sync is an error, because the lake does not
-    follow the source. Any other failed operation is a warning."""
+    """A problem for each kind of operation whose last run failed: an error for sync, because the lake does not follow
+    the source, and a warning for other kinds."""
     for kind, outcome in facts.last.items():
         if outcome.failed is not None:
             severity: Severity = "error" if kind == OperationKind.SYNC else "warning"

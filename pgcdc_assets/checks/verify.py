@@ -1,8 +1,8 @@
 """Checks that the mirrors equal the source. Compares the values of every row, each table at one LSN.
 
-The source is read under a snapshot whose LSN is exact (a temporary slot's consistent point). The mirrors are brought to
-exactly that LSN. Both sides are then rendered as text, independently of the codec that filled the mirrors. Memory is
-bounded: 16 bytes per row are kept on disk, and sorted bucket by bucket.
+The source is read under a snapshot whose LSN is exact (a temporary slot's consistent point), and the mirrors are
+brought to exactly that LSN. Both sides are then rendered as text, independently of the codec that filled the mirrors.
+Memory is bounded: 16 bytes per row are kept on disk, and sorted bucket by bucket.
 
 No lock keeps a table as the snapshot shows it. A table that was truncated, rewritten or altered before it was read is
 compared again under a new snapshot, at the new snapshot's LSN.
@@ -42,8 +42,7 @@ from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot, shown_tables
 
 SNAPSHOTS = 5
-"""The maximum number of snapshots under which one table is compared. Further snapshots are taken only if the table was
-truncated or altered after each earlier snapshot."""
+"""How many snapshots a table is compared under at most, if it was truncated or altered after each snapshot."""
 AGAIN_SECONDS = 600.0
 """Seconds after which no further snapshot is taken for tables that could not be compared."""
 
@@ -65,13 +64,11 @@ def verify(
     *, conninfo: str | None = None, snapshot: TakeSnapshot | None = None,
     on_table: Callable[[TableReport], None] = lambda report: None,
 ) -> VerifyReport:  # fmt: skip
-    """Compare source and mirrors at a fresh consistent point C of the source.
+    """Compare source and mirrors at a fresh consistent point C of the source. A sync and other writers may run.
 
-    ``tables``: the tables to compare; None means all tables of the catalog. Raises UnknownTable for a table that the
-    catalog does not have. ``reach(C)`` returns the consistent point whose ``replay_lsn`` is exactly C, or raises.
-    ``conninfo``: the source's conninfo, needed if the settings do not name it (embedded server). ``snapshot`` takes the
-    snapshot. A sync and other writers may run at the same time. The snapshot stays open on the source until all tables
-    are read.
+    ``tables``: None means all tables of the catalog. UnknownTable for a table that is not in the catalog. ``reach(C)``
+    returns the consistent point whose ``replay_lsn`` is exactly C, or raises. ``conninfo``: needed if the settings do
+    not name the source (embedded server). ``snapshot`` takes the snapshot, which stays open until all tables are read.
 
     Tables that were altered between a snapshot and their reading are compared again under a new snapshot, up to
     SNAPSHOTS times, and within AGAIN_SECONDS.
@@ -88,7 +85,7 @@ def verify(
         except (CopyBlocked, LakeError):
             if taken == 0:
                 raise
-            # The earlier reports are valid. The tables that are left stay "not compared".
+            # The earlier reports are valid. The remaining tables stay "not compared".
             break
         reports |= found
         taken += 1
@@ -110,7 +107,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table as a snapshot shows it. ``copied`` is the table as it was when its mirror was copied."""
+    """A table as a snapshot shows it. ``copied``: the table as it was when its mirror was copied."""
 
     table: Table
     copied: Table | None
@@ -131,7 +128,7 @@ class _Comparing:
     snapshot: TakeSnapshot
     on_table: Callable[[TableReport], None]
     seen: dict[TableName, _Seen] = field(default_factory=dict)
-    """The mirrors that this run has opened. They help with tables that could not be compared yet."""
+    """The mirrors that this run has opened, for :meth:`_read_early`."""
 
     def under_a_snapshot(self, chosen: Sequence[TableName]) -> tuple[dict[TableName, TableReport], list[TableName]]:
         """The reports of the tables, and the tables that can be compared under another snapshot."""
@@ -165,8 +162,8 @@ class _Comparing:
     def _shown(
         self, snapshot: Snapshot, chosen: Sequence[TableName]
     ) -> tuple[dict[TableName, _Table], dict[TableName, CopyOutdated | CopyBlocked]]:
-        """The tables as they are published at the snapshot's LSN, because the saved catalog may be older. Also the
-        tables that the snapshot cannot show, with the reason."""
+        """The tables as published at the snapshot's LSN, because the saved catalog may be older, and the tables that
+        the snapshot cannot show, with the reason."""
         shown, outdated = shown_tables(snapshot, chosen, self.catalog.publications)
         with snapshot.reading() as conn:
             via_root: Container[int] = read_published(conn, self.catalog.publications, unread=True).keys()
@@ -180,12 +177,8 @@ class _Comparing:
         stack: ExitStack,
     ) -> dict[TableName, SourceDigests]:  # fmt: skip
         """Read the source of tables that could not be compared under an earlier snapshot, before the mirrors are
-        brought to the snapshot's LSN.
-
-        A table that is truncated again and again may not stay unchanged until the mirrors have reached that LSN. How
-        the source is read depends on the mirror's columns, so this uses the mirror's schema from the earlier
-        comparison.
-        """
+        brought to the snapshot's LSN: a table that is truncated again and again may not stay unchanged for that long.
+        How the source is read depends on the mirror's columns, which are known from the earlier comparison."""
         read: dict[TableName, SourceDigests] = {}
         for name, table in tables.items():
             if name not in self.seen or name in outdated:
@@ -206,8 +199,8 @@ class _Comparing:
     def _compared(
         self, name: TableName, table: _Table, version: int | None, snapshot: Snapshot, early: SourceDigests | None
     ) -> TableReport:
-        """The comparison of one table, or the reason why it cannot be made: a failure of one table must not prevent the
-        reports of the other tables. Raises CopyOutdated if the table is not as the snapshot shows it."""
+        """The comparison of one table, or the reason why it cannot be made, so that a failure of one table does not
+        prevent other reports. CopyOutdated if the table is not as the snapshot shows it."""
         try:
             if (refused := refusal(table.table)) is not None:
                 return TableReport(name, compared=False, reason=f"is set aside: {refused}")
