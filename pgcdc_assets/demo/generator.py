@@ -14,13 +14,13 @@ from pgcdc_assets.demo.shop import WEIGHTS, Conn, Shop
 
 _CONNECTIONS = 4
 _ROLLED_BACK = 0.05
-"""The share of transactions that the generator rolls back on purpose."""
+"""The share of transactions that are rolled back on purpose."""
 _LARGE_AFTER, _LARGE_EVERY, _LARGE_ROWS = 3.0, 60.0, 20_000
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
-"""Seconds until the first truncate, and between truncates. They are short, so that a short demo has some truncates."""
+"""Seconds to the first truncate, and between truncates: short, so that a short demo has some truncates."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
-"""Seconds after which truncates become rare, and seconds between the rare truncates. Reason: on a slow machine, a copy
-or a comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes it start again."""
+"""Seconds after which truncates become rare, and seconds between rare truncates. On a slow machine, a copy or
+comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes it start again."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
@@ -30,11 +30,9 @@ _LOSSES = (
 
 
 class Generator:
-    """Runs ``rate`` transactions per second, in a few sessions, until it is stopped.
-
-    Each session has its own random numbers, seeded by the session's number. The server decides how sessions interleave.
-    So two runs do similar things in a different order.
-    """
+    """Runs ``rate`` transactions per second, in a few sessions, until it is stopped. Each session has random numbers of
+    its own, seeded by its number. The server decides how sessions interleave, so two runs do similar things in a
+    different order."""
 
     def __init__(self, conninfo: str, rate: float) -> None:
         if rate <= 0:
@@ -45,10 +43,10 @@ class Generator:
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self.transactions = 0
-        """Transactions that were committed."""
+        """Committed transactions."""
 
     def stop(self) -> None:
-        """End :meth:`run` after the transactions under way. Can be called from any thread."""
+        """End :meth:`run` after the transactions in progress. Can be called from any thread."""
         self._stop.set()
 
     def run(self) -> None:

@@ -1,7 +1,7 @@
 """An embedded PostgreSQL server in a folder: the source `embedded`, and the server of the tests.
 
-It listens only on a Unix socket. So it needs no free port, and can run beside any other server. The folder holds
-``data``, ``server.log`` and the socket, and belongs to the user who runs the server.
+It listens only on a Unix socket, so it needs no free port. The folder holds ``data``, ``server.log`` and the socket,
+and belongs to the user who runs the server.
 """
 
 from __future__ import annotations
@@ -34,19 +34,17 @@ from pgcdc_assets.errors import MachineError
 
 USER = "postgres"
 PORT = 5432
-"""Part of the name of the socket's file. The server does not listen on TCP."""
+"""Part of the socket's file name. The server does not listen on TCP."""
 
 _SOCKET = f".s.PGSQL.{PORT}"
 _SOCKET_PATH_LIMIT = 100
 """sun_path holds 107 bytes and a NUL. This limit leaves room for the suffix of the lock file."""
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_/.\-]+")
-"""Paths that need no quoting. libpq and unix_socket_directories read a comma as a separator, and have different quoting
-rules for other characters."""
+"""Paths that need no quoting. libpq and unix_socket_directories split paths at commas, and quote differently."""
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
-"""Seconds for a fast shutdown, which waits for walsenders whose client does not confirm. After this time, an immediate
-shutdown follows."""
+"""Seconds for a fast shutdown, which waits for walsenders whose client does not confirm. Then it becomes immediate."""
 
 SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -64,13 +62,10 @@ SETTINGS: Mapping[str, str] = {
 
 @dataclass
 class EmbeddedServer:
-    """A server in ``folder``. ``start()`` creates the cluster if the folder has none. If the server already runs, it is
-    used as it is.
-
-    ``version`` is the version of a new cluster; an existing cluster keeps its own version. ``database`` is the database
-    that ``conninfo`` names. ``fsync=False`` is for tests. ``programs``: the folder with initdb and postgres of another
-    installation, of the same version. Everybody who may use the folder is trusted.
-    """
+    """A server in ``folder``. ``start()`` creates the cluster if there is none, or uses the server that already runs.
+    Everybody who may use the folder is trusted. ``version``: for a new cluster. ``database``: the database of
+    ``conninfo``. ``fsync=False`` is for tests. ``programs``: the folder with initdb and postgres of another
+    installation of the same version."""
 
     folder: Path
     version: int = NEWEST
@@ -104,8 +99,7 @@ class EmbeddedServer:
 
     @property
     def socket_folder(self) -> Path:
-        """The folder itself. If the socket's path would be too long or need quoting, a folder with a short name below
-        the folder for temporary files."""
+        """The folder itself. If the socket's path would be too long or need quoting: a temporary folder."""
         path = str(self.folder)
         if len(os.fsencode(path)) + len(_SOCKET) < _SOCKET_PATH_LIMIT and _PLAIN_PATH.fullmatch(path):
             return self.folder
@@ -137,8 +131,8 @@ class EmbeddedServer:
 
     @property
     def system_identifier(self) -> str | None:
-        """The cluster's system identifier (the first field of pg_control). The server need not run. None if there is no
-        cluster yet."""
+        """The cluster's system identifier (first field of pg_control), also of a stopped server; None without
+        cluster."""
         try:
             with (self.data / "global" / "pg_control").open("rb") as file:
                 return str(int.from_bytes(file.read(8), sys.byteorder))
@@ -150,10 +144,8 @@ class EmbeddedServer:
         return self.pid is not None
 
     def start(self, *, survive: bool = True) -> Self:
-        """Start the server, unless it already runs.
-
-        With ``survive=False``, a server that this call started ends when this process ends, also if it is killed.
-        """
+        """Start the server, unless it already runs. With ``survive=False``, a server that this call started ends with
+        this process, also if the process is killed."""
         with self._alone():
             if not self.running:
                 self._prepare()
@@ -165,8 +157,7 @@ class EmbeddedServer:
         return self
 
     def stop(self, *, mode: str = "fast") -> None:
-        """Stop the server: ``fast``, or ``immediate`` (like a crash; the next start recovers). Does nothing if the
-        server does not run."""
+        """Stop a running server: ``fast``, or ``immediate`` (like a crash: the next start recovers)."""
         if self.running:
             self._control("stop", "-w", "-m", mode, "-t", str(_STOP_SECONDS))
         if self.running:
@@ -197,7 +188,7 @@ class EmbeddedServer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let only one command at a time start the server. A second command waits, and then finds it running."""
+        """Let only one command at a time start the server. Another command waits, and finds the server running."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with (self.folder.parent / f".{self.folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -219,13 +210,12 @@ class EmbeddedServer:
                 )
         self._write_settings()
         for stale in (self.data / "postmaster.pid", self.socket_folder / f"{_SOCKET}.lock"):
-            # The pid in the file may now belong to another program (in a restarted container). PostgreSQL would take
-            # this program for a running server.
+            # In a restarted container another program may have this pid. PostgreSQL would take it for a running server.
             stale.unlink(missing_ok=True)
 
     def _refuse_planted(self, runner: Runner) -> None:
-        """Refuse the socket's folder if another user created it. The parent folder is writable for all users, so
-        another user may have created our folder, or a link in its place."""
+        """Refuse a socket folder that another user created. The parent folder is writable for all users, so another
+        user may have created this folder, or a link in its place."""
         with suppress(FileNotFoundError):
             found = self.socket_folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), runner.uid):
@@ -272,7 +262,7 @@ class EmbeddedServer:
                 conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.database)))
 
     def _watch_over(self) -> subprocess.Popen[bytes]:
-        """A shell that waits for the end of this process, which closes the shell's input, and then stops the server."""
+        """A shell that stops the server when this process ends, which closes the shell's input."""
         script = 'cat >/dev/null; "$1" stop -s -w -m fast -t 10 -D "$2" || "$1" stop -s -m immediate -D "$2"'
         return subprocess.Popen(
             self.runner.command(["sh", "-c", script, "sh", self.bin / "pg_ctl", self.data]),

@@ -23,13 +23,13 @@ _LOCK = 0x73686F70
 
 
 def server(state: Path) -> EmbeddedServer:
-    """The embedded server of a project, running or not. ``state``: the folder of what the project saves."""
+    """The embedded server of a project, running or not. ``state``: the project's state folder."""
     return EmbeddedServer(state.absolute() / "postgres", database=DATABASE)
 
 
 def ensure(conninfo: str) -> bool:
-    """Create and fill the shop if it does not exist, in one transaction: about 35,000 rows. Returns whether this call
-    created it."""
+    """Create and fill the shop (about 35,000 rows) in one transaction, if it is missing. Returns whether it was
+    missing."""
     with psycopg.connect(conninfo, application_name="shop") as conn:
         conn.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         if conn.execute("SELECT to_regclass('public.order_lines')").fetchone() != (None,):
@@ -47,10 +47,8 @@ _WORDS = ("blue", "green", "ümlaut", "naïve", "日本語", "🐘", "tab\there"
 
 @dataclass(frozen=True)
 class Shop:
-    """The shop's actions. Each method runs the statements of one transaction.
-
-    The actions choose with the given random numbers, so that the same seed gives the same choices.
-    """
+    """The shop's actions: each method runs one transaction's statements. ``random``: the same seed, the same
+    choices."""
 
     random: random.Random
 
@@ -78,8 +76,7 @@ class Shop:
         )  # fmt: skip
 
     def pay(self, conn: Conn) -> None:
-        """An order's status changes, and a payment is inserted. The order's long note, stored out of line, does not
-        change."""
+        """An order's status changes, and a payment is inserted. The order's long note, stored out of line, stays."""
         order = self._pick(conn, "orders")
         conn.execute("UPDATE orders SET status = 'paid' WHERE id = %s", [order])
         conn.execute(
@@ -177,7 +174,7 @@ class Shop:
             conn.execute("INSERT INTO orders (id, customer_id, note) VALUES (%s, %s, 'again')", list(found))
 
     def forget_events(self, conn: Conn) -> None:
-        """Some events are deleted and some change, also if there are several equal rows."""
+        """Some events are deleted and some change, also if several rows are equal."""
         conn.execute(
             "DELETE FROM events WHERE ctid = ANY(ARRAY(SELECT ctid FROM events LIMIT 3 FOR UPDATE SKIP LOCKED))"
         )

@@ -107,8 +107,8 @@ def verdict(
     """Decide what happens to the mirror of ``record``, whose table the catalog shows as ``now``.
 
     ``found``: the differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can hold the
-    table, or None. ``without_rows``: says whether the relation with an OID certainly has no rows. ``paused``: no mirror
-    is changed now.
+    table, or None. ``without_rows``: whether the relation with this OID certainly has no rows. ``paused``: no mirror is
+    changed.
     """
     unread, lost, partitions = record.unread, _of(found, _NOT_CARRIED), _of(found, {Difference.PARTITIONS})
     if record.former is not None:
