@@ -1,9 +1,7 @@
-"""Compares the two sides of a table. If they differ, both are read again, to show examples of rows that differ.
-
-Each side is read as two 64-bit digests per row, one of the key and one of all values. Rows are matched by the digest of
+"""Compares the two sides of a table. If they differ, both are read again, to show examples of rows that differ. Each
+side is read as two 64-bit digests per row, one of the key and one of all values. Rows are matched by the digest of
 their key, and compared by the digest of their values. The probability of missing a difference is 2^-64 per row, for any
-data, because each comparison has a new seed.
-"""
+data, because each comparison has a new seed."""
 
 from __future__ import annotations
 

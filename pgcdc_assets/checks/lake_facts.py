@@ -1,8 +1,6 @@
 """Reads the facts about the lake: its log, the state and effective ``replay_lsn`` of each table, the feed of messages.
-
 The newest consistent point has the position of each streaming table. So hundreds of streaming tables cost one small
-read, and a check of each mirror for new commits of other writers.
-"""
+read, and a check of each mirror for new commits of other writers."""
 
 from __future__ import annotations
 
@@ -44,7 +42,6 @@ from pgcdc_assets.points.untaken import UntakenLedger
 from pgcdc_assets.settings import Settings
 
 _UNREADABLE = (PgcdcError, DeltaError, OSError)
-"""Errors that are raised if a table of the lake cannot be read."""
 
 
 def with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:

@@ -1,7 +1,5 @@
-"""Reports the state of slot, positions and tables, and what is wrong. Uses plain SQL and delta-rs, no JVM.
-
-Works before setup, without a lake, without the source, and during a sync. An unreadable part is reported as a problem.
-"""
+"""Reports the state of slot, positions and tables, and what is wrong. Uses plain SQL and delta-rs, no JVM. Works before
+setup, without a lake, without the source, and during a sync. An unreadable part is reported as a problem."""
 
 from __future__ import annotations
 

@@ -65,14 +65,11 @@ def verify(
     on_table: Callable[[TableReport], None] = lambda report: None,
 ) -> VerifyReport:  # fmt: skip
     """Compare source and mirrors at a fresh consistent point C of the source. A sync and other writers may run.
-
     ``tables``: None means all tables of the catalog. UnknownTable for a table that is not in the catalog. ``reach(C)``
     returns the consistent point whose ``replay_lsn`` is exactly C, or raises. ``conninfo``: needed if the settings do
     not name the source (embedded server). ``snapshot`` takes the snapshot, which stays open until all tables are read.
-
     Tables that were altered between a snapshot and their reading are compared again under a new snapshot, up to
-    SNAPSHOTS times, and within AGAIN_SECONDS.
-    """
+    SNAPSHOTS times, and within AGAIN_SECONDS."""
     chosen = [_known(catalog, name) for name in tables] if tables is not None else [t.name for t in catalog.tables]
     source = conninfo or settings.source or ""
     comparing = _Comparing(settings, catalog, source, reach, snapshot or partial(exported_snapshot, source), on_table)
@@ -119,8 +116,6 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Comparing:
-    """Compares tables under one snapshot after another."""
-
     settings: Settings
     catalog: Catalog
     source: str

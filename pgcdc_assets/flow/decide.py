@@ -1,8 +1,6 @@
-"""Decides, by pure functions, what a run does next and when it ends. :mod:`pgcdc_assets.flow.sync` carries this out.
-
-A turn brings tables to one boundary, and then publishes a point there. Tables whose copies took long catch up in
-separate turns, so that they do not delay other tables. ``verify`` may ask for a point at the LSN of its snapshot.
-"""
+"""Decides, by pure functions, what a run does next and when it ends. :mod:`pgcdc_assets.flow.sync` carries this out. A
+turn brings tables to one boundary, and then publishes a point there. Tables whose copies took long catch up in separate
+turns, so that they do not delay other tables. ``verify`` may ask for a point at the LSN of its snapshot."""
 
 from __future__ import annotations
 
@@ -181,7 +179,6 @@ def up_to(batches: Sequence[BatchSummary], max_bytes: int) -> list[BatchSummary]
 
 
 def _waiting(view: View, tables: Sequence[TablePosition], limit: Lsn) -> Sequence[BatchSummary]:
-    """The batches between the lowest position of these tables and ``limit``."""
     return view.batches(min((table.replay_lsn for table in tables), default=ZERO), limit)
 
 

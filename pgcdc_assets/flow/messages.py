@@ -16,11 +16,9 @@ from pgcdc_assets.log.summary import BatchSummary
 
 
 def begin_messages(work: Work) -> None:
-    """Open the feed, before the receiver asks for messages. A new feed begins at the log's present position.
-
-    If the feed cannot be read, the run continues without it, and the log is kept for the feed. If a new feed cannot be
-    created, the run ends, because the next run would not know where the feed has to begin.
-    """
+    """Open the feed, before the receiver asks for messages. A new feed begins at the log's present position. If the
+    feed cannot be read, the run continues without it, and the log is kept for the feed. If a new feed cannot be
+    created, the run ends, because the next run would not know where the feed has to begin."""
     if not work.settings.messages:
         return
     with contained() as failed:

@@ -1,8 +1,6 @@
-"""Records how the last operations on a lake ended, so that ``status`` can report it.
-
-The holder of the lake's lock replaces one small file when an operation begins and when it ends. If the file shows an
-operation in progress while no process holds the lock, the operation was killed.
-"""
+"""Records how the last operations on a lake ended, so that ``status`` can report it. The holder of the lake's lock
+replaces one small file when an operation begins and when it ends. If the file shows an operation in progress while no
+process holds the lock, the operation was killed."""
 
 from __future__ import annotations
 
@@ -124,12 +122,9 @@ class Operation:
 
 @contextmanager
 def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> Iterator[Operation]:
-    """Record how the block ends. The caller holds the lake's lock.
-
-    Mistakes of the caller and interrupts are not recorded: the earlier outcome stays. If the record cannot be written,
-    ``say`` reports it and the block continues, because the disk may be full and the block may be the maintenance that
-    makes room.
-    """
+    """Record how the block ends. The caller holds the lake's lock. Mistakes of the caller and interrupts are not
+    recorded: the earlier outcome stays. If the record cannot be written, ``say`` reports it and the block continues,
+    because the disk may be full and the block may be the maintenance that makes room."""
     book = _Book(layout, kind, command, say)
     operation = Operation(book.succeeded)
     book.begun()

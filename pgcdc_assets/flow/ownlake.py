@@ -1,8 +1,6 @@
-"""Makes sure that a project writes only to its own lake.
-
-A run in another lake would copy all tables there and confirm the slot. The project's own lake would then lose the
-changes in between. So every command first compares the id of the lake's change log with the id that the project noted.
-"""
+"""Makes sure that a project writes only to its own lake. A run in another lake would copy all tables there and confirm
+the slot. The project's own lake would then lose the changes in between. So every command first compares the id of the
+lake's change log with the id that the project noted."""
 
 from __future__ import annotations
 
@@ -16,11 +14,9 @@ from pgcdc_assets.source.slot.slot import SlotStatus
 
 
 def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
-    """Raise WrongLake if the lake is not the lake that the project has noted, or StoreFailed if it cannot be reached.
-
-    A lake at another place is still the project's own if it has the project's change log, and if the noted place no
-    longer has that log. ``may_be_gone``: accept that the noted place has lost its change log or cannot be reached.
-    """
+    """Raise WrongLake if the lake is not the lake that the project has noted, or StoreFailed if it cannot be reached. A
+    lake at another place is still the project's own if it has the project's change log, and if the noted place no
+    longer has that log. ``may_be_gone``: accept that the noted place has lost its change log or cannot be reached."""
     note, layout = load_note(settings.state), settings.layout
     if note.log is None:
         return

@@ -1,8 +1,6 @@
-"""The progress of every table: its state, its effective ``replay_lsn``, and its mirror's version.
-
-The lake and the target hold the truth. This is one run's view of it, which is read once at the start and updated with
-every copy and turn, so tables without changes cost nothing in a turn.
-"""
+"""The progress of every table: its state, its effective ``replay_lsn``, and its mirror's version. The lake and the
+target hold the truth. This is one run's view of it, which is read once at the start and updated with every copy and
+turn, so tables without changes cost nothing in a turn."""
 
 from __future__ import annotations
 
@@ -58,7 +56,6 @@ class TablesProgress:
                 self._tables[name] = replace(record, listed_from=None)
 
     def _was_listed(self, name: TableName) -> bool:
-        """Whether a point has listed the table since its copy."""
         listing, held = self.points.listing(name), self._target.standing(name)
         return listing is not None and held is not None and listing.replay_lsn >= held.snapshot_lsn
 

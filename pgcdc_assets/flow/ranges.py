@@ -50,7 +50,6 @@ class OpenRange:
     min_seconds: float
     clock: Callable[[], float] = time.monotonic
     _end: Lsn | None = None
-    """The end of the last batch."""
     _bytes: int = 0
     _opened: float | None = None
     _turns: dict[TableName, TableTurn] = field(default_factory=dict)

@@ -1,9 +1,7 @@
 """Carries out the verdicts of the catalog check: changes structures and names of mirrors, sets tables aside, and has
-tables copied again. Mirrors are changed in a separate thread, while the turns of other tables go on.
-
-A renamed relation keeps its OID, and the log's rows find their table by the OID. So the rows of a mirror stay correct
-under the table's new name, and later changes follow from the log.
-"""
+tables copied again. Mirrors are changed in a separate thread, while the turns of other tables go on. A renamed relation
+keeps its OID, and the log's rows find their table by the OID. So the rows of a mirror stay correct under the table's
+new name, and later changes follow from the log."""
 
 from __future__ import annotations
 

@@ -53,11 +53,9 @@ class Turns:
 
     def check_catalog(self) -> bool:
         """Publish new tables, check the catalog, and carry comments to the mirrors. A point is then due if a table may
-        be listed again only from this check on, or if a mirror got comments.
-
-        Returns False if a lock on a table prevents reading the catalog. A run that follows then continues without
-        points until the lock is released. Any other run ends with CopyBlocked.
-        """
+        be listed again only from this check on, or if a mirror got comments. Returns False if a lock on a table
+        prevents reading the catalog. A run that follows then continues without points until the lock is released. Any
+        other run ends with CopyBlocked."""
         self._stream.publish_new(self._work)
         before = self._catalog.seen_at
         try:
@@ -161,11 +159,9 @@ class Turns:
 
     def publish(self, upto: Lsn) -> bool:
         """Publish a point of the tables whose mirrors are correct at ``upto``; returns whether the point lists every
-        followed table. No point is published while the catalog cannot be read.
-
-        The log was complete to ``upto`` before this catalog check. So if DDL made a mirror wrong at ``upto``, the DDL
-        is committed, and the check sees it. The table is then set aside, or waits for a copy, before the point is made.
-        """
+        followed table. No point is published while the catalog cannot be read. The log was complete to ``upto`` before
+        this catalog check. So if DDL made a mirror wrong at ``upto``, the DDL is committed, and the check sees it. The
+        table is then set aside, or waits for a copy, before the point is made."""
         if not self._catalog.is_current:
             if not self.check_catalog():
                 return False

@@ -1,7 +1,5 @@
-"""Compares a table as its mirror has it with the table in the catalog. Pure.
-
-The differences are changes that no LSN of the stream shows: of the table, its columns, partitions and publications.
-"""
+"""Compares a table as its mirror has it with the table in the catalog. Pure. The differences are changes that no LSN of
+the stream shows: of the table, its columns, partitions and publications."""
 
 from __future__ import annotations
 
@@ -204,12 +202,10 @@ def _key(before: Table, now: Table) -> Iterator[Change]:
 
 
 def key_changed(before: Table, now: Table) -> str | None:
-    """How the key has changed; None if it is the same.
-
-    A primary key that was dropped and created again has another constraint OID (REINDEX CONCURRENTLY keeps the OID). In
-    between, the table may have had several rows with the same key. Under REPLICA IDENTITY FULL such rows can be updated
-    and deleted, and the stream does not say which row is meant.
-    """
+    """How the key has changed; None if it is the same. A primary key that was dropped and created again has another
+    constraint OID (REINDEX CONCURRENTLY keeps the OID). In between, the table may have had several rows with the same
+    key. Under REPLICA IDENTITY FULL such rows can be updated and deleted, and the stream does not say which row is
+    meant."""
     if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
         return "its key changed"
     if before.key and before.marks.key_constraint != now.marks.key_constraint:

@@ -39,12 +39,10 @@ class Unreadable:
 def table_of_rows(
     table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
 ) -> Table | Unreadable:  # fmt: skip
-    """The table with which rows of the shape are read: unchanged, or with the columns that the shape adds.
-
-    ``facts``: the catalog facts of the shape, needed only for a new column. ``past``: the mirror has already applied
-    the span, so a column that the shape lacks may have been added later. ``after``: all rows of the shape are of
-    transactions at or above this LSN.
-    """
+    """The table with which rows of the shape are read: unchanged, or with the columns that the shape adds. ``facts``:
+    the catalog facts of the shape, needed only for a new column. ``past``: the mirror has already applied the span, so
+    a column that the shape lacks may have been added later. ``after``: all rows of the shape are of transactions at or
+    above this LSN."""
     if unsettled(table, after):
         return _by_order(table, shape)
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)

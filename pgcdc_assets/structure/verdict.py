@@ -104,12 +104,9 @@ def verdict(
     record: TableRecord, now: Table, found: Sequence[Change], rules: Rules, *,
     refusal: str | None = None, without_rows: Callable[[int], bool] = lambda oid: False, paused: bool = False,
 ) -> Verdict:  # fmt: skip
-    """Decide what happens to the mirror of ``record``, whose table the catalog shows as ``now``.
-
-    ``found``: the differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can hold the
-    table, or None. ``without_rows``: whether the relation with this OID certainly has no rows. ``paused``: no mirror is
-    changed.
-    """
+    """Decide what happens to the mirror of ``record``, whose table the catalog shows as ``now``. ``found``: the
+    differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can hold the table, or None.
+    ``without_rows``: whether the relation with this OID certainly has no rows. ``paused``: no mirror is changed."""
     unread, lost, partitions = record.unread, _of(found, _NOT_CARRIED), _of(found, {Difference.PARTITIONS})
     if record.former is not None:
         return Recopy((lost or partitions)[0].what) if lost or partitions else Later()
