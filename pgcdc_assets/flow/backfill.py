@@ -29,8 +29,8 @@ def check(work: Work, span: LsnRange) -> RangeReport:
 
 def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
     """Write the change feeds of a range again, from the log. The part above a table's ``replay_lsn`` is derived from
-    there, as in the turn that will apply it. The part below its ``snapshot_lsn`` is skipped, because its rows may be
-    another table's."""
+    there, as in the turn that will apply it. The part below its ``snapshot_lsn`` is skipped: it may hold another
+    table's rows."""
     span = widened(work, span)
     entries = [_readable(work, name) for name in tables]
     asked: dict[tuple[LsnRange, bool], list[Followed]] = {}

@@ -60,9 +60,9 @@ class Boundary:
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Take a snapshot of the source, while the running sync starts no turn, so that no turn passes the snapshot's
-        LSN. The creation of a slot waits for every open transaction. So that the sync pauses only briefly, this method
-        first waits for old transactions."""
+        """Take a snapshot of the source. During this time the running sync starts no turn, so that no turn passes the
+        snapshot's LSN. Creating a slot waits for all open transactions, so this method first waits for old
+        transactions, before it pauses the sync."""
         deadline = time.monotonic() + LOCK_SECONDS
         with ExitStack() as stack:
             yield self._taken(stack, deadline)

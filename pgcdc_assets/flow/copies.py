@@ -123,7 +123,8 @@ class Copies:
         """How many copies of each table this run has begun. If the run follows, a copy's commit resets its table's
         count, and a regular catalog check without a copy in progress resets all counts."""
         self.failure: PgcdcError | None = None
-        """A failure of more than one table. It ends the rounds. The run raises it after the other tables caught up."""
+        """A failure that concerns more than one table. It ends the rounds. The run raises it after other tables caught
+        up."""
         self.made: list[Copied] = []
         self.paused = False
         """Whether no round begins for now."""

@@ -54,7 +54,7 @@ class PointDue:
 
     due: bool
     refused_at: Lsn | None = None
-    """The LSN of the last point, if it could not list every table. A second point there could not list them either."""
+    """The LSN of the last point, if it could not list every table. A second point there could not list more."""
 
     def mark_due(self) -> None:
         """Note that something was copied or applied, so that a point is due."""

@@ -81,10 +81,10 @@ class Engine:
         self, bounds: Bounds, *, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
     ) -> SyncReport:  # fmt: skip
         """Copy tables that are not copied yet, receive, and apply, until ``bounds`` end the sync. ``copy_anew``: tables
-        to copy again. ``heal``: tables to resume although they were set aside. If either is given, a sync in another
-        process that follows gives way. A sync that follows gives way to other commands, and then continues unless it
-        has a time limit. It connects again after it has lost the source. Any other sync is repeated, at most
-        COPY_ROUNDS times, until no table is left behind."""
+        to copy again. ``heal``: tables to resume although they were set aside. If either is given, a sync that follows
+        in another process gives way. A sync that follows gives way to other commands, and then continues unless it has
+        a time limit. It connects again after it has lost the source. Any other sync is repeated, at most COPY_ROUNDS
+        times, until no table is left behind."""
         if copy_anew or heal:
             self._refuse_while_paused()
         started = time.monotonic()

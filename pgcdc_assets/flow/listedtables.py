@@ -45,8 +45,8 @@ class ListedTables:
         return listing.versions_at(self._records.values(), lsn)
 
     def kept_at(self, lsn: Lsn) -> Point | None:
-        """The part of the newest point, if that is at ``lsn``, which a new point there must keep: tables that have
-        since got another structure or name, that are no longer known, or whose names other tables have now."""
+        """What a new point at ``lsn`` must keep of the newest point, if that is at ``lsn`` too: tables that have since
+        got another structure or name, that are no longer known, or whose names other tables have now."""
         newest = self._points.newest()
         if newest is None or newest.replay_lsn != lsn:
             return None

@@ -148,8 +148,8 @@ def holder(layout: Layout) -> LockHolder | None:
 
 
 def nameless(layout: Layout) -> list[Location]:
-    """The places of the lake whose holder gives no name. Our processes write their name at once. Any other program that
-    may open the file can hold a place too."""
+    """The places of the lake whose holder gives no name. Our processes write their name as soon as they take a place.
+    Any other program that may open the file can hold a place too."""
     return [place for place in (layout.lock, layout.hold, layout.waiting) if not lease.text_of_holder(place)
             and lease.is_locked(place) and not lease.text_of_holder(place)]  # fmt: skip
 

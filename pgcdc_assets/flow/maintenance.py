@@ -318,8 +318,7 @@ class Maintenance:
 
     @contextmanager
     def _failure_noted(self, name: TableName) -> Iterator[None]:
-        """Note the failure of one mirror, so that the maintenance of other mirrors and of the log continues. A mirror
-        that belongs to another stream is ignored."""
+        """Note a mirror's failure, and go on with the other mirrors and the log. Ignores mirrors of another stream."""
         try:
             yield
         except IdentityMismatch:

@@ -32,7 +32,7 @@ class TablesProgress:
     def __init__(self, layout: Layout, catalog: Catalog, target: Target, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
         self._noting = Lock()
-        """Held while records are replaced that :meth:`copying` may replace too: it runs in the copies' thread."""
+        """Held while records are replaced, because :meth:`copying` replaces records in the copies' thread."""
         self.states = TableStates(layout)
         self._standings = Standings(target, self.states, log_began, log_start)
         self.points = ConsistentPoints(layout)
@@ -110,9 +110,9 @@ class TablesProgress:
             self._tables[entry.table.name] = waiting
 
     def heal(self, tables: Sequence[TableName]) -> None:
-        """Resume tables that were set aside, from the positions of their mirrors. If the cause still exists, a table is
-        set aside again. UsageError if a table is not set aside or cannot be mirrored. NotRepairable without its
-        changes."""
+        """Resume tables that were set aside, from their mirrors' positions. A table whose cause still exists is set
+        aside again. UsageError for a table that is not set aside or cannot be mirrored, NotRepairable if the log lacks
+        its changes."""
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
             self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
@@ -272,7 +272,7 @@ class TablesProgress:
 
     def commented(self, name: TableName, comments: tuple[tuple[int, str], ...], version: int | None) -> None:
         """Note, durably, that a followed mirror was given these comments. ``version``: the mirror's version with the
-        comments; None if it could not take them."""
+        comments; None if the mirror could not take them."""
         entry = self[name]
         table = replace(entry.table, comments=comments)
         if version is not None:

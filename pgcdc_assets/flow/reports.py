@@ -95,7 +95,7 @@ class StructureChange:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """A whole run, from one ``replay_lsn`` to another."""
+    """A whole run. ``start``, ``end``: ``replay_lsn`` when the run began and ended."""
 
     start: Lsn
     end: Lsn

@@ -116,7 +116,7 @@ class StructureChanges:
         self._pool.shutdown(wait=True)
 
     def take_in(self, change: MirrorChange, seen_at: Lsn) -> bool:
-        """Take in a change that has ended; returns whether the table is followed with it. ``seen_at``: the LSN of the
+        """Take in a change that has ended; returns whether the table is then followed. ``seen_at``: the LSN of the
         catalog check that showed a new name."""
         return self._reshaped(change) if change.former is None else self._renamed(change, change.former, seen_at)
 

@@ -59,13 +59,13 @@ def _span(log: LogSpan, tables: Sequence[TableRecord], upto: Lsn) -> LogSpan:
 
 
 def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> None:
-    """Pause the tables, until the next catalog check, for which the log has rows of partitions that their mirrors do
-    not know: a partitioned table with rows of an unknown leaf, and a table that was itself a partition for a while, so
-    that its rows came as rows of another table.
+    """Pause tables for which the log has rows of partitions that their mirrors do not know: nothing is applied to them
+    until the next catalog check. This concerns a partitioned table with rows of an unknown leaf, and a table that was
+    itself a partition for a while, so that its rows came as rows of another table.
 
-    Rows of a partition that are published via the root look like all other rows of the root. The catalog no longer
-    shows a partition that was dropped or detached. ``span`` reaches beyond the turn, to the log's end: a partition may
-    have been attached, with rows that the stream never carries, before its first row in the log.
+    Rows published via the root look like all other rows of the root, and the catalog no longer shows a partition that
+    was dropped or detached. ``span`` reaches beyond the turn, to the log's end: a partition may have been attached,
+    with rows that the stream never carries, before its first row in the log.
     """
     for entry in tables:
         name, oid = entry.table.name, entry.table.oid
