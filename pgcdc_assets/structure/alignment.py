@@ -24,7 +24,7 @@ Alignment = tuple[int | None, ...]
 
 
 def aligned(table: Table, shape: Shape) -> Alignment | None:
-    """The way to read a message of the table, or of a leaf with the table's attnums; None without exactly one way."""
+    """How to read a message of the table, or of a leaf with its attnums; None if there is not exactly one way."""
     lineage = table.descent
     candidates = _candidates(table, lineage, shape)
     ways = _ways(shape.columns, candidates)

@@ -14,7 +14,7 @@ _TEXTS: Final = frozenset({25, 1043})
 
 
 def keeps_text(was: PgType, is_: PgType) -> bool:
-    """Whether a value's text stays valid under the other type, if PostgreSQL did not rewrite the table for the change.
+    """Whether values keep their text under the other type, if PostgreSQL did not rewrite the table for the change.
     Binary coercible types may differ in their text (int4 -1 is oid 4294967295). So only these changes count: another
     typmod, under which bytes and text stay; text to varchar and back; a domain to its base type and back."""
     before, after = _stored(was), _stored(is_)

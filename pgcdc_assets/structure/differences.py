@@ -21,7 +21,7 @@ class Difference(Enum):
     PARTITIONS = auto()
     """Partitions were added or removed."""
     PARTITIONS_UNTOLD = auto()
-    """Partitions were removed and added again, or were removed and their rows in the mirror are not known."""
+    """Partitions whose rows the mirror cannot find were removed, or partitions were removed and added again."""
     REWRITTEN = auto()
     """ALTER TABLE rewrote the rows."""
     NEW_FILES = auto()
@@ -122,7 +122,7 @@ def _behind_the_stream(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _maybe_rewritten(before: Table, now: Table) -> bool:
-    """Whether ALTER TABLE may have made new files. It makes a new TOAST table too."""
+    """Whether ALTER TABLE may have made new files. It would also have made a new TOAST table."""
     old, new = _files(before), _files(now)
     return any(old[oid].toast == 0 or old[oid].toast != new[oid].toast for oid in _new_files(before, now))
 
@@ -172,7 +172,6 @@ def _columns(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _changed(was: PgType, is_: PgType) -> bool:
-    """A renamed type has not changed."""
     return (was.oid, was.typmod) != (is_.oid, is_.typmod)
 
 
@@ -203,9 +202,8 @@ def _key(before: Table, now: Table) -> Iterator[Change]:
 
 def key_changed(before: Table, now: Table) -> str | None:
     """How the key has changed; None if it is the same. A primary key that was dropped and created again has another
-    constraint OID (REINDEX CONCURRENTLY keeps the OID). In between, the table may have had several rows with the same
-    key. Under REPLICA IDENTITY FULL such rows can be updated and deleted, and the stream does not say which row is
-    meant."""
+    constraint OID (REINDEX CONCURRENTLY keeps the OID). In between, several rows may have had the same key. Under
+    REPLICA IDENTITY FULL such rows can be updated and deleted, and the stream does not say which row is meant."""
     if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
         return "its key changed"
     if before.key and before.marks.key_constraint != now.marks.key_constraint:

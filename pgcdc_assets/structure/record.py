@@ -71,8 +71,8 @@ class TableRecord:
     """The old name of a renamed table. Its mirror is still in the folder of this name, and will be moved."""
     listed_from: Lsn | None = ZERO
     """From this LSN on, the source certainly has the table under this name, and not as a partition; None before the
-    next catalog check. A table that was renamed and renamed back has a mirror with all rows, but a point may not list
-    it at an LSN at which it had the other name."""
+    next catalog check. A point may not list a table at an LSN at which it had another name, even if its mirror has all
+    rows."""
 
     @property
     def followed(self) -> bool:

@@ -40,9 +40,8 @@ def table_of_rows(
     table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
 ) -> Table | Unreadable:  # fmt: skip
     """The table with which rows of the shape are read: unchanged, or with the columns that the shape adds. ``facts``:
-    the catalog facts of the shape, needed only for a new column. ``past``: the mirror has already applied the span, so
-    a column that the shape lacks may have been added later. ``after``: all rows of the shape are of transactions at or
-    above this LSN."""
+    the shape's catalog facts, needed only for a new column. ``past``: the mirror has applied the span, so a column that
+    the shape lacks may be newer. ``after``: all rows of the shape are of transactions at or above this LSN."""
     if unsettled(table, after):
         return _by_order(table, shape)
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
@@ -230,8 +229,7 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
 
 
 def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) -> bool:
-    """Whether a column that was added after the copy, and before this column, was dropped. It may have had the same
-    name."""
+    """Whether a column added after the copy and before this column was dropped. It may have had the same name."""
     live, last = set(relation.live), table.highest_attnum
     if (leaf := _numbered(table, shape)) is not None:
         # One less than the lowest attnum of a later column: the root's last column may have been dropped before the

@@ -1,7 +1,7 @@
 """Decides what happens to a mirror when its table has changed, or when a row of the log does not fit the mirror.
 
-The catalog check asks this for each table: followed, with rows that could not be read, set aside, healed, or renamed.
-The first row of this table that applies decides. "Copied if small": copied if the table is not larger than the setting
+Only the catalog check asks this, for each table that is followed, set aside, healed or renamed, or has unread rows. The
+first row of this table that applies decides. "Copied if small": copied if the table is not larger than the setting
 ``recopy_bytes``, else set aside for the operator.
 
 | situation | the mirror |
