@@ -79,8 +79,7 @@ def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | 
 
 
 def _shown_examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differences) -> list[Example]:
-    """Examples of rows that differ. Without examples, because the table was truncated or altered after the comparison,
-    the difference is still reported."""
+    """Examples of rows that differ; empty if the table was truncated or altered after the comparison."""
     try:
         return _examples(source, mirror, seed, found)
     except CopyOutdated:
@@ -177,7 +176,8 @@ class Seed:
     value: int = field(default_factory=lambda: secrets.randbits(64))
 
     def of_texts(self, text: pa.Array) -> Digests:
-        """One digest for each value of a string array. NULL and the empty string have digests of their own."""
+        """One digest for each value of a string array. NULL, the empty string and other texts have different
+        digests."""
         if not len(text):
             return np.empty(0, np.uint64)
         plain = text.cast(pa.large_string())

@@ -95,7 +95,8 @@ class TableFacts:
     refused: bool = False
     """Whether the table cannot be mirrored at all."""
     kept_until: datetime | None = None
-    """If set aside: the log keeps all changes that the mirror lacks at least this long. None if some are deleted."""
+    """For a table that was set aside: the log keeps all changes that the mirror lacks at least until this time. None if
+    the log does not hold all of them."""
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ _MOST_ENTRIES: Final = 1664
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows: one array of comparable text per column. ``shown``: the key's columns in readable form, by place. The
-    comparable text is shown for a key column that it lacks."""
+    """Some rows: one array of comparable text per column. ``shown``: the key's columns in readable form, by place. For
+    a key column without a readable form, the comparable text is shown."""
 
     rows: int
     texts: list[pa.Array]
@@ -85,7 +85,7 @@ class Comparison:
     table: Table
     renderings: tuple[Rendering, ...]
     leaves: bool
-    """Whether the leaf's name is compared. Not if a publication sends rows via the root, without leaves' names."""
+    """Whether the leaf's name is compared. False also if rows are published via the root, without the leaf's name."""
     called: Mapping[TableName, TableName] = field(default_factory=dict)
     """Each leaf's name at the time of the mirror's copy. The mirror keeps this name if the leaf is renamed later."""
 

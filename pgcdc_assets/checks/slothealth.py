@@ -13,14 +13,13 @@ from pgcdc_assets.source.setup.findings import matches_standby_names
 from pgcdc_assets.source.slot.slot import PLUGIN, SlotStatus
 
 SAFE_WAL_BYTES = 256 * MIB
-"""A problem is reported if less WAL than this may be written before the slot can be invalidated. Sixteen WAL segments
-are a few minutes on a busy source."""
+"""A problem is reported if a slot may be invalidated after less WAL than this: a few minutes on a busy source."""
 IDLE_WAL_BYTES = 64 * MIB
-"""A problem is reported if a slot that nobody reads holds more WAL than this: four segments, more than between two
-runs."""
+"""A problem is reported if a slot that nobody reads holds more WAL than this. It is four segments, so that a pause
+between two runs is not reported."""
 HELD_WAL_BYTES = GIB
-"""A problem is reported if more WAL than this is held without a limit, or by a long transaction. The disk may become
-full."""
+"""A problem is reported if more WAL than this is held without a limit, or by a long transaction. This is before a disk
+of usual size is full."""
 LONGEST_PAUSE = timedelta(days=1)
 """The longest pause between two runs that the slot should survive, such as a night."""
 _NEARLY = 0.75

@@ -46,7 +46,7 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 def read_source(
     conn: SourceConnection, settings: Settings, status: SlotStatus | None, catalog: Catalog | None
 ) -> SourceFacts:
-    """The facts about the source. The log's position must be read first. WrongSource if it is not the project's own
+    """The facts about the source. The log's position must be read before. WrongSource if it is not this project's
     source."""
     found = identity(conn, settings.slot)
     refuse_other_identity(settings, found)

@@ -53,8 +53,7 @@ _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 
 @dataclass(frozen=True)
 class Status:
-    """``replay_lsn``: the lowest position of followed tables. ``lag_bytes``: WAL from there to the source's flush
-    LSN."""
+    """``replay_lsn``: the lowest position of followed tables. ``lag_bytes``: WAL from it to the source's flush LSN."""
 
     slot: SlotStatus | None
     transform_lsn: Lsn | None
@@ -71,8 +70,8 @@ class Status:
     prepared: tuple[PreparedTransaction, ...] = ()
     """Prepared transactions, oldest first. The lake keeps them until COMMIT PREPARED or ROLLBACK PREPARED."""
     hold: VerifyRequest | None = None
-    """The request of a running ``verify`` for a point at its LSN. Without an LSN, the sync begins no turn for a
-    while."""
+    """The request of a running ``verify`` for a point at its LSN. Without an LSN, the sync waits, up to a time
+    limit."""
     at_work: str | None = None
     """See :attr:`Facts.at_work`."""
     uncopied: int = 0

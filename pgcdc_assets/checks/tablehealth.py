@@ -278,8 +278,8 @@ def _messages(facts: Facts) -> Iterator[Problem]:
 
 
 def _last_runs(facts: Facts) -> Iterator[Problem]:
-    """A problem for each kind of operation whose last run failed: an error for sync, because the lake does not follow
-    the source, and a warning for other kinds."""
+    """A problem for each kind of operation whose last run failed. A failed sync is an error, because the lake does not
+    follow the source. Any other failed operation is a warning."""
     for kind, outcome in facts.last.items():
         if outcome.failed is not None:
             severity: Severity = "error" if kind == OperationKind.SYNC else "warning"
