@@ -17,8 +17,8 @@ from pgcdc_assets.errors import MachineError
 NEWEST = 18
 _FOLDERS = {16: "pginstall", 18: "pginstall18"}
 _SERVER_USER = "nobody"
-"""The user who runs the server if we are root, because PostgreSQL refuses to run as root. This account exists on every
-system, and owns no other files."""
+"""Runs the server if we are root: PostgreSQL refuses root. This user exists on every system, and owns no other
+files."""
 
 _ENVIRONMENT_PREFIXES = ("PG", "LC_", "LD_")
 
@@ -111,7 +111,6 @@ class Runner:
 
 
 def environment() -> dict[str, str]:
-    """The environment without variables that change how the server's programs work (PGDATA, locales, other
-    libraries)."""
+    """The environment without variables that change how the server's programs work, such as PGDATA and locales."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_ENVIRONMENT_PREFIXES)}
     return {**kept, "LC_ALL": "C"}

@@ -1,6 +1,6 @@
 """An embedded PostgreSQL server in a folder: the source `embedded`, and the server of the tests. It listens only on a
-Unix socket, so it needs no free port. The folder holds ``data``, ``server.log`` and the socket, and belongs to the user
-who runs the server."""
+Unix socket, so it needs no free port. The server's user owns the folder, with ``data``, ``server.log`` and the
+socket."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9_/.\-]+")
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
-"""Seconds for a fast shutdown, which waits for walsenders whose client does not confirm. Then it becomes immediate."""
+"""Seconds for a fast shutdown, which waits for walsenders until clients confirm. An immediate shutdown follows."""
 
 SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -61,9 +61,9 @@ SETTINGS: Mapping[str, str] = {
 @dataclass
 class EmbeddedServer:
     """A server in ``folder``. ``start()`` creates the cluster if there is none, or uses the server that already runs.
-    Everybody who may use the folder is trusted. ``version``: for a new cluster. ``database``: the database of
-    ``conninfo``. ``fsync=False`` is for tests. ``programs``: the folder with initdb and postgres of another
-    installation of the same version."""
+    Everybody who may use the folder is trusted. ``version``: of a new cluster. ``database``: in ``conninfo``.
+    ``fsync=False`` is for tests. ``programs``: the folder with initdb and postgres of another installation of the same
+    version."""
 
     folder: Path
     version: int = NEWEST
@@ -97,7 +97,7 @@ class EmbeddedServer:
 
     @property
     def socket_folder(self) -> Path:
-        """The folder itself. If the socket's path would be too long or need quoting: a temporary folder."""
+        """The folder itself or, if the socket's path would be too long or need quoting, a short temporary folder."""
         path = str(self.folder)
         if len(os.fsencode(path)) + len(_SOCKET) < _SOCKET_PATH_LIMIT and _PLAIN_PATH.fullmatch(path):
             return self.folder
@@ -129,8 +129,7 @@ class EmbeddedServer:
 
     @property
     def system_identifier(self) -> str | None:
-        """The cluster's system identifier (first field of pg_control), also of a stopped server; None without
-        cluster."""
+        """The cluster's system identifier (first field of pg_control), also if it is stopped; None without cluster."""
         try:
             with (self.data / "global" / "pg_control").open("rb") as file:
                 return str(int.from_bytes(file.read(8), sys.byteorder))
@@ -142,8 +141,8 @@ class EmbeddedServer:
         return self.pid is not None
 
     def start(self, *, survive: bool = True) -> Self:
-        """Start the server, unless it already runs. With ``survive=False``, a server that this call started ends with
-        this process, also if the process is killed."""
+        """Start the server, unless it runs. With ``survive=False``, a server that this call started ends when this
+        process ends, also if the process is killed."""
         with self._alone():
             if not self.running:
                 self._prepare()

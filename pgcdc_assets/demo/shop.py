@@ -28,8 +28,7 @@ def server(state: Path) -> EmbeddedServer:
 
 
 def ensure(conninfo: str) -> bool:
-    """Create and fill the shop (about 35,000 rows) in one transaction, if it is missing. Returns whether it was
-    missing."""
+    """Create and fill the shop (about 35,000 rows) in one transaction, if missing. Returns whether it was missing."""
     with psycopg.connect(conninfo, application_name="shop") as conn:
         conn.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         if conn.execute("SELECT to_regclass('public.order_lines')").fetchone() != (None,):
@@ -47,8 +46,7 @@ _WORDS = ("blue", "green", "ümlaut", "naïve", "日本語", "🐘", "tab\there"
 
 @dataclass(frozen=True)
 class Shop:
-    """The shop's actions: each method runs one transaction's statements. ``random``: the same seed, the same
-    choices."""
+    """The shop's actions: each method runs one transaction's statements. The same ``random`` makes the same choices."""
 
     random: random.Random
 
