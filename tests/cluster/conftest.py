@@ -1,4 +1,4 @@
-"""One cluster for all tests of a process; a server that asks for a password which only the driver knows."""
+"""Fixtures: one cluster for all tests of a process, and a server whose password only the driver knows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def walled_server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    """Points that tasks pass on the executors."""
+    """The fault points at which tasks stop on the executors."""
     return Faults(tmp_path_factory.mktemp("faults"))
 
 
@@ -81,16 +81,15 @@ class Rig:
 
     @property
     def events(self) -> Path:
-        """Folder of Spark's event logs."""
         return self.project.folder / "events"
 
     def with_spark(self, **more: str) -> Project:
-        """The project, with more settings of Spark's."""
+        """The project with more Spark settings."""
         spark = {**json.loads(self.project.settings["PGCDC_SPARK"]), **more}
         return Project(self.project.folder, {**self.project.settings, "PGCDC_SPARK": json.dumps(spark)})
 
     def change(self) -> None:
-        """A transaction of every kind of change, each time of other rows."""
+        """Commits one transaction with every kind of change. Each call inserts other rows."""
         self.changes += 1
         self.conn.execute(f"BEGIN; {_CHANGE.format(1000 * self.changes)} COMMIT".encode())
 
@@ -106,7 +105,7 @@ def database(walled_server: EmbeddedServer) -> Iterator[Database]:
 
 @pytest.fixture
 def rig_on(cluster: Cluster, faults: Faults, database: Database, tmp_path: Path) -> Iterator[Callable[[str], Rig]]:
-    """Makes the project, with its lake at a place."""
+    """Returns a function that makes the project, with its lake at the given location."""
     conns: list[psycopg.Connection[Any]] = []
 
     def made(lake: str) -> Rig:

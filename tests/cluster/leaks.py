@@ -1,4 +1,4 @@
-"""Where a secret could be seen of a run on a cluster: pages, event logs, command lines, files."""
+"""Places where a run on a cluster could show a secret: web pages, event logs, command lines, files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST = 150
 
 
 def shown_by(address: str) -> Iterator[tuple[str, bytes]]:
-    """The pages of a UI, and those of the same server that they link to; and what its API says."""
+    """Yields the pages of a UI, the pages of the same server that they link to, and the answers of its API."""
     todo, seen = [f"{address}/", *(f"{address}/{page}" for page in _PAGES)], set[str]()
     while todo and len(seen) < _MOST:
         url = todo.pop()
@@ -40,7 +40,6 @@ def shown_by(address: str) -> Iterator[tuple[str, bytes]]:
 
 
 def in_files(secret: bytes, *folders: Path) -> list[str]:
-    """Paths below the folders of files that hold the secret."""
     found = []
     for folder in folders:
         for path in folder.rglob("*"):
@@ -51,7 +50,7 @@ def in_files(secret: bytes, *folders: Path) -> list[str]:
 
 
 def in_command_lines(secret: str) -> list[str]:
-    """Of all processes of the machine, those that show it to everybody."""
+    """The processes of this machine whose command line, which every user can read, has the secret."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -61,7 +60,7 @@ def in_command_lines(secret: str) -> list[str]:
 
 
 def in_environments(secret: str, cluster: Cluster) -> list[str]:
-    """Of the cluster's processes."""
+    """The cluster's processes whose environment has the secret."""
     found = []
     for top in cluster.processes:
         for process in (top, *top.children(recursive=True)):

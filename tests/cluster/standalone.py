@@ -1,4 +1,4 @@
-"""A Spark standalone cluster: a master and workers, as processes of this machine, by what pyspark's wheel holds."""
+"""A Spark standalone cluster from pyspark's wheel: a master and workers, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.ports import held_port
 from tests.waiting import wait_for
 
 WORKERS, CORES = 2, 3
-"""Workers, and cores of each: more than Spark takes for granted before an executor stands."""
+"""Workers, and cores of each worker. Spark assumes fewer cores until executors have registered."""
 EXECUTOR = "CoarseGrainedExecutorBackend"
 _HOME = Path(pyspark.__file__).parent
 
 
 @dataclass
 class Cluster:
-    """``folder`` has what they log, and the working directories of their executors."""
+    """``folder`` has the logs of the master and the workers, and the working directories of the executors."""
 
     folder: Path
     port: int
@@ -48,13 +48,13 @@ class Cluster:
         wait_for(self._answers, what="the master")
         for number in range(WORKERS):
             work = str(self.folder / f"work{number}")
-            # Each on a host of its own, as Spark sees it: it begins no second attempt on the host of the first.
+            # Each worker has its own host name, because Spark starts no second attempt of a task on the same host.
             self._run(f"worker{number}", "worker.Worker", f"127.0.0.{number + 1}", "--cores", str(CORES),
                       "--memory", "1g", "--webui-port", "0", "--work-dir", work, self.master)  # fmt: skip
         wait_for(lambda: bool(self.state["aliveworkers"] == WORKERS), what="the workers")
 
     def end(self) -> None:
-        """All that they have started, too: Python's workers are in process groups of their own."""
+        """Kills everything that the cluster has started, also Python workers, which have their own process groups."""
         family = [one for process in self.processes for one in (process, *_children(process))]
         for one in family:
             with suppress(psutil.NoSuchProcess):
@@ -64,7 +64,7 @@ class Cluster:
 
     @property
     def executors(self) -> list[psutil.Process]:
-        """Their JVMs."""
+        """The JVMs of the executors."""
         return [one for process in self.processes for one in _children(process) if _is_executor(one)]
 
     def _run(self, name: str, what: str, host: str, *arguments: str) -> None:
@@ -84,7 +84,7 @@ class Cluster:
 
 @contextmanager
 def standalone(folder: Path, more: Mapping[str, str]) -> Iterator[Cluster]:
-    """``more``: variables of the workers, and of the executors that they start. They have nothing of libpq's."""
+    """``more``: variables of the workers and of the executors that they start. They get none of libpq's variables."""
     folder.mkdir(parents=True, exist_ok=True)
     hidden = ("PG", "DAGSTER", "SPARK")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
@@ -98,12 +98,11 @@ def standalone(folder: Path, more: Mapping[str, str]) -> Iterator[Cluster]:
 
 
 def executor_of(worker: int) -> psutil.Process:
-    """The executor's JVM that a Python worker belongs to."""
     return next(one for one in psutil.Process(worker).parents() if _is_executor(one))
 
 
 def kill_executor(worker: int) -> None:
-    """SIGKILL of the executor of this Python worker: of its JVM, and of all its Python processes."""
+    """Kills the executor of this Python worker: its JVM and all its Python processes."""
     jvm = executor_of(worker)
     for one in (jvm, *_children(jvm)):
         with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Executors that come late, die together or now and then, and those that lack what the driver has."""
+"""Executors that start late, die together or one by one, or lack the package or credentials that the driver has."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(1800)]
 
 POINTS = (FaultPoint.PIECE_COPIED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.COLLAPSED)
-"""In tasks of a copy, a derivation, an apply."""
+"""Points in the tasks of a copy, a derivation and an apply."""
 KILLS = 6
 _EAGER = {
     "spark.speculation": "true", "spark.speculation.interval": "200ms", "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5", "spark.speculation.minTaskRuntime": "100ms",
     "spark.speculation.task.duration.threshold": "3s",
 }  # fmt: skip
-"""A task that takes longer than three seconds is begun a second time, on another executor."""
+"""Spark starts a second attempt of a task after three seconds, on another executor."""
 
 
 def kill(process: psutil.Process) -> None:
@@ -40,10 +40,8 @@ def kill(process: psutil.Process) -> None:
             one.kill()
 
 
-def test_a_second_attempt_is_taken_where_the_first_one_stands_still(
-    rig_on: Callable[[str], Rig], shared_folder: str
-) -> None:
-    """Without speculation these runs would not end: nobody frees the first attempt."""
+def test_speculative_attempt_replaces_a_stopped_task(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
+    """The first attempt stays at its fault point, so without speculation these runs would not end."""
     rig = rig_on(shared_folder)
     project = rig.with_spark(**_EAGER)
     project.run("setup")
@@ -57,7 +55,7 @@ def test_a_second_attempt_is_taken_where_the_first_one_stands_still(
     project.run("verify")
 
 
-def test_all_executors_die_together(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
+def test_sync_survives_the_death_of_all_executors(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
     rig = rig_on(shared_folder)
     rig.project.run("setup")
     for point in POINTS:
@@ -70,7 +68,7 @@ def test_all_executors_die_together(rig_on: Callable[[str], Rig], shared_folder:
         rig.change()
 
 
-def test_executors_die_now_and_then_while_it_follows(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
+def test_following_run_survives_killed_executors(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
     rig = rig_on(in_bucket)
     rig.project.run("setup")
     chance = random.Random(0)
@@ -88,10 +86,11 @@ def test_executors_die_now_and_then_while_it_follows(rig_on: Callable[[str], Rig
     rig.assert_equal()
 
 
-def test_they_get_the_environment_from_an_archive(
+def test_executors_use_the_packed_environment(
     rig_on: Callable[[str], Rig], shared_folder: str, cluster: Cluster
 ) -> None:
-    """And what is not the driver's is told in one line, before anything of a task is tried."""
+    """An executor without the driver's version of the package is reported in one line, before a task starts its
+    work."""
     rig = rig_on(shared_folder)
     rig.project.run("pack")
     project = rig.with_spark(archive="pgcdc_env.tar.gz")
@@ -116,17 +115,17 @@ def test_they_get_the_environment_from_an_archive(
 
 
 def _older(folder: Path) -> Path:
-    """The Python of an environment that was packed from other source."""
+    """Returns the Python of an environment that was packed from other source."""
     with tarfile.open(folder / "pgcdc_env.tar.gz") as tar:
         tar.extractall(folder / "older", filter="data")
     (folder / "older" / "lib" / "pgcdc_assets" / "feed" / "more.py").write_text("# of another version\n")
     return folder / "older" / "bin" / "python"
 
 
-def test_without_credentials_of_the_store_they_say_so(
+def test_missing_store_credentials_on_executors_are_reported(
     rig_on: Callable[[str], Rig], in_bucket: str, tmp_path: Path
 ) -> None:
-    """The driver's are never sent."""
+    """The driver's credentials are never sent to executors."""
     rig = rig_on(in_bucket)
     nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
     with standalone(tmp_path / "poor", nothing) as poor:

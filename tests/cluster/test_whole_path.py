@@ -1,4 +1,4 @@
-"""The commands, with their tasks on the executors of a cluster that are killed, and where a secret could be seen."""
+"""The commands on a cluster whose executors are killed. No secret appears in a place that others can read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.long, pytest.mark.process, pytest.mark.timeout(1200)]
 
 
 def assert_unseen(secret: str, rig: Rig, ui: int, *, of_workers: bool = False) -> None:
-    """While a task stands still on an executor. ``of_workers``: their environment is where it comes from."""
+    """Fails if a secret can be read anywhere. A task is stopped on an executor during the check. ``of_workers``: the
+    secret is in the workers' environment on purpose."""
     cluster = rig.cluster
     worker_pages = [worker["webuiaddress"] for worker in cluster.state["workers"]]
     pages: dict[str, bytes] = {}
@@ -40,7 +41,7 @@ def assert_unseen(secret: str, rig: Rig, ui: int, *, of_workers: bool = False) -
 
 
 def the_whole_path(rig: Rig, secrets: dict[str, bool]) -> None:
-    """Executors are killed in a copy, in a derivation and in an apply; each run goes on to its end."""
+    """Executors are killed during a copy, a derivation and an apply. Each run completes."""
     rig.project.run("setup")
     ui = held_port()
     project = rig.with_spark(**{"spark.ui.port": str(ui)})
@@ -69,14 +70,12 @@ def the_whole_path(rig: Rig, secrets: dict[str, bool]) -> None:
 
 
 @pytest.mark.takes(120)
-def test_killed_executors_and_unseen_secrets_on_a_shared_folder(
-    rig_on: Callable[[str], Rig], shared_folder: str
-) -> None:
+def test_killed_executors_leak_no_secret_on_a_shared_folder(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
     the_whole_path(rig_on(shared_folder), {SECRET: False})
 
 
-def test_killed_executors_and_unseen_secrets_on_an_object_store(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
-    """The store's credentials are those of the workers' own environment."""
+def test_killed_executors_leak_no_secret_on_an_object_store(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
+    """The workers have the store's credentials in their own environment."""
     the_whole_path(rig_on(in_bucket), {SECRET: False, STORE_SECRET: True})
 
 
@@ -89,8 +88,8 @@ print("told", cores(session), session.conf.get("spark.sql.shuffle.partitions"), 
 """
 
 
-def test_tasks_follow_the_cores_of_the_executors(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
-    """Asked for at once after the session has started: Spark tells 2 until executors have registered."""
+def test_number_of_tasks_equals_the_cores_of_the_executors(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
+    """The cores are read right after the session has started, when Spark still reports 2."""
     more = {"spark.executor.cores": str(CORES), "spark.cores.max": str(CORES)}
     settings = rig_on(shared_folder).with_spark(**more).settings
     done = subprocess.run(

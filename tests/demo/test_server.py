@@ -1,4 +1,4 @@
-"""The embedded server: starting, joining, surviving, recovering."""
+"""The embedded server: it starts, is shared by several processes, survives its starter, recovers from a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import wait_for
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", [16, 18])
-def test_starts_anew_is_joined_and_keeps_its_rows(tmp_path: Path, version: int) -> None:
+def test_server_is_shared_and_keeps_its_rows_after_a_restart(tmp_path: Path, version: int) -> None:
     with EmbeddedServer(tmp_path / "pg", version=version, fsync=False, database="shop") as server:
         with psycopg.connect(server.conninfo) as conn:
             assert conn.info.server_version // 10000 == version
@@ -41,7 +41,7 @@ def test_starts_anew_is_joined_and_keeps_its_rows(tmp_path: Path, version: int) 
         assert conn.execute("SELECT one FROM kept").fetchone() == (1,)
 
 
-def test_never_runs_as_root(server: EmbeddedServer) -> None:
+def test_server_never_runs_as_root(server: EmbeddedServer) -> None:
     assert server.pid is not None
     assert psutil.Process(server.pid).uids().real != 0
     assert server.folder.stat().st_mode & 0o077 == 0
@@ -63,7 +63,7 @@ def test_odd_and_long_folders_get_a_short_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_recovers_from_a_crash_and_a_pid_file_of_somebody_else(tmp_path: Path) -> None:
+def test_server_recovers_from_a_crash_and_a_reused_pid(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path / "pg").start()
     try:
         with psycopg.connect(server.conninfo, autocommit=True) as conn:
@@ -101,7 +101,7 @@ def _start_elsewhere(folder: Path, survive: bool) -> subprocess.Popen[bytes]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("survive", [True, False])
-def test_survives_a_killed_starter_only_when_asked(tmp_path: Path, survive: bool) -> None:
+def test_server_survives_its_killed_starter_only_when_asked(tmp_path: Path, survive: bool) -> None:
     process = _start_elsewhere(tmp_path / "pg", survive)
     server = EmbeddedServer(tmp_path / "pg", fsync=False)
     assert server.running
@@ -119,7 +119,7 @@ def test_survives_a_killed_starter_only_when_asked(tmp_path: Path, survive: bool
 
 
 @pytest.mark.long
-def test_two_starters_at_once_make_one_server(tmp_path: Path) -> None:
+def test_two_concurrent_starts_make_one_server(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; from pgcdc_assets.demo.server import EmbeddedServer\n"
         f"print(EmbeddedServer(Path({str(tmp_path / 'pg')!r}), fsync=False).start().pid)"
@@ -134,8 +134,8 @@ def test_two_starters_at_once_make_one_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_programs_out_of_reach_are_found(tmp_path: Path) -> None:
-    """A project below a private home: initdb asks access(2) for the program postgres beside itself."""
+def test_programs_in_a_private_folder_are_found(tmp_path: Path) -> None:
+    """The programs are below a private home folder, and initdb uses access(2) to look for the program postgres."""
     private, package = tmp_path / "home", programs(18).parents[1]
     for folder in (package, package.with_name(f"{package.name}.libs")):
         shutil.copytree(folder, private / folder.name, copy_function=os.link, symlinks=True)
@@ -147,7 +147,7 @@ def test_programs_out_of_reach_are_found(tmp_path: Path) -> None:
             assert conn.execute("SHOW data_directory").fetchone() == (str(server.data),)
 
 
-def test_a_folder_out_of_reach_costs_one_capability_not_open_parents(server: EmbeddedServer, tmp_path: Path) -> None:
+def test_private_parent_folder_needs_one_capability_and_stays_private(server: EmbeddedServer, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         assert server.runner == Runner()
         return

@@ -22,7 +22,7 @@ GROUP BY 1
 """
 
 
-def test_made_once_with_one_of_each_thing(database: Database) -> None:
+def test_shop_is_made_once_with_rows_in_every_table(database: Database) -> None:
     assert shop.ensure(database.conninfo)
     assert not shop.ensure(database.conninfo)
     with database.connect() as conn:
@@ -37,7 +37,7 @@ def test_made_once_with_one_of_each_thing(database: Database) -> None:
         assert toasted.fetchall()[0][0] > 0
 
 
-def test_two_who_make_it_at_once_make_one(database: Database) -> None:
+def test_two_concurrent_calls_make_one_shop(database: Database) -> None:
     made: list[bool] = []
     threads = [threading.Thread(target=lambda: made.append(shop.ensure(database.conninfo))) for _ in "ab"]
     for thread in threads:
@@ -58,7 +58,7 @@ def test_traffic_has_every_kind_of_change(database: Database) -> None:
         kinds: dict[str, int] = {}
 
         def enough() -> bool:
-            """However long that takes: imports and truncates give way to those who hold locks."""
+            """Imports and truncates are skipped while other sessions hold locks, so this may take long."""
             if generator.transactions <= 1000:
                 return False
             kinds.update(conn.execute(SLOT_CONTENT, [slot]).fetchall())
@@ -86,7 +86,7 @@ def test_traffic_has_every_kind_of_change(database: Database) -> None:
         assert never == (0,)
 
 
-def test_stops_at_once_and_raises_a_sessions_error(database: Database) -> None:
+def test_generator_stops_at_once_and_raises_the_error_of_a_session(database: Database) -> None:
     shop.ensure(database.conninfo)
     generator = Generator(database.conninfo, rate=0.001)
     threading.Timer(0.3, generator.stop).start()

@@ -1,4 +1,4 @@
-"""The ``pgcdc`` command as a user runs it: a process in a project directory of its own."""
+"""Runs the ``pgcdc`` command as a user does: as a process in its own project directory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ class Result:
 
 @dataclass(frozen=True)
 class Project:
-    """A project directory and its settings."""
-
     folder: Path
     settings: dict[str, str]
 
@@ -39,7 +37,7 @@ class Project:
         return self.folder / "lake"
 
     def run(self, *args: str, expect: int | None = 0) -> Result:
-        """Run to the end; fails with the command's own words when the exit code is another."""
+        """Runs the command to its end. Fails with the command's output if the exit code is not ``expect``."""
         process = self._start(args)
         try:
             out, err = process.communicate(timeout=TIMEOUT)
@@ -50,7 +48,7 @@ class Project:
 
     @contextmanager
     def running(self, *args: str) -> Iterator[subprocess.Popen[str]]:
-        """A command in the background; its whole process group is gone at the end."""
+        """Runs the command in the background. Its whole process group is killed at the end."""
         log = (self.folder / f"{args[0]}.log").open("w")
         process = self._start(args, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -1,4 +1,4 @@
-"""One `pgcdc up` for all tests of it, beside each other and after the rest: it takes CPU while it runs."""
+"""One `pgcdc up` that all its tests share. They run last, because `pgcdc up` takes CPU as long as it runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.end_to_end.served import Served, serve
 from tests.fix_postgres import fresh_database
 
 LAST = "test_sigterm"
-"""The test that ends it."""
+"""The test that ends `pgcdc up`."""
 
 
 @pytest.fixture(scope="session")
 def up(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A project that `pgcdc up` follows, and nothing else: no other command is run in it."""
+    """A project that only `pgcdc up` follows. No other command runs in it."""
     with fresh_database(server) as database, serve(database, tmp_path_factory.mktemp("up")) as served:
         yield served
 

@@ -1,4 +1,4 @@
-"""A project under ``pgcdc up``, and what its Dagster knows: one start serves all tests of it."""
+"""A project under ``pgcdc up``, and what its Dagster instance has recorded. One start serves all tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INSERT INTO public.products SELECT 'P-' || g, 'Product ' || g, g + 0.99 FROM gen
 TABLES = ("customers", "orders", "products")
 
 _MARK = "UP_TEST_MARK"
-"""In the environment of the command and so of all that it starts, whatever session or parent that has."""
+"""A variable that marks the command and all processes that it starts, in any session and under any parent."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Served:
 
     @property
     def words(self) -> str:
-        """What the command and Dagster have said, for failures."""
+        """The output of the command and of Dagster, for failure messages."""
         log = self.project.folder / ".pgcdc" / "up.log"
         return self.project.log("up") + (log.read_text()[-5000:] if log.exists() else "")
 
@@ -63,8 +63,7 @@ class Served:
             yield instance
 
     def materialised(self, *key: str) -> dict[str, dict[str, Any]]:
-        """The newest materialisation of every partition of an asset of the source: metadata by partition, oldest
-        first."""
+        """The newest materialisation of every partition of an asset: metadata by partition, oldest first."""
         with self.instance() as instance:
             records = instance.fetch_materializations(dg.AssetKey(["pgcdc", *key]), limit=500).records
         found: dict[str, dict[str, Any]] = {}
@@ -75,13 +74,13 @@ class Served:
         return dict(sorted(found.items()))
 
     def ranges(self) -> list[str]:
-        """Keys of the ranges that stand in the mirrors, in LSN order."""
+        """Keys of the ranges that the mirrors have, in LSN order."""
         return list(self.materialised("consistent_points"))
 
     def follow(self, statement: str) -> str:
-        """Commit a change; returns the key of the range in which the sensor's run has carried it.
+        """Commits a change. Returns the key of the range in which the sensor's run has applied it.
 
-        All changes go through here, so a new range with a transaction in it is this one's.
+        All changes of the tests go through this function, so a new range with a transaction belongs to this change.
         """
         before = set(self.ranges())
         with self.connect() as conn:
@@ -93,7 +92,7 @@ class Served:
         return {key for key, found in self.materialised("consistent_points").items() if found["transactions"]}
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        """Dagster's GraphQL, as its pages use it."""
+        """Sends a GraphQL query, as Dagster's pages do."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -102,7 +101,7 @@ class Served:
         return dict(found["data"])
 
     def started_by_hand(self) -> dict[str, str]:
-        """Status by id of the runs and backfills that people launched in the UI."""
+        """The status, by id, of the runs and backfills that were launched in the UI."""
         with self.instance() as instance:
             found = {fill.backfill_id: fill.status.value for fill in instance.get_backfills()}
             for run in instance.get_runs(dg.RunsFilter(job_name="__ASSET_JOB")):
@@ -110,7 +109,6 @@ class Served:
         return found
 
     def marked(self) -> list[psutil.Process]:
-        """All processes that the command has started, itself included."""
         return processes(self.process_mark)
 
     @property
@@ -145,7 +143,7 @@ def settings_of(database: Database) -> dict[str, str]:
 
 @contextmanager
 def serve(database: Database, folder: Path) -> Iterator[Served]:
-    """Make the tables, start ``pgcdc up``, wait for its UI; nothing that it started is left at the end."""
+    """Makes the tables, starts ``pgcdc up``, and waits for its UI. At the end all its processes are gone."""
     with database.connect() as conn:
         conn.execute(SHOP)
     project = Project(folder, settings_of(database))
@@ -160,7 +158,7 @@ def serve(database: Database, folder: Path) -> Iterator[Served]:
 
 
 def end_all(served: Served) -> None:
-    """Politely first, for the sake of the log; then by force, whatever is left."""
+    """Ends the command with SIGTERM, so that the log is complete, then kills the remaining processes."""
     if served.process.poll() is None:
         served.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, and what must be true of it after a signal."""
+"""A command on its own terminal, and the check that a signal ends it in time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.end_to_end.command import Project
 from tests.waiting import wait_for
 
 SECONDS = 10
-"""In which a command must end."""
+"""Seconds within which a command must end."""
 LATE = 20
-"""For a busy machine, where all that is slow is slower."""
+"""Extra seconds for a busy machine."""
 
 
 class Terminal:
-    """A command on a pseudo-terminal of its own, which Ctrl-C is typed at."""
+    """A command on its own pseudo-terminal, into which the test types Ctrl-C."""
 
     def __init__(self, project: Project, *args: str) -> None:
         self._master, slave = pty.openpty()
@@ -76,7 +76,7 @@ def terminal(project: Project, *args: str) -> Iterator[Terminal]:
 
 
 def ends(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> int:
-    """Its exit code, once it and all that it started have ended; in time."""
+    """Returns the exit code. Fails if the command or a process that it started does not end in time."""
     started = time.monotonic()
     family = psutil.Process(process.pid).children(recursive=True)
     code = process.wait(SECONDS + LATE)

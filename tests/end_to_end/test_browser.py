@@ -1,4 +1,4 @@
-"""Dagster's UI as people use it: the graph, a range's metadata, repair and new copy by its dialogs."""
+"""Dagster's UI as a user sees it: the graph, the metadata of a range, and a repair through the dialog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 WINDOW: ViewportSize = {"width": 1720, "height": 1330}
 CANVAS: FloatRect = {"x": 380, "y": 180, "width": 1285, "height": 1005}
-"""Of the graph in such a window, without the panels around it."""
+"""The area of the graph in this window, without the panels around it."""
 ALL_GREEN = """names => [...document.querySelectorAll('foreignObject div')]
   .filter(found => !found.children.length && names.includes(found.textContent))
   .every(found => {
@@ -34,22 +34,22 @@ ALL_GREEN = """names => [...document.querySelectorAll('foreignObject div')]
     }
     return false;
   })"""
-"""The border of an asset is green once it is materialised and the page knows."""
+"""The border of an asset is green when the asset is materialised and the page has loaded this."""
 PATIENCE = 60_000
-"""Milliseconds: the machine may be busy with Spark."""
+"""Milliseconds. Spark may keep the machine busy."""
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.long,
     pytest.mark.process,
-    pytest.mark.timeout(600),  # Several starts of Spark, on whatever machine.
+    pytest.mark.timeout(600),  # Spark starts several times.
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
 ]
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
-    """A fresh browser; a picture of its last state is kept beside the test's files."""
+    """A new browser. A screenshot of its last state is saved in ``tmp_path``."""
     with sync_playwright() as play:
         context = play.chromium.launch_persistent_context(
             tmp_path / "profile", executable_path=CHROMIUM, headless=True, args=ARGUMENTS,
@@ -66,7 +66,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Where pictures go: ``SCREENSHOTS``, or the test's own files."""
+    """The folder for screenshots: the variable ``SCREENSHOTS``, or ``tmp_path``."""
     return Path(os.environ.get("SCREENSHOTS", tmp_path))
 
 
@@ -96,13 +96,13 @@ def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: 
     names = ("slot", "change_log", "consistent_points")
     slot, log, points = (left(page.get_by_text(name, exact=True)) for name in names)
     assert slot < log < columns[0] <= columns[1] < columns[2] < points
-    page.reload()  # Draws the expanded graph to fit.
+    page.reload()  # Scales the expanded graph to the window.
     expect(page.get_by_text("consistent_points", exact=True)).to_be_visible()
     page.wait_for_function(ALL_GREEN, arg=["change_log", *TABLES, "consistent_points"])
     page.screenshot(path=pictures / "asset-graph.png", clip=CANVAS)
 
 
-def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> None:
+def test_backfill_of_past_ranges_repairs_the_mirror(up: Served, page: Page) -> None:
     while len(up.ranges()) < 2:
         up.follow("UPDATE public.products SET price = price + 1 WHERE sku IN ('P-1', 'P-2')")
     up.follow("UPDATE public.products SET name = 'Renamed' WHERE sku = 'P-3'")
@@ -114,7 +114,7 @@ def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> N
 
 
 def launch_all(up: Served, page: Page, asset: str) -> str:
-    """Launch all partitions of an asset by the dialog; the final status of the run or backfill."""
+    """Launches all partitions of an asset through the dialog. Returns the final status of the run or backfill."""
     before = up.started_by_hand()
     page.goto(f"{up.url}/assets/pgcdc/{asset}?view=partitions")
     page.get_by_role("button", name="Materialize").first.click()
@@ -129,7 +129,7 @@ def launch_all(up: Served, page: Page, asset: str) -> str:
 
 
 def _damage(path: Path) -> None:
-    """A changed value that no change of the source explains, written from outside."""
+    """Changes a value in the mirror from outside. No change of the source explains it."""
     table = DeltaTable(str(path))
     rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
     hit = pc.equal(rows["sku"].cast("string"), "P-3")

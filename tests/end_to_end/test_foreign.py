@@ -1,4 +1,4 @@
-"""The commands against a PostgreSQL that is not the embedded shop: odd names, several schemas, no keys."""
+"""The commands on a PostgreSQL server that is not the embedded shop: odd names, several schemas, no keys."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_commands_from_setup_to_teardown(project: Project, database: Databas
 
 
 def _copied_and_interrupted(project: Project) -> None:
-    """Ctrl-C ends a sync that follows at a boundary, without a traceback of Spark's."""
+    """Ctrl-C ends a following sync at a boundary, without a Spark traceback."""
     with terminal(project, "follow") as shown:
         wait_for(lambda: _listed(project) == len(TABLES) or shown.process.poll() is not None, what="a point with all")
         shown.ctrl_c()
@@ -124,13 +124,13 @@ def _copied_and_interrupted(project: Project) -> None:
 
 
 def _listed(project: Project) -> int:
-    """Tables of the newest consistent point."""
+    """The number of tables in the newest consistent point."""
     points = published(project.lake)
     return len(points[-1][1]) if points else 0
 
 
 def _damage(path: Path) -> None:
-    """Change one row from outside, by a rewrite with delta-rs: its own UPDATE cannot write deletion vectors."""
+    """Changes one row from outside. Rewrites the table, since the UPDATE of delta-rs cannot write deletion vectors."""
     table = DeltaTable(str(path))
     rows = QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all()
     index = rows.schema.get_field_index("name")

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a command within ten seconds, in any state, also from a terminal: the command as a process."""
+"""SIGINT and SIGTERM end a command within ten seconds in any state, also from a terminal."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def project(database: Database, tmp_path: Path) -> Project:
 
 @pytest.mark.long
 @pytest.mark.process
-def test_ctrl_c_while_spark_copies(project: Project) -> None:
-    """PySpark has a handler of its own, which would interrupt whatever goes on; and py4j tracebacks."""
+def test_ctrl_c_during_a_copy_ends_the_command(project: Project) -> None:
+    """PySpark has its own SIGINT handler, which would interrupt any code, and py4j would print tracebacks."""
     project.run("setup")
     with terminal(project, "follow") as shown:
         shown.wait_for("copying 1 tables")
@@ -39,8 +39,8 @@ def test_ctrl_c_while_spark_copies(project: Project) -> None:
 @pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("pause", [0.5, 3, 8])
-def test_a_signal_at_any_moment(project: Project, database: Database, pause: float) -> None:
-    """In Spark's start, in a copy, in a merge; then all is well again."""
+def test_sigterm_at_any_moment_ends_sync_and_loses_nothing(project: Project, database: Database, pause: float) -> None:
+    """The signal arrives while Spark starts, during a copy, or during a merge. The next sync succeeds."""
     project.run("setup")
     with project.running("sync") as sync:
         time.sleep(pause)
@@ -52,7 +52,7 @@ def test_a_signal_at_any_moment(project: Project, database: Database, pause: flo
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_setup_waits_for_a_transaction_and_says_so(project: Project, database: Database, number: int) -> None:
+def test_signal_ends_setup_while_it_waits_for_a_transaction(project: Project, database: Database, number: int) -> None:
     with database.connect() as other, terminal(project, "setup") as shown:
         other.execute("BEGIN; INSERT INTO public.t VALUES (0, 'x')")
         shown.wait_for(f"PostgreSQL waits for pid {other.info.backend_pid}", 60)
@@ -68,8 +68,10 @@ def test_setup_waits_for_a_transaction_and_says_so(project: Project, database: D
 
 @pytest.mark.long
 @pytest.mark.parametrize("args", [("status",), pytest.param(("follow",), marks=pytest.mark.long)])
-def test_a_server_that_says_nothing(project: Project, database: Database, args: tuple[str, ...]) -> None:
-    """Connecting, or in a query: whatever it stands at after a while."""
+def test_sigint_ends_a_command_whose_server_is_silent(
+    project: Project, database: Database, args: tuple[str, ...]
+) -> None:
+    """The command is connecting to the server or waits for a query."""
     project.run("setup")
     with DeadPath(database) as path:
         project.settings["PGCDC_SOURCE"] = f"{path.conninfo} connect_timeout=60"
@@ -83,7 +85,7 @@ def test_a_server_that_says_nothing(project: Project, database: Database, args: 
 
 @pytest.mark.long
 @pytest.mark.process
-def test_follow_beside_a_path_that_died(project: Project, database: Database) -> None:
+def test_sigterm_ends_follow_on_a_dead_network_path(project: Project, database: Database) -> None:
     with DeadPath(database) as path:
         project.settings["PGCDC_SOURCE"] = path.conninfo
         project.run("setup")

@@ -1,4 +1,4 @@
-"""`pgcdc up` alone, as a user has it: daemon and sensor carry a committed change into the mirror."""
+"""`pgcdc up` alone: its daemon and sensor apply a committed change to the mirror."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ..
 
 
 def status_of(up: Served, order: int) -> str | None:
-    """Read from the mirror by delta-rs; None before the table is there."""
+    """The status of an order, read from the mirror by delta-rs. None if the table does not exist yet."""
     path = up.project.lake / "public" / "orders"
     if not DeltaTable.is_deltatable(str(path)):
         return None
@@ -51,7 +51,7 @@ def test_a_committed_change_reaches_the_mirror(up: Served) -> None:
         assert_equal(conn, up.project.lake, *(f"public.{table}" for table in TABLES))
 
 
-def test_its_range_stands_in_every_asset_that_changed(up: Served) -> None:
+def test_range_is_materialised_in_every_changed_asset(up: Served) -> None:
     key = up.follow("UPDATE public.orders SET status = 'returned' WHERE id IN (8, 9)")
     span = LsnRange.from_key(key)
     for asset in (["change_log"], ["changes", "public", "orders"], ["public", "orders"], ["consistent_points"]):
@@ -68,8 +68,8 @@ def test_its_range_stands_in_every_asset_that_changed(up: Served) -> None:
     assert (points["tables"], points["tables_changed"]) == (len(TABLES), 1)
 
 
-def test_another_page_in_the_users_browser_cannot_drive_it(up: Served) -> None:
-    """The real webserver answers our own queries in every other test of this module."""
+def test_page_of_another_site_cannot_use_the_webserver(up: Served) -> None:
+    """All other tests of this module check that the webserver answers our own queries."""
     mutation = "mutation { setSensorEnabled }"
     by_image = f"{up.url}/graphql?{urllib.parse.urlencode({'query': mutation})}"
     assert _status(urllib.request.Request(by_image)) == 403
@@ -92,8 +92,8 @@ def _status(request: urllib.request.Request) -> int:
 
 @pytest.mark.long
 @pytest.mark.takes(40)
-def test_a_table_that_comes_appears_in_the_graph(up: Served) -> None:
-    """And the run that has found it goes on, whose code was loaded again meanwhile."""
+def test_new_table_appears_in_the_graph(up: Served) -> None:
+    """The definitions are loaded again during the run that found the table, and this run goes on."""
     nodes = "{ assetNodes { assetKey { path } } }"
     with up.connect() as conn:
         conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY, wish text)")
@@ -107,23 +107,23 @@ def test_a_table_that_comes_appears_in_the_graph(up: Served) -> None:
 
 @pytest.mark.long
 @pytest.mark.takes(40)
-def test_checks_are_of_the_newest_materialisation(up: Served) -> None:
-    """Else the UI shows them as not evaluated."""
+def test_checks_belong_to_the_newest_materialisation(up: Served) -> None:
+    """Otherwise the UI shows the checks as not evaluated."""
     up.follow("UPDATE public.customers SET credit = credit + 1 WHERE id = 1")
     for table in TABLES:
         up.wait(partial(check_passed, up, table), f"the check of {table}", seconds=30)
 
 
 @pytest.mark.long
-def test_a_change_after_an_idle_run_comes_by_the_next_one(up: Served) -> None:
+def test_change_after_an_idle_run_is_applied_by_the_next_run(up: Served) -> None:
     layout = Layout.of(up.project.lake)
     up.wait(lambda: lock.holder(layout) is None, "the end of the idle run")
     up.follow("UPDATE public.orders SET status = 'second' WHERE id = 5")
     assert status_of(up, 5) == "second"
 
 
-def test_sigterm_ends_all_of_it(up: Served) -> None:
-    """In the middle of a run. The last test of this fixture: nothing is left to serve others."""
+def test_sigterm_ends_all_processes_of_up(up: Served) -> None:
+    """The signal arrives during a run. This is the last test of the fixture: it ends `pgcdc up`."""
     up.follow("UPDATE public.orders SET status = 'late' WHERE id = 10")
     family = up.marked()
     assert len(family) >= 4, "the command, the webserver, the daemon, a code server at least"
