@@ -1,13 +1,12 @@
-"""Random histories of the source, and what the mirrors are held to.
+"""Random histories of the source, and the oracles that the mirrors are compared with.
 
-Two kinds:
+**Rows** (the modules here): the structure of the tables stays the same. ``tables`` and ``values`` make tables of every
+form and type. ``steps`` draws a list of steps with hypothesis. ``workload`` runs the steps over three connections whose
+transactions overlap, roll back and are prepared. ``driver`` plays a history over the whole path (syncs to any LSN,
+copies, repairs). ``derived`` and ``mirror`` play it without Spark. The oracle is ``tests/journal.py``, whose triggers
+record each row.
 
-**Rows** (the modules here). ``tables`` and ``values`` make tables of every form and type, ``steps`` a list of steps by
-hypothesis, ``workload`` takes them over three connections that overlap, roll back and prepare. ``driver`` plays them
-over the whole path (syncs to any LSN, copies, repairs), ``derived`` and ``mirror`` without Spark. The
-oracle is ``tests/journal.py``: triggers write each row down. Structure stands still.
-
-**Structure** (``structure/``). Tables are tiny and few, and everything that DDL can move moves: names, schemas,
-partitions, columns, keys, types, storage, publications; in transactions and savepoints, between runs and beside them.
-The oracle is the source read after each commit.
+**Structure** (``structure/``): few and tiny tables. DDL changes names, schemas, partitions, columns, keys, types,
+storage and publications, in transactions and savepoints, between runs and during runs. The oracle reads the source
+after each commit.
 """

@@ -1,4 +1,4 @@
-"""A history without Spark: received, derived, collapsed, merged and committed, all by one process."""
+"""A history without Spark: one process receives, derives, collapses, merges and commits it."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ SECONDS = 180.0
 
 @dataclass
 class Derived:
-    """A log, from empty tables on."""
+    """The log of a history that begins with empty tables."""
 
     journal: Journal
     layout: Layout
     log: ChangeLog
     tables: list[Table]
     parts: dict[str, FeedPart]
-    """The whole feed of each table that changed, by its title."""
+    """The whole feed of each table that changed. The key is the table's :func:`title`."""
     commits: dict[int, str]
 
     @classmethod
@@ -57,13 +57,13 @@ class Derived:
 
     @property
     def boundaries(self) -> list[Lsn]:
-        """Where the log begins, the commit of each transaction (that lies after it), and where the log ends."""
+        """The start of the log, the commit of each transaction in the log, and the end of the log."""
         start, end = self.log.start, self.log.position()
         commits = sorted(Lsn.parse(lsn) for lsn in self.commits.values())
         return [start, *(lsn for lsn in commits if start < lsn < end), end]
 
     def apply(self, table: Table, boundaries: Sequence[Lsn]) -> PlainMirror:
-        """One turn between each two boundaries; the mirror is compared with the source at each."""
+        """Applies one turn between each two boundaries, and compares the mirror with the source at each boundary."""
         shutil.rmtree(path_of(self.layout.mirror(table.name)), ignore_errors=True)
         mirror = PlainMirror(self.layout, self.log.identity, table, boundaries[0])
         part = self.parts.get(title(table))
@@ -75,9 +75,9 @@ class Derived:
         return mirror
 
     def repair(self, mirror: PlainMirror, at: Lsn, touched: LsnRange, *, damaged: bool) -> None:
-        """A repair of a range in the mirror as it stands at ``at``.
+        """Repairs a range in a mirror that is at ``at``.
 
-        ``damaged``: after all rows that the range changed were lost, and those that it deleted are back.
+        ``damaged``: before the repair, the mirror loses all rows that the range changed and gets back those it deleted.
         """
         part = self.parts.get(title(mirror.table))
         if part is None:
@@ -100,7 +100,7 @@ class Derived:
 def received(
     server: EmbeddedServer, specs: Sequence[Spec], steps: Sequence[Step]
 ) -> Iterator[tuple[Derived, Workload]]:
-    """Make the tables, take the steps, and receive all that they did."""
+    """Makes the tables, runs the steps, and receives all changes."""
     with (
         tempfile.TemporaryDirectory() as folder, fresh_database(server) as database, database.connect() as conn
     ):  # fmt: skip
@@ -138,7 +138,7 @@ def _receive(workload: Workload, settings: Settings, publications: tuple[str, ..
 
 
 def _derived(log: ChangeLog, tables: Sequence[Table]) -> dict[str, FeedPart]:
-    """The feeds of the whole log, by one task."""
+    """The feeds of the whole log, derived by one task."""
     span = LsnRange(log.start, log.position())
     by_name = {table.name: table for table in tables}
     router = Router.of(tables)
@@ -158,5 +158,5 @@ def _derived(log: ChangeLog, tables: Sequence[Table]) -> dict[str, FeedPart]:
 
 
 def title(table: Table) -> str:
-    """As the journal names it."""
+    """The table's name as the journal writes it."""
     return f"{table.name.schema}.{table.name.name}"

@@ -39,21 +39,21 @@ from tests.projectfiles import CATALOG_FILE
 from tests.receiving import run_to
 
 SECONDS = 200.0
-"""For any one run."""
+"""The longest duration of one run."""
 WAYS: Sequence[dict[str, Any]] = ({}, {"drain_bytes": 1})
-"""To receive."""
+"""Ways to receive: through the stream, and through the SQL functions."""
 
 
 SLOW = settings(
     deadline=None, print_blob=True, database=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.generate),
 )  # fmt: skip
-"""An example takes seconds, so what fails is printed with its blob (for ``@reproduce_failure``) and shrunk by hand."""
+"""One example takes seconds. A failing example is printed with its blob (for ``@reproduce_failure``) and not shrunk."""
 
 
 @dataclass
 class Project:
-    """A project directory on a database of its own, the workload on that, and the journal of it."""
+    """A project directory with its own database, and the workload and journal of this database."""
 
     settings: Settings
     conninfo: str
@@ -62,7 +62,7 @@ class Project:
     journal: Journal
     observer: Silent = field(default_factory=Silent)
     written: int = 0
-    """Insert position of the WAL at the last sync."""
+    """WAL insert position at the last sync."""
 
     @property
     def lake(self) -> Path:
@@ -81,7 +81,7 @@ class Project:
         return Engine(chosen, self.conninfo, self.observer, lambda: self.spark, "test")
 
     def sync(self, doing: Doing | None = None, *, anew: Sequence[Spec] = (), **bounds: Any) -> SyncReport:
-        """One run; no table may be set aside by it."""
+        """One sync. Fails if it sets a table aside."""
         sizes: dict[str, Any] = {}
         if doing is not None:
             sizes = {"batch_bytes": doing.batch_bytes, "range_bytes": 10_000}
@@ -98,7 +98,8 @@ class Project:
         return int(row[0])
 
     def assert_now(self) -> None:
-        """The mirrors as they stand are the source at the newest consistent point; all of them are in it."""
+        """Checks that the newest consistent point lists all tables, and that the current mirrors equal the source at
+        it."""
         newest, versions = published(self.lake)[-1]
         assert set(versions) == {spec.title for spec in self.specs}
         current = {spec.title: self.version(spec) for spec in self.specs}
@@ -113,7 +114,7 @@ class Project:
 
 @contextmanager
 def project(server: EmbeddedServer, spark: SparkSession, history: History) -> Iterator[Project]:
-    """With the tables made and the journal begun, in a directory that is current meanwhile."""
+    """Makes the tables and starts the journal. The project's folder is the current directory during the block."""
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
@@ -137,7 +138,7 @@ def project(server: EmbeddedServer, spark: SparkSession, history: History) -> It
 
 
 def play(at: Project, history: History) -> None:
-    """All of it, then one more sync; every boundary published on the way is compared with the journal."""
+    """Plays the whole history, then syncs once more. Compares every published boundary with the journal."""
     for step in history.before:
         at.workload.take(step)
     at.workload.finish(random.Random(0))
@@ -158,11 +159,11 @@ def play(at: Project, history: History) -> None:
     assert at.journal.assert_published(at.lake) > 0
 
 
-# What is done between steps ---------------------------------------------------------------------
+# The acts between steps ------------------------------------------------------------------------
 
 
 def _sync(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """In runs that end somewhere in what is new: at positions as they come, inside transactions too."""
+    """Several syncs, each up to a position among the new WAL. Some of these positions are inside transactions."""
     new = [lsn for lsn in at.workload.positions if lsn > at.written]
     goals = sorted(random.Random(doing.pick).sample(new, min(doing.cuts, len(new)) - 1)) if new else []
     for goal in goals:
@@ -171,7 +172,7 @@ def _sync(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 
 def _until(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """To a past position, then it is what the source was there."""
+    """Syncs to a past position. The mirrors then equal the source at that position."""
     positions = at.workload.positions or [0]
     goal = positions[-1 - doing.pick % len(positions)]
     _while_running(at, lambda: at.sync(doing, until=Lsn(goal)), beside)
@@ -179,7 +180,7 @@ def _until(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 
 def _copy(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """A new copy of some tables. Its snapshot waits for the transactions that are open."""
+    """Copies some tables again. The snapshot of the copy waits for open transactions."""
     chosen = [spec for place, spec in enumerate(at.specs) if doing.pick >> place & 1]
     if not beside:
         at.workload.finish(random.Random(doing.pick))
@@ -187,7 +188,7 @@ def _copy(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 
 def _ahead(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """The log gets ahead of the mirrors; one of them is brought to the end of some batch by hand."""
+    """Moves the log ahead of the mirrors, then brings one mirror to the end of a batch by hand."""
     start = published(at.lake)[-1][0]
     _receive(at, doing.batch_bytes)
     log = ChangeLog(at.settings.layout).open()
@@ -212,7 +213,7 @@ def _receive(at: Project, batch_bytes: int) -> None:
 
 
 def _backfill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """Some past ranges once more, for all tables: derived, applied, and nothing is changed by it."""
+    """Derives and applies some past ranges again, for all tables. Nothing may change."""
     at.sync(doing)
     span = _some_ranges(at, doing.pick)
     if span is None:
@@ -235,7 +236,7 @@ def _repair(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 
 def _again(at: Project, spec: Spec, act: Callable[[TableName], Any]) -> bool:
-    """Whether it was done: some tables' logs do not hold what their repair needs, and only these may refuse."""
+    """Whether the act succeeded. It may be refused only for tables whose log lacks what their repair needs."""
     try:
         act(TableName(spec.schema, spec.name))
     except NotRepairable:
@@ -269,7 +270,7 @@ def _while_running(at: Project, run: Callable[[], Any], steps: Sequence[Step], *
 
 
 def beside_it(run: Callable[[], Any], act: Callable[[], None]) -> None:
-    """``act`` here, while ``run`` runs in a thread of its own; raises what either raised."""
+    """Runs ``act`` here while ``run`` runs in another thread. Raises the error of either."""
     failures: list[BaseException] = []
 
     def running() -> None:

@@ -1,4 +1,4 @@
-"""A mirror made without Spark, and changed by the project's own merge and commits: a real Delta table."""
+"""A mirror that is made without Spark and changed by the project's own merge and commits: a real Delta table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FEATURES = ["deletionVectors", "columnMapping", "timestampNtz"]
 
 @dataclass
 class PlainMirror:
-    """The mirror of one table, empty at ``start``; ``versions`` tells which stood at which boundary."""
+    """The mirror of one table. It is empty at ``start``. ``versions`` has its version at each boundary."""
 
     layout: Layout
     identity: Identity
@@ -53,7 +53,7 @@ class PlainMirror:
         return mirror_rows(path_of(self.layout.root), f"{self.table.name.schema}/{self.table.name.name}", columns)
 
     def apply(self, part: FeedPart, upto: Lsn) -> Applied | None:
-        """One turn, as the project takes it, in this process."""
+        """One turn, planned as the project does, in this process."""
         work = TablePlan.of(Mirrors(self.layout, self.identity), part, upto)
         done = None
         if work is not None:
@@ -64,7 +64,7 @@ class PlainMirror:
         return done
 
     def repair(self, part: FeedPart, touched: LsnRange, at: Lsn) -> None:
-        """What a repair of a range merges into the mirror as it stands at ``at``."""
+        """Merges what a repair of a range would merge into a mirror that is at ``at``."""
         mirror = self.mirror
         pending = PendingChanges.of(self.layout, part, LsnRange(touched.start, at))
         if pending is None:
@@ -81,7 +81,8 @@ class PlainMirror:
             merged(opened(mirror.path), effects, {})
 
     def damage(self, touched: LsnRange) -> None:
-        """Lose the rows that the range changed, and have those back that were there before it and no more."""
+        """Deletes the rows that the range changed, and puts back the rows that exist neither after the range nor
+        now."""
         mirror, kept = self.mirror, self._keys(None) | self._keys(self.versions[touched.end])
         old = self._at(self.versions[touched.start])
         back = [place for place, key in enumerate(self._key_texts(old)) if key not in kept]
@@ -130,7 +131,7 @@ def _names(table: Table) -> Sequence[str]:
 
 
 def make(mirror: Mirror, schema: MirrorSchema, properties: dict[str, str]) -> None:
-    """The first commit of a table like those that Spark makes."""
+    """Writes the first commit of a table like those that Spark makes."""
     fields = json.loads(DeltaSchema.from_arrow(schema.arrow).to_json())["fields"]
     configuration = {"delta.enableDeletionVectors": "true", **properties}
     if schema.mapped:

@@ -1,4 +1,4 @@
-"""A history: what happens on the source, one statement at a time, and what runs of the project do in between."""
+"""A history: single statements on the source, and runs of the project between them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _WEIGHTS = {
     "begin": 2, "commit": 14, "rollback": 1, "prepare": 2, "finish prepared": 2, "empty": 1,
 }  # fmt: skip
 ACTS = {*_WEIGHTS, "commit prepared", "rollback prepared"} - {"begin", "savepoint", "empty", "finish prepared"}
-"""As a workload counts them."""
+"""The names under which a workload counts acts."""
 RARE = ("negate", "swap", "reinsert", "move leaf", "truncate leaf", "truncate", "churn")
 _DOINGS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair")
-"""``ahead``: into the log only, then one table applied by hand to a batch's end."""
+"""``ahead``: the changes only enter the log, then one table is applied by hand up to the end of a batch."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One act of one connection. What ``seed`` and ``pick`` choose depends on the rows that are there."""
+    """One act of one connection. ``seed`` and ``pick`` choose among the rows that exist at that time."""
 
     op: str
     connection: int
@@ -35,22 +35,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Doing:
-    """What is done with the project after some steps."""
+    """What the project does after some steps."""
 
     kind: str
     pick: int
     batch_bytes: int
     cuts: int
-    """How many runs a sync divides what is new into."""
+    """The number of runs that a sync divides new WAL into."""
     beside: int
-    """How many of the next steps go on meanwhile."""
+    """The number of following steps that run during it."""
 
 
 @dataclass(frozen=True)
 class History:
     tables: tuple[Spec, ...]
     before: list[Step]
-    """Before the first copy."""
+    """Steps before the first copy."""
     parts: list[tuple[list[Step], Doing]]
     encoding: str = "UTF8"
 
@@ -81,8 +81,9 @@ DOINGS = st.builds(
 
 
 def undisturbed() -> list[Step]:
-    """The rare acts on each table while no other connection holds a lock, and each end of a transaction: no story goes
-    without them. What is drawn with a seed changes with any source that hypothesis takes constants from."""
+    """Steps that every history needs: the rare acts on each table, while no other connection holds a lock, and each way
+    to end a transaction. Random steps alone do not guarantee them, since hypothesis also draws constants from the
+    source code, and so draws differently after a change of the code."""
     ended = [Step("commit", connection, 0, 0, 0) for connection in range(CONNECTIONS)]
     ended += [Step("finish prepared", 0, 0, 0, number) for number in range(3)]
     acts = [Step(op, 0, 0, 0, 0) for op in ("begin", "savepoint", "insert", "rollback to", "rollback")]
@@ -96,7 +97,7 @@ def undisturbed() -> list[Step]:
 
 
 def long_histories(parts: int, steps: int, encoding: str) -> st.SearchStrategy[History]:
-    """As :func:`histories`, in a database of this encoding, with unlogged partitions and changes of defaults."""
+    """Like :func:`histories`, in a database of this encoding, with unlogged partitions and changes of defaults."""
     return histories(parts, steps, _LONG_STEPS, tables(encoding, unlogged=True), encoding)
 
 
@@ -104,9 +105,9 @@ def histories(
     parts: int, steps: int, one: st.SearchStrategy[Step] = STEPS,
     specs: st.SearchStrategy[tuple[Spec, ...]] = _SPECS, encoding: str = "UTF8",
 ) -> st.SearchStrategy[History]:  # fmt: skip
-    """Of up to ``parts`` runs, each after up to ``steps`` steps; the tables have some rows to begin with.
+    """Histories of up to ``parts`` runs, each after up to ``steps`` steps. The tables have some rows at the start.
 
-    Not the simplest of all: hypothesis begins with it, and a test of one example would see no other one.
+    Hypothesis begins with the simplest example, which is excluded: a test of one example would see no other example.
     """
     first = [Step("insert", 0, table, 0, seed) for table in range(5) for seed in range(4)]
     first.append(Step("commit", 0, 0, 0, 0))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.history.values import KEYS, LARGE, VALUES, Kind, fitting
 
 Form = Literal["primary", "full", "index", "index beside primary", "deferrable", "bag", "inserts"]
-"""How the stream names old rows. ``deferrable``: a primary key that is, under FULL. ``bag``: FULL without a key.
-``inserts``: nothing names them."""
+"""How the stream identifies old rows. ``deferrable``: a deferrable primary key, under FULL. ``bag``: FULL without a
+key. ``inserts``: no identity."""
 
 TABLE_NAMES = ("plain", "Select", "odd table", 'qu"ote', "dots.in.it", "ümlaut 😀", "percent%20", "x" * 63)
 COLUMN_NAMES = (
@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Spec:
-    """A table of the source. ``key`` comes first among the columns that are given values."""
+    """A table of the source. ``key`` comes first among the columns that statements give values."""
 
     schema: str
     name: str
@@ -43,16 +43,16 @@ class Spec:
     partitioned: bool = False
     generated: bool = False
     numbered: bool = False
-    """Has a column that a sequence fills."""
+    """Whether a sequence fills one of its columns."""
     parent: Spec | None = None
-    """A table that it refers to, by its only key column."""
+    """The table that a foreign key references, by its only key column."""
     action: str = "CASCADE"
     unlogged: bool = False
-    """One of its partitions is UNLOGGED; the mirror has none of its rows."""
+    """Whether one of its partitions is UNLOGGED. The mirror has no rows of this partition."""
 
     @property
     def title(self) -> str:
-        """As the journal and the oracle name it."""
+        """The table's name as the journal and the oracle write it."""
         return f"{self.schema}.{self.name}"
 
     @property
@@ -64,17 +64,15 @@ class Spec:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Those that statements give values."""
+        """The columns that statements give values."""
         return (*self.key, *self._region, *self.values)
 
     @property
     def followed(self) -> bool:
-        """Whether updates and deletes reach the mirror."""
         return self.form != "inserts"
 
     @property
     def keyed(self) -> bool:
-        """Whether the mirror has a key."""
         return self.form in ("primary", "full", "index", "index beside primary")
 
     @property
@@ -83,7 +81,7 @@ class Spec:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether the stream carries every value of old rows."""
+        """Whether the stream has all values of old rows."""
         return self.form in ("full", "deferrable", "bag")
 
     def ddl(self) -> list[str]:
@@ -150,12 +148,12 @@ _FORMS: tuple[Form, ...] = ("primary", "full", "index", "index beside primary", 
 
 @st.composite
 def tables(draw: st.DrawFn, encoding: str = "UTF8", *, unlogged: bool = False) -> tuple[Spec, ...]:
-    """Three to five tables; one may refer to the first. ``encoding``: the names are such that it has them.
-    ``unlogged``: one of them has a partition that is."""
+    """Three to five tables. One may reference the first. ``encoding``: the encoding has all characters of the names.
+    ``unlogged``: one table has an UNLOGGED partition."""
     names = draw(st.lists(st.sampled_from(fitting(TABLE_NAMES, encoding)), min_size=3, max_size=4, unique=True))
     found = [draw(_table(name, fitting(COLUMN_NAMES, encoding))) for name in names]
     if draw(st.booleans()):
-        # The parent needs one key column that a foreign key can name.
+        # A foreign key references one key column.
         first = replace(found[0], form=draw(st.sampled_from(("primary", "full"))), key=found[0].key[:1],
                         partitioned=False, parent=None)  # fmt: skip
         found[0] = first

@@ -1,4 +1,4 @@
-"""Values of every type family, with those at the edges; as SQL expressions."""
+"""Values of every type family, including edge values, as SQL expressions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Kind:
-    """A type, and expressions of values for it."""
+    """A type, and expressions for its values."""
 
     type: str
     pool: tuple[str, ...] = field(repr=False)
     spare: str | None = None
-    """A value that is none of the pool, for swaps through a third."""
+    """A value outside of the pool, so that two rows can swap values through a third value."""
     toasted: bool = False
 
     def value(self, chance: random.Random, *, null: bool = True) -> str:
@@ -26,7 +26,7 @@ class Kind:
 
 
 def large(seed: int, pieces: int) -> str:
-    """Text of ``pieces`` × 32 characters that compresses badly, or not at all."""
+    """Text of ``pieces`` × 32 characters that compresses badly or not at all."""
     return f"(SELECT string_agg(md5('{seed}-' || g), '') FROM generate_series(1, {pieces}) g)"
 
 
@@ -43,7 +43,7 @@ HOSTILE = (
     "lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '20ms'", "row_security = off",
     "default_transaction_isolation = 'serializable'", "client_encoding = 'SQL_ASCII'", "enable_seqscan = off",
 )  # fmt: skip
-"""Defaults of a database or role that no mirror may depend on."""
+"""Defaults of a database or role that must not affect a mirror."""
 
 
 def default(change: str, role: str | None = None) -> str:
@@ -54,16 +54,16 @@ def default(change: str, role: str | None = None) -> str:
 
 
 CODECS = {"UTF8": "utf-8", "LATIN1": "latin-1", "WIN1252": "cp1252", "EUC_JP": "euc_jp"}
-"""By server encoding: Python's nearest."""
+"""Python's nearest codec, by server encoding."""
 
 
 def fitting(texts: Sequence[str], encoding: str) -> list[str]:
-    """Those of which the encoding has every character."""
+    """The texts whose characters the encoding has."""
     return [text for text in texts if text.encode(CODECS[encoding], "ignore").decode(CODECS[encoding]) == text]
 
 
 LONG_KEYS = tuple(large(seed, 75) for seed in (1, 2))
-"""2400 characters: an index still holds them, but the row's other columns push them out of line."""
+"""2400 characters: an index can hold them, and the row's other columns push them out of line."""
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'so so', 'glad ''" \\ 😀');
@@ -110,7 +110,7 @@ KEYS = (
 )  # fmt: skip
 
 LARGE = Kind("text", ("''", "'small'", "'😀'"), toasted=True)
-"""Stored EXTERNAL, of 3 to 10 kB for the most part."""
+"""Stored EXTERNAL. Most values have 3 to 10 kB."""
 
 VALUES = (
     *KEYS,

@@ -1,7 +1,7 @@
-"""The source's side of a history: several connections, driven one statement at a time from one thread.
+"""The source's side of a history: several connections, driven one statement at a time by one thread.
 
-A statement that would wait for another connection's lock, or that breaks a constraint, fails at once; then
-its transaction is rolled back, or it alone where it stands behind a savepoint of its own.
+A statement that would wait for another connection's lock, or that violates a constraint, fails at once. Then its
+transaction is rolled back, or only the statement if it has its own savepoint.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SET extra_float_digits = 1; SET bytea_output = hex
 """
 _REFUSED = (errors.IntegrityError, errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse,
             errors.FeatureNotSupported, errors.ProgramLimitExceeded, errors.UntranslatableCharacter)  # fmt: skip
-"""A constraint; a lock; a truncate of a table that another refers to, or with pending events; a key too long for its
-index; a text that the encoding lacks."""
+"""A constraint, a lock, a TRUNCATE of a referenced table or with pending events, a key that is too long for its index,
+a text that the encoding lacks."""
 
 Act = Callable[[], None]
 
@@ -41,7 +41,7 @@ class Session:
     open: bool = False
     savepoints: int = 0
     exclusive: bool = False
-    """Its transaction may hold a lock that even a reader of the catalog waits for."""
+    """Whether its transaction may hold a lock that blocks even readers of the catalog."""
 
     def begin(self) -> None:
         if not self.open:
@@ -49,7 +49,7 @@ class Session:
             self.open, self.savepoints = True, 0
 
     def end(self, how: str) -> bool:
-        """COMMIT, ROLLBACK or PREPARE; False where a deferred constraint refused it."""
+        """COMMIT, ROLLBACK or PREPARE. False if a deferred constraint refused it."""
         self.open = self.exclusive = False
         try:
             self.conn.execute(how.encode())
@@ -64,14 +64,14 @@ class Workload:
     database: Database
     tables: Sequence[Spec]
     conn: psycopg.Connection[Any]
-    """For what is done outside of the sessions: DDL, COMMIT PREPARED."""
+    """For statements outside of the sessions: DDL, COMMIT PREPARED."""
     sessions: list[Session] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
-    """Acts that took effect, if their transaction committed; ``refused`` of none."""
+    """Acts that took effect, if their transaction committed. Refused acts are not counted."""
     refused: Counter[str] = field(default_factory=Counter)
     positions: list[int] = field(default_factory=list)
-    """The WAL's insert position after each step: where a run may be told to end."""
+    """The WAL insert position after each step. A run may be told to end at any of them."""
     _gid: int = 0
 
     def make(self) -> None:
@@ -105,13 +105,13 @@ class Workload:
         self.positions.append(int(row[0]))
 
     def release(self) -> None:
-        """End the transactions that truncated something: pg_publication_tables waits for them, and so does a run."""
+        """Ends the transactions that truncated a table, because pg_publication_tables and each run wait for them."""
         for session in self.sessions:
             if session.exclusive:
                 session.end("COMMIT")
 
     def finish(self, chance: random.Random) -> None:
-        """End every transaction, the prepared ones too."""
+        """Ends every transaction, including prepared transactions."""
         for session in self.sessions:
             if session.open:
                 session.end(chance.choice(("COMMIT", "COMMIT", "ROLLBACK")))
@@ -162,7 +162,7 @@ class Workload:
             self._count(f"{how.lower()} prepared", True)
 
     def _default(self, session: Session, chance: random.Random) -> None:
-        """Of the database or its owner in it, changed or changed back: what connects from now on has it."""
+        """Changes a default of the database, or of its owner in it, or resets it. It applies to new connections."""
         change, role = chance.choice(HOSTILE), chance.choice((None, USER))
         change = f"SET {change}" if chance.random() < 0.7 else f"RESET {change.split()[0]}"
         self.conn.execute(default(change, role).encode())
@@ -199,7 +199,7 @@ class Workload:
 
 @dataclass
 class Acts:
-    """What can be done to a table, within a transaction. Rows are picked by their place in the order of their text."""
+    """What can be done to a table in a transaction. Rows are picked by their rank in the order of their text."""
 
     conn: psycopg.Connection[Any]
     spec: Spec
@@ -207,7 +207,7 @@ class Acts:
     pick: int
     chance: random.Random
     effect: bool = False
-    """Whether a statement met a row, or a table to truncate."""
+    """Whether a statement affected a row, or truncated a table."""
 
     def insert(self) -> None:
         for _ in range(self.chance.choice((1, 2, 4))):
@@ -217,7 +217,7 @@ class Acts:
         self._update(self._some(self.spec.values))
 
     def touch(self) -> None:
-        """Large values stay as they are, and so are not sent again."""
+        """Large values stay unchanged, so they are not sent again."""
         self._update(self._some([column for column in self.spec.values if column.kind is not LARGE]))
 
     def rekey(self) -> None:
@@ -229,7 +229,7 @@ class Acts:
             self._execute(f"UPDATE {self.spec.sql} SET {quoted(column)} = -{quoted(column)}")
 
     def swap(self) -> None:
-        """Two rows' keys change places through a third value."""
+        """Two rows swap their keys through a third value."""
         key = self.spec.key[:1]
         if not self.spec.followed or not key or key[0].kind.spare is None:
             return
@@ -251,7 +251,7 @@ class Acts:
             self._execute(f"DELETE FROM {self.spec.sql} {self._where(self.chance.choice((1, 1, 3)))}")
 
     def reinsert(self) -> None:
-        """Delete a row and insert another one of its key, or the same again."""
+        """Deletes a row and inserts an equal row, or another row with the same key."""
         if not self.spec.followed:
             return
         found = self._execute(f"DELETE FROM {self.spec.sql} AS t {self._where(1)} RETURNING t::text")
@@ -313,7 +313,7 @@ class Acts:
                 f"(SELECT {quoted(target.key[0].name)} FROM {target.sql} AS t ORDER BY t::text"
                 f" OFFSET {self.pick} % greatest({at}, 1) LIMIT 1)"
             )
-        # Deferrable constraints can be no arbiters.
+        # ON CONFLICT cannot use a deferrable constraint.
         otherwise = "" if self.spec.form == "deferrable" else " ON CONFLICT DO NOTHING"
         values = ", ".join(cells.values())
         self._execute(f"INSERT INTO {self.spec.sql} ({', '.join(cells)}) VALUES ({values}){otherwise}")

@@ -38,7 +38,7 @@ def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: H
 @pytest.mark.takes(100)
 @pytest.mark.parametrize("encoding", CODECS)
 def test_many_histories(server: EmbeddedServer, spark: SparkSession, encoding: str) -> None:
-    """Of an example that fails the blob is printed."""
+    """Hypothesis prints the blob of a failing example."""
 
     @settings(SLOW, max_examples=3)
     @given(history=long_histories(4, 60, encoding))

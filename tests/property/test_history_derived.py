@@ -1,4 +1,4 @@
-"""Random histories through log, decode, net effects and merge, with a turn cut at any transaction; without Spark."""
+"""Random histories through log, decoding, net effects and merge, with turns cut at any transaction. Without Spark."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MANY = settings(
 )  # fmt: skip
 STORIES = st.lists(STEPS, min_size=60, max_size=200)
 LEAVES = Spec("public", "leaves", "primary", (Column("id", KEYS[0]),), (Column("v", VALUES[0]),), partitioned=True)
-"""In each story of the default set: not every draw has a partitioned table."""
+"""Part of each story of the default set, since not every draw has a partitioned table."""
 CUTS, FEW_CUTS = (st.sets(st.integers(0, 63), max_size=most) for most in (12, 5))
 
 
 def hold(
     server: EmbeddedServer, specs: tuple[Spec, ...], steps: Sequence[Step], cuts: set[int], *, each: int | None = None
 ) -> Counter[str]:
-    """Every table equals the source after each turn: of one transaction, of some, of all; and after a repair.
+    """Checks that every table equals the source after each turn and after a repair. Returns the acts that were done.
 
-    Turns of one transaction are taken for the table number ``each`` (None: for all). Returns what was
-    done, by act.
+    Turns contain one transaction, some, or all. Turns of one transaction are played only for the table number ``each``
+    (None: for all tables).
     """
     first = [Step("insert", 0, table, 0, number) for table in range(5) for number in range(3)]
     with received(server, specs, [*first, Step("commit", 0, 0, 0, 0), *steps]) as (at, workload):

@@ -1,8 +1,8 @@
-"""Random histories of the structure: a published point lists a table as the source had it at that LSN, or not at all.
+"""Random histories of the structure: a point lists a table as the source had it at that LSN, or does not list it.
 
-``PGCDC_TEST_STORIES=N`` sets how many stories the long sets play, and ``PGCDC_TEST_SEED=S`` where they begin.
-A failure names its stories; ``PGCDC_TEST_STORY=205`` plays that one alone, cut to the steps that it needs: one of the
-long set with ``PGCDC_TEST_LONG=1``, one of columns with ``PGCDC_TEST_COLUMNS=1``.
+``PGCDC_TEST_STORIES=N`` sets the number of stories of the long sets, ``PGCDC_TEST_SEED=S`` the first story. A failure
+names its stories. ``PGCDC_TEST_STORY=205`` plays one story alone, cut to the steps that it needs: add
+``PGCDC_TEST_LONG=1`` for a story of the long set, ``PGCDC_TEST_COLUMNS=1`` for a story about columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 logger = logging.getLogger(__name__)
 
 MANY = 300
-"""Stories that together hold every move."""
+"""From this number of stories on, together they hold every move."""
 
 
 def hold(
@@ -42,7 +42,7 @@ def hold(
 
 
 KNOWN = (
-    # Story 905 once found an ATTACH and a DETACH between two looks; 904 keeps it company.
+    # Story 905 once found an ATTACH and a DETACH between two catalog checks. Story 904 shares its database.
     pytest.param(9, range(4, 6), id="tables, following"),
     pytest.param(2, range(SIZE), id="schema via root", marks=pytest.mark.long),
     pytest.param(9, range(SIZE), id="tables, following, all", marks=pytest.mark.long),
@@ -52,7 +52,7 @@ KNOWN = (
 
 @pytest.mark.parametrize(("number", "places"), KNOWN)
 @pytest.mark.takes(60)
-@pytest.mark.timeout(900)  # Of a busy machine; alone it is a minute.
+@pytest.mark.timeout(900)  # For a busy machine. Alone it takes a minute.
 def test_known_stories(server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int]) -> None:
     at = hold(server, spark, number, places)
     assert at.judge.listed > sum(at.judge.told.values()), "most tables were set aside, and so held to nothing"
@@ -63,7 +63,7 @@ def test_known_stories(server: EmbeddedServer, spark: SparkSession, number: int,
 @pytest.mark.takes(600)
 @pytest.mark.parametrize("columns", [False, True], ids=["all", "of columns"])
 def test_many_stories(server: EmbeddedServer, spark: SparkSession, *, columns: bool) -> None:
-    """All are played, whatever is found. Of many stories, every move takes effect somewhere."""
+    """All stories are played, even after a failure. In many stories, every move takes effect at least once."""
     count = int(os.environ.get("PGCDC_TEST_STORIES") or (20 if columns else 40))
     first = int(SEED)
     done: Counter[str] = Counter()
@@ -83,7 +83,7 @@ def test_many_stories(server: EmbeddedServer, spark: SparkSession, *, columns: b
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_stories_with_power_cuts(server: EmbeddedServer, spark: SparkSession) -> None:
-    """Each run of a cohort loses the power, and the next run goes on with what is left."""
+    """Each run of a cohort loses the power. The next run goes on with what is left."""
     number = int(SEED) % (1 << 20)
     kind, told = stories(number)
     at = played(server, spark, kind, told, power=number)

@@ -1,16 +1,15 @@
-"""Random histories of a source whose structure moves: how one is built, played and judged.
+"""Random histories of a source whose structure changes: how a history is built, played and judged.
 
-``story``     a seed becomes a :class:`~.story.Story`: a kind of publication, some tables, and a list of steps.
-              A step is a write, a structural move, its way back, the begin or end of a transaction or savepoint,
-              or a run of the project. Each step has a seed of its own, so a story stays itself where others of
-              its steps are left out.
-``source``    the tables as the catalog has them now, which is what a step chooses from.
-``moves``     what is done to the structure, each with its way back where there is one.
-``writes``    what is done to rows, on whatever tables there are.
+``story``     makes a :class:`~.story.Story` of a seed: a kind of publication, some tables, and a list of steps.
+              A step is a write, a structural move, its undo, the begin or end of a transaction or savepoint,
+              or a run. Each step has its own seed, so a step stays the same when other steps are left out.
+``source``    the tables as the catalog has them. A step chooses from these tables.
+``moves``     structural changes, each with its undo if it has an undo.
+``writes``    changes of rows of any table.
 ``chronicle`` the oracle: the contents of all tables after each commit, and the LSN of each commit.
-``judge``     every published point against the chronicle, and ``status`` against what is listed.
-``player``    a story on a database of its own: real server, real receivers, the session's Spark.
+``judge``     compares every published point with the chronicle, and ``status`` with the tables listed.
+``player``    plays a story on its own database: real server, real receivers, the session's Spark.
 
-A story fails where a point lists a table that is not the source's at that LSN, and where a table is neither listed
-nor told. It is replayed by its seed, and cut to the steps it needs, by ``tests/property/test_history_structure.py``.
+A story fails if a point lists a table that differs from the source at that LSN, or if a table is neither listed nor
+reported. ``tests/property/test_history_structure.py`` replays a story by its seed, and cuts it to the steps it needs.
 """

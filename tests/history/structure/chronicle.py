@@ -1,8 +1,8 @@
-"""The oracle of structural histories: what every table held after each commit, and the LSN of each commit.
+"""The oracle of structural histories: the rows of every table after each commit, and the LSN of each commit.
 
-One thread is the only writer, so what a reader sees right after a commit is what the source was until the next
-one. A second slot, the witness, tells each transaction's ``commit_lsn`` by a message that the transaction emits.
-No trigger and no bookkeeping by row: these would not survive what is done to the tables.
+One thread is the only writer, so the rows that are read after a commit are the source's rows until the next commit. A
+second slot, the witness, shows each transaction's ``commit_lsn`` by a message that the transaction emits. There are no
+triggers and no records of single rows, because the structural changes would break them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
 GROUP BY c.oid, n.nspname, c.relname ORDER BY n.nspname, c.relname
 """
 _LOGGED = "{} t WHERE (SELECT relpersistence = 'p' FROM pg_class c WHERE c.oid = t.tableoid)"
-"""The stream has nothing of a partition that is UNLOGGED, and a mirror none of its rows."""
+"""The stream and the mirror have no rows of an UNLOGGED partition."""
 _PARTIAL = "SELECT FROM pg_publication WHERE pubname = %s AND NOT (pubinsert AND pubupdate AND pubdelete)"
 _COMMITS = """
 SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', 'publication_names',
@@ -44,7 +44,7 @@ _MESSAGE = re.compile(rb"M.{9}history\0.{4}(\d+)\Z", re.DOTALL)
 
 @dataclass(frozen=True)
 class Contents:
-    """A table as it was: columns by name, generated ones apart, and its rows in the order of both."""
+    """A table at one time: its columns by name, generated columns last, and its rows in the order of the columns."""
 
     oid: int
     logged: bool
@@ -54,15 +54,15 @@ class Contents:
 
 
 Tables = Mapping[str, Contents]
-"""By schema.table, verbatim; partitions belong to their roots."""
+"""Tables by schema.table, unquoted. Rows of partitions belong to the root."""
 
 
 @dataclass(frozen=True)
 class _Entry:
     first: int
-    """Number of the message whose commit is, or comes before, the change."""
+    """The number of the last message whose commit is at or before the change."""
     last: int
-    """Of the message whose commit is, or comes after, it."""
+    """The number of the first message whose commit is at or after the change."""
     tables: Tables
     partial: bool
     """Whether the publication left out inserts, updates or deletes."""
@@ -78,7 +78,7 @@ class Chronicle:
 
     @classmethod
     def begin(cls, conn: psycopg.Connection[Any], schemas: Sequence[str], publication: str = "") -> Self:
-        """What is there already is what was there from the start. ``conn``: in autocommit mode, for this alone."""
+        """Starts the chronicle with the existing rows. ``conn`` is in autocommit mode and has no other use."""
         conn.execute(_SETTINGS)
         conn.execute("CREATE PUBLICATION history_witness")
         witness = f"witness_{conn.info.dbname}"[:60]
@@ -88,16 +88,16 @@ class Chronicle:
         return chronicle
 
     def announce(self, conn: psycopg.Connection[Any]) -> None:
-        """In a transaction that is about to be committed."""
+        """Emits the next message, in a transaction that is about to commit."""
         self._messages += 1
         text = str(self._messages)
         conn.execute("SELECT pg_logical_emit_message(true, 'history', %s::text)", [text])
 
     def committed(self, schemas: Sequence[str], *, since: int | None = None) -> None:
-        """The transaction announced last is committed; it changed nothing outside of ``schemas``.
+        """Records the tables after the commit of the transaction that was announced last. Only ``schemas`` changed.
 
-        ``since``: what happened stands between that message and the last one, and has commits of its own that
-        nobody announces (VACUUM FULL, DETACH CONCURRENTLY).
+        ``since``: the change lies between this message and the last message, and has commits of its own without a
+        message (VACUUM FULL, DETACH CONCURRENTLY).
         """
         self._enter(self._messages if since is None else since, self._messages, schemas)
 
@@ -110,9 +110,9 @@ class Chronicle:
         return self._entries[-1].tables
 
     def at(self, lsn: int, commits: Mapping[int, int]) -> list[Tables]:
-        """What the tables may have held when the transactions with ``commit_lsn`` < ``lsn`` had committed.
+        """The possible contents of the tables after the transactions with ``commit_lsn`` < ``lsn``.
 
-        More than one only where ``lsn`` lies within a statement of several transactions.
+        Several only if ``lsn`` lies within a statement that has several transactions.
         """
         return [entry.tables for entry in self._at(lsn, commits)]
 
@@ -121,7 +121,7 @@ class Chronicle:
         return self._entries[-1].partial
 
     def partial_at(self, lsn: int, commits: Mapping[int, int]) -> bool:
-        """Whether the publication may have left out inserts, updates or deletes then, and does not any more."""
+        """Whether the publication may have left out inserts, updates or deletes at that LSN, and no longer does."""
         return not self.partial and any(entry.partial for entry in self._at(lsn, commits))
 
     def _at(self, lsn: int, commits: Mapping[int, int]) -> list[_Entry]:
@@ -134,7 +134,7 @@ class Chronicle:
         return found
 
     def commits(self) -> dict[int, int]:
-        """``commit_lsn`` by message; 0 is what was there at the start."""
+        """``commit_lsn`` by message number. Number 0 is the start."""
         found: dict[int, int] = {0: 0}
         commit_lsn = 0
         for (data,) in self.conn.execute(_COMMITS, [self.witness]).fetchall():

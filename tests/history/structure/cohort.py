@@ -1,7 +1,7 @@
-"""Some stories side by side on one database, followed by one project: runs are dear, and stories are small.
+"""Several stories on one database, followed by one project, because a run is expensive and a story is small.
 
-Each story has schemas of its own. The stories of a cohort share the kind of publication, and their runs: all take
-their steps up to their next run, then there is one run for them all, and all is judged.
+Each story has its own schemas. The stories of a cohort share the kind of publication and the runs: each story takes its
+steps up to its next run, then one run follows for all stories, and all are judged.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from tests.projectfiles import CATALOG_FILE
 logger = logging.getLogger(__name__)
 
 SECONDS = 900.0
-"""For any one run, on a machine that does other things as well."""
+"""The longest duration of one run, on a busy machine."""
 PATIENCE = 3.0
-"""How long a run may go on beside open transactions before these are ended: a copy waits for them."""
+"""A run waits this long beside open transactions, in seconds. Then they are ended, because a copy waits for them."""
 WAYS: Sequence[dict[str, Any]] = (
     {}, {}, {"drain_bytes": 1}, {"batch_bytes": 1, "range_bytes": 2_000},
 )  # fmt: skip
-"""Of a run: streamed, drained, and in many turns."""
+"""Ways to run: streamed, drained, and in many turns."""
 SIZE = 8
 """Stories of a cohort. The first copy of its tables is the most expensive part, about 0.3 s a table."""
 TEMPO = 0.3
-"""How long a step waits at most for the run beside it to publish something."""
+"""The longest time in seconds that a step waits for the concurrent run to end."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Cohort:
     judge: Judge
     chance: random.Random
     power: Outages | None = None
-    """Then every run loses the power at some moment, and another one recovers."""
+    """If set, every run loses the power at some moment, and another run recovers."""
     observer: Silent = field(default_factory=Silent)
     _following: Run | None = None
 
@@ -95,7 +95,7 @@ class Cohort:
         self.converge()
 
     def converge(self) -> None:
-        """What was set aside or lost comes back by the ways out that are named, and all is listed."""
+        """Brings back tables that were set aside, as their advice says. Then all tables must be listed."""
         if self.kind.few:
             self._execute(*(text for one in self.players for text in granted(one.schemas, one.reader)))
         self.setup()
@@ -116,11 +116,11 @@ class Cohort:
         for player in self.players:
             player.finish()
 
-    # What it came to --------------------------------------------------------------------------------
+    # Results ----------------------------------------------------------------------------------------
 
     @property
     def silent(self) -> list[Player]:
-        """Those that something was silent about."""
+        """The players of stories with a difference that nothing reported."""
         return [player for player in self.players if player.silences]
 
     @property
@@ -128,7 +128,7 @@ class Cohort:
         return sum((player.done for player in self.players), start=Counter())
 
     def account(self, *, all_of_them: bool = False) -> str:
-        """The stories that failed, as they went: SQL, runs, and what was found."""
+        """The failed stories: their SQL, their runs, and what was found."""
         return "\n".join("\n  ".join([f"story {player.story.seed} in {player.schemas.app}:", *player.told])
                          for player in (self.players if all_of_them else self.silent))  # fmt: skip
 
@@ -142,7 +142,7 @@ class Cohort:
     # Runs -------------------------------------------------------------------------------------------
 
     def run(self, anew: Sequence[TableName] = ()) -> None:
-        """To the end of what is committed; then all is judged. ``anew``: what is copied again."""
+        """Runs to the end of what is committed, then judges. ``anew``: tables to copy again."""
         self.stop()
         if self.power is not None:
             image = self.power.cut(lambda: self._whole(anew))
@@ -156,7 +156,7 @@ class Cohort:
             player.told.append(f"-- run to {newest.replay_lsn if newest else None}, copies {again} anew")
         self._note(self.judge.judge())
         if self.kind.scope != "tables" and self.judge.chronicle.partial:
-            # The stories share the publication. In one of ours setup mends this.
+            # The stories share the publication. In a publication of ours, setup repairs this.
             self._execute(f"ALTER PUBLICATION {self.settings.publication} SET (publish = '{ALL_KINDS}')")
             self.judge.chronicle.announce(self.judge.chronicle.conn)
             self.judge.chronicle.committed(())
@@ -168,7 +168,7 @@ class Cohort:
         try:
             run.join()
         except EmptyPublication as error:
-            # A story that is played alone may leave nothing published: then a run may do nothing but say so.
+            # A story that is played alone may leave nothing published. A run may then only report this.
             self.judge.told[str(error)] += 1
         except RightLacking:
             self.judge.told["run without a right"] += 1
@@ -179,7 +179,7 @@ class Cohort:
             following.stop()
 
     def _set_aside(self) -> list[TableName]:
-        """Of the tables that are published now; the others have nothing to copy."""
+        """Tables that were set aside and are published. Other tables cannot be copied."""
         conn = self.judge.chronicle.conn
         names = publication_names(conn, self.settings)
         published = {table.name for table in read_tables(conn, names, self.settings.tables)}
@@ -204,7 +204,7 @@ class Cohort:
 
 
 class Run:
-    """A run in a thread of its own."""
+    """A run in its own thread."""
 
     def __init__(self, engine: Engine, *, follow: bool = False, anew: Sequence[TableName] = ()) -> None:
         self._bounds, self._anew = Bounds(follow=follow), anew
@@ -239,9 +239,9 @@ class Run:
 def cohort(
     server: EmbeddedServer, spark: SparkSession, kind: Kind, stories: Sequence[Story], power: int | None = None
 ) -> Iterator[Cohort]:
-    """With the tables made and published, and the chronicle begun, in a directory that is current meanwhile.
+    """Makes and publishes the tables, starts the chronicle, and changes to the project's directory during the block.
 
-    ``power``: seed of the power cuts; None for none.
+    ``power``: the seed of the power cuts, or None for no cuts.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -289,7 +289,7 @@ def cohort(
 
 @contextmanager
 def _few(admin: psycopg.Connection[Any], places: Sequence[Schemas]) -> Iterator[str]:
-    """A role that may read what is there now."""
+    """A role that may read the tables that exist now."""
     role = f"few_{admin.info.dbname}"
     try:
         admin.execute(f"CREATE ROLE {role} LOGIN REPLICATION".encode())
@@ -303,7 +303,7 @@ def _few(admin: psycopg.Connection[Any], places: Sequence[Schemas]) -> Iterator[
 def stories(
     number: int, *, size: int = SIZE, long: bool = False, columns: bool = False
 ) -> tuple[Kind, list[Story]]:  # fmt: skip
-    """Those of a cohort: seeds ``number`` × 100 and up."""
+    """The stories of a cohort, with seeds from ``number`` × 100."""
     kind = Kind.of(number, long=long)
     parts, ideas = (4, 3) if long else (2, 3)
     tell = columns_story if columns else story

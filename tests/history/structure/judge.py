@@ -1,4 +1,4 @@
-"""Every published point against the chronicle, and what ``status`` says against what is listed."""
+"""Compares every published point with the chronicle, and the report of ``status`` with the tables listed."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ JOIN pg_publication b ON b.oid = p.pnpubid WHERE b.pubname = %s
 
 @dataclass(frozen=True)
 class Silence:
-    """A table is not the source's, or is nowhere, and nothing says so. ``schema``: by which its story is known."""
+    """A table that differs or is missing without any report. ``schema`` identifies its story."""
 
     schema: str
     what: str
     table: TableName | None = None
-    """Whose rows differ."""
+    """The table whose rows differ."""
 
 
 @dataclass
@@ -47,26 +47,26 @@ class Judge:
     settings: Settings
     chronicle: Chronicle
     everything: bool
-    """The publication is to carry all tables; else one outside of it needs no word before it had a mirror."""
+    """Whether the publication has all tables. If not, a table outside of it needs no report before it had a mirror."""
     seen: int = 0
-    """Points judged so far."""
+    """Number of judged points."""
     listed: int = 0
-    """Tables of points that were compared with the source."""
+    """Number of tables of points that were compared with the source."""
     told: Counter[str] = field(default_factory=Counter)
-    """Tables that were not listed after a run, by what said so."""
+    """How often a table was not listed after a run, by what reported it."""
     _inserts_only: set[TableName] = field(default_factory=set)
-    """Tables of which ``status`` said at the last judgement that their updates and deletes are not seen."""
+    """Tables of which ``status`` said, at the last judgement, that their updates and deletes are not seen."""
     _known: set[TableName] = field(default_factory=set)
     """Tables that some point listed."""
     _read: dict[tuple[str, int], tuple[tuple[str, ...], Counter[tuple[str | None, ...]]]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Judge all points anew: the lake is another one."""
+        """Judges all points again, since the lake is another lake."""
         self.seen = 0
         self._read.clear()
 
     def judge(self) -> list[Silence]:
-        """All that was published since the last time, and how things stand; nobody writes meanwhile."""
+        """Judges all new points and the current status. Nobody writes at that time."""
         told = status(self.settings)
         now = _inserts_only(told)
         silences = [*self._points(self._inserts_only | now), *self._now(told)]
@@ -112,7 +112,7 @@ class Judge:
         expected = Counter[tuple[str | None, ...]]()
         for row, copies in source.rows.items():
             expected[tuple(row[place] for place in wanted)] += copies
-        # A column that the mirror may lack is one without a value.
+        # A column that the mirror may lack has no values.
         taken = [places.get(column) for column in mine]
         found = Counter[tuple[str | None, ...]]()
         for row, copies in rows.items():
@@ -124,7 +124,7 @@ class Judge:
         return None
 
     def _may_lack(self, name: TableName) -> bool:
-        """Whether a column without a value comes with its first row."""
+        """Whether a column without values comes with its first row."""
         row = TableStates(self.settings.layout).get(name)
         table = None if row is None else row.table
         return table is None or table.multiset or any(leaf.numbering is None for leaf in table.leaves)
@@ -140,14 +140,14 @@ class Judge:
         return self._read[key]
 
     def _current(self, at: LakeAt) -> bool:
-        """Whether a reader who asks for this LSN gets this point, and not a later one of the same LSN."""
+        """Whether a reader at this LSN gets this point, and not a later point of the same LSN."""
         return Lake(self.settings.layout.root).at(at.lsn).versions == at.versions
 
     def lacking(self) -> list[Silence]:
-        """Permanent tables of the source that are not in the newest point.
+        """Permanent tables of the source that are missing from the newest point.
 
-        But a table whose schema somebody took out of a publication of his own stays away, and one without any
-        partition, or with UNLOGGED ones alone, cannot be followed.
+        Exceptions: tables of a schema that somebody removed from a publication of another owner, and tables without
+        partitions or with only UNLOGGED partitions, which cannot be followed.
         """
         names = {f"{name.schema}.{name.name}" for name in Lake(self.settings.layout.root).at().tables}
         wanted = {title for title, source in self.chronicle.now.items() if source.logged}
@@ -161,7 +161,7 @@ class Judge:
     def _titles(self, query: LiteralString, *values: str) -> set[str]:
         return {title for (title,) in self.chronicle.conn.execute(query, values)}
 
-    # What is not listed -----------------------------------------------------------------------------
+    # Tables that are not listed ---------------------------------------------------------------------
 
     def _now(self, told: Status) -> Iterator[Silence]:
         newest = ConsistentPoints(self.settings.layout).newest()
@@ -188,7 +188,7 @@ def _told(told: Status, name: TableName) -> str | None:
 
 
 def _inserts_only(told: Status) -> set[TableName]:
-    """Tables without a replica identity, and those that are published without some changes: ``status`` says so."""
+    """Tables without a replica identity or published without some kinds of changes, as ``status`` reports them."""
     names = {problem.thing.removeprefix("table ") for problem in told.problems
              if re.search("updates and deletes are not seen|is published without .*(insert|update|delete)",
                           problem.what)}  # fmt: skip

@@ -1,7 +1,7 @@
-"""What is done to the structure of the source: each move as SQL, with its way back where there is one.
+"""Structural changes of the source: each move as SQL, with its undo if it has an undo.
 
-A move looks at the catalog as it is, and is None where nothing there can take it. What PostgreSQL then refuses
-counts as refused.
+A move is chosen from the current catalog. It is None if no table allows it. A move that PostgreSQL refuses counts as
+refused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from tests.history.values import HOSTILE, default
 
 @dataclass(frozen=True)
 class Move:
-    """``on``: OID of the table that the next writes shall hit by preference. ``alone``: no transaction block takes
-    it. ``publication``: an act of whoever made the publication."""
+    """``on``: OID of the table that the next writes prefer. ``alone``: the move cannot run in a transaction block."""
 
     do: tuple[str, ...]
     undo: tuple[str, ...] = ()
@@ -27,19 +26,19 @@ class Move:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a move is chosen."""
+    """What a move is chosen from."""
 
     tables: Sequence[Table]
     chance: random.Random
     schemas: Schemas
     publication: str
     scope: str
-    """``tables``, ``all`` or ``schema``: how the publication names what it carries."""
+    """How the publication names its tables: ``tables``, ``all`` or ``schema``."""
     via_root: bool
     reader: str
     """The project's role."""
     few: bool
-    """Whether the role may read only what it is granted."""
+    """Whether the role may read only tables with a GRANT."""
 
     def pick(self, among: Sequence[Table]) -> Table | None:
         return self.chance.choice(list(among)) if among else None
@@ -58,12 +57,12 @@ class Site:
 
     @property
     def whole(self) -> list[Table]:
-        """Tables with a mirror of their own."""
+        """Tables with their own mirror."""
         return [*self.plain, *self.roots]
 
     @property
     def odd(self) -> list[Table]:
-        """Those with a mirror that are partitioned, or have no key; all where there are none."""
+        """Tables of :attr:`whole` that are partitioned or have no key. If there are none, all of :attr:`whole`."""
         return [table for table in self.whole if table.partitioned or not table.key] or self.whole
 
     @property
@@ -80,11 +79,11 @@ class Site:
 
 ALL_KINDS = "insert, update, delete, truncate"
 FIRST_NEW = 3
-"""``p3`` and up are partitions that a move made."""
+"""``p3`` and higher are partitions that a move created."""
 
 Build = Callable[[Site], Move | None]
 MOVES: dict[str, Build] = {}
-"""By the name that a step has."""
+"""Moves by the name that a step uses."""
 
 
 def _move(build: Build) -> Build:
@@ -205,7 +204,7 @@ def add_column(site: Site) -> Move | None:
 
 @_move
 def drop_column(site: Site) -> Move | None:
-    """Made anew by its way back, and lacks what it held."""
+    """The undo adds the column again, without its values."""
     table = site.pick(site.whole)
     column = site.column(table, "integer", "text") if table else None
     if table is None or column is None:
@@ -218,7 +217,7 @@ def drop_column(site: Site) -> Move | None:
 
 @_move
 def add_constant(site: Site) -> Move | None:
-    """PostgreSQL writes no row for it."""
+    """PostgreSQL rewrites no row for the new column."""
     table, name = site.pick(site.odd), site.fresh("k")
     kind = site.chance.choice(("int DEFAULT 7", "text NOT NULL DEFAULT 'd'", "int", "numeric(9, 2) DEFAULT 'NaN'"))
     if table is None:
@@ -228,7 +227,7 @@ def add_constant(site: Site) -> Move | None:
 
 @_move
 def make_anew(site: Site) -> Move | None:
-    """Under its name, with one value in all rows."""
+    """Replaces the column by a new column of the same name, with one value in all rows."""
     table = site.pick(site.odd)
     column = site.column(table, "integer", "text") if table else None
     if table is None or column is None:
@@ -239,7 +238,7 @@ def make_anew(site: Site) -> Move | None:
 
 @_move
 def drop_one(site: Site) -> Move | None:
-    """Rows that it told apart may become equal."""
+    """Rows that differ only in this column become equal."""
     table = site.pick(site.odd)
     column = site.column(table, "integer", "text", "numeric(9,2)") if table else None
     if table is None or column is None or len(table.columns) < 3:
@@ -331,7 +330,7 @@ def identity(site: Site) -> Move | None:
 
 @_move
 def unlogged(site: Site) -> Move | None:
-    """PostgreSQL refuses it where the publication names the table."""
+    """PostgreSQL refuses this if the publication names the table."""
     table = site.pick(site.storing)
     if table is None:
         return None
@@ -380,7 +379,7 @@ def detach_concurrently(site: Site) -> Move | None:
 
 @_move
 def new_partition(site: Site) -> Move | None:
-    """Made, or cut off with its rows by the way back."""
+    """The undo drops the partition with its rows."""
     root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
     if root is None:
         return None
@@ -393,7 +392,7 @@ def new_partition(site: Site) -> Move | None:
 
 @_move
 def unlogged_partition(site: Site) -> Move | None:
-    """The stream has none of its rows, before and after the way back."""
+    """The stream has no rows of the partition until the undo makes it LOGGED."""
     root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
     if root is None:
         return None
@@ -409,7 +408,7 @@ def unlogged_partition(site: Site) -> Move | None:
 
 @_move
 def drop_and_make(site: Site) -> Move | None:
-    """Another table of the same name and columns."""
+    """Replaces the table by a new table with the same name and columns."""
     table = site.pick([table for table in site.plain if table.schema == site.schemas.app])
     if table is None:
         return None
@@ -420,7 +419,7 @@ def drop_and_make(site: Site) -> Move | None:
 
 @_move
 def swap_deploy(site: Site) -> Move | None:
-    """A filled copy takes the name, and the old table another one."""
+    """A filled copy takes the table's name, and the table gets another name."""
     table = site.pick(site.plain)
     if table is None:
         return None
@@ -453,7 +452,7 @@ def drop_table(site: Site) -> Move | None:
 
 @_move
 def unpublish(site: Site) -> Move | None:
-    """By hand, whoever made it."""
+    """Removes a table or schema from the publication by hand."""
     if site.scope == "schema":
         change = f'ALTER PUBLICATION "{site.publication}" %s TABLES IN SCHEMA {site.schemas.app}'
         return Move((change % "DROP",), (change % "ADD",))
@@ -466,7 +465,7 @@ def unpublish(site: Site) -> Move | None:
 
 @_move
 def leave_out(site: Site) -> Move | None:
-    """Kinds of changes, for all tables of the publication."""
+    """Removes some kinds of changes from the publication."""
     change = f"ALTER PUBLICATION \"{site.publication}\" SET (publish = '%s')"
     some = site.chance.choice(("insert, update, delete", "insert, update, truncate", "insert, delete", "insert",
                                "update, delete, truncate"))  # fmt: skip
@@ -478,7 +477,7 @@ def leave_out(site: Site) -> Move | None:
 
 @_move
 def revoke(site: Site) -> Move | None:
-    """All rights on a table or schema, or those on some columns."""
+    """Revokes the rights on a table or schema. Sometimes the right on some columns remains."""
     table = site.pick(site.tables)
     if not site.few or table is None:
         return None
@@ -490,7 +489,7 @@ def revoke(site: Site) -> Move | None:
 
 @_move
 def grant(site: Site) -> Move | None:
-    """What came since the last time lacks it."""
+    """Grants the rights on new tables."""
     return Move(granted(site.schemas, site.reader)) if site.few else None
 
 

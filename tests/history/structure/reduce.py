@@ -1,4 +1,4 @@
-"""A failing story cut to steps that it needs, by leaving out ever smaller runs of them."""
+"""Cuts a failing story to the steps that it needs, by leaving out ever shorter sequences of steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tests.history.structure.story import Story
 
 
 def reduced(story: Story, fails: Callable[[Story], bool]) -> Story:
-    """A story that still fails, and of whose steps none can be left out alone. Each try is a replay of seconds."""
+    """A story that still fails, and from which no single step can be left out. Each try replays the story for
+    seconds."""
     for part in reversed(range(len(story.parts))):
         length = len(story.parts[part])
         while length:

@@ -1,4 +1,4 @@
-"""The tables of a structural history: how they are made, and what the catalog says of them now."""
+"""The tables of a structural history: how they are made, and their current state in the catalog."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 
 @dataclass(frozen=True)
 class Schemas:
-    """The two of a story. Both are meant by ``tables``; only ``app`` is published FOR TABLES IN SCHEMA."""
+    """The two schemas of a story. The setting ``tables`` includes both. FOR TABLES IN SCHEMA publishes only ``app``."""
 
     number: int
 
@@ -44,8 +44,8 @@ FAMILIES = {
     "even": ("q", "q0", "q1"),
     "bag": ("b", "b0", "b1"),
 }
-"""Tables by family, as :func:`make` makes them. ``p2`` is a table that fits beside the partitions ``p0``, ``p1``; those
-of ``q`` and ``b`` have the attnums of their root."""
+"""Tables by family, as :func:`make` makes them. ``p2`` is a table that could become a partition beside ``p0`` and
+``p1``. Partitions of ``q`` and ``b`` have the attnums of their root."""
 _DDL = {
     "plain": [
         "CREATE TABLE app.u (id int PRIMARY KEY, n int, m int, s text)",
@@ -112,7 +112,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the source now. ``parent``: the root whose partition it is."""
+    """A table of the source. ``parent``: the root, if the table is a partition."""
 
     oid: int
     schema: str
@@ -122,7 +122,7 @@ class Table:
     logged: bool
     columns: tuple[Column, ...]
     key: str | None
-    """Name of the primary key's constraint."""
+    """The name of the primary key's constraint."""
 
     @property
     def sql(self) -> str:
@@ -130,12 +130,12 @@ class Table:
 
     @property
     def place(self) -> int | None:
-        """Which tens of ids it takes, where it is or was a partition."""
+        """The range of ten ids that a partition takes or took."""
         match = re.match(r"[pqb](\d)", self.name)
         return int(match[1]) if match else None
 
     def typed(self, type_: str) -> list[Column]:
-        """Columns of a type, but for ``id``; one of a schema's own is named without it."""
+        """Columns of a type except ``id``. A type of the story's schema is named without the schema."""
         return [c for c in self.columns if c.plain_type == type_ and not c.generated and c.name != "id"]
 
 
@@ -152,7 +152,7 @@ WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') ORDER BY n.nspname, c.rel
 
 
 def tables(conn: psycopg.Connection[Any], schemas: Schemas) -> list[Table]:
-    """As ``conn`` sees them within its transaction; in the order of their names, so that a replay finds the same."""
+    """The tables that ``conn`` sees in its transaction, ordered by name so that a replay finds the same order."""
     return [
         Table(oid, schema, name, partitioned, parent, logged, tuple(Column(n, t, g != "") for n, t, g in columns), key)
         for oid, schema, name, partitioned, parent, logged, columns, key in

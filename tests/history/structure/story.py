@@ -1,4 +1,4 @@
-"""A seed becomes a story: a kind of publication, some tables, and a flat list of steps."""
+"""Makes a story of a seed: a kind of publication, some tables, and a flat list of steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCOPES = ("tables", "all", "schema")
 """FOR TABLE as setup makes it, FOR ALL TABLES, FOR TABLES IN SCHEMA."""
 _TREES = ("savepoint", "savepoint", "rollback to", "release")
 _BETWEEN = ("same", "same", "commits", "commits", "runs")
-"""What stands between a move, the writes after it and its way back: nothing, commits, or runs of the project."""
+"""What separates a move, the writes after it, and its undo: nothing, commits, or runs of the project."""
 
 _OF_FAMILIES = {
     "parts": ("attach", "detach", "detach concurrently", "new partition"),
@@ -25,25 +25,25 @@ _OF_FAMILIES = {
     "even": ("add constant", "make anew", "drop one", "other text"),
     "bag": (),
 }
-"""Moves that only these tables can take."""
+"""Moves that only tables of these families can take."""
 _ON_COLUMNS = (
     "add constant", "add constant", "add constant", "make anew", "make anew", "drop one", "other text",
     "rename column", "rename column", "swap columns", "add column", "drop column", "alter type", "truncate",
     "vacuum full", "new partition", "attach", "detach",
 )  # fmt: skip
-"""Those of stories of columns; several times where they are to be frequent."""
+"""The moves of :func:`columns_story`. A move that is listed several times is drawn more often."""
 OF_COLUMNS = frozenset(_OF_FAMILIES["even"])
-"""Moves that only stories of columns hold."""
+"""Moves that only :func:`columns_story` has."""
 _PARTED = ("even", "bag")
-"""Families of these alone."""
+"""Families that only :func:`columns_story` has."""
 _LONG = ("unlogged partition", "leave out", "revoke", "grant", "change default") * 2
-"""Moves that only long stories hold."""
+"""Moves that only long stories have."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """``op``: a move's name, or what :class:`~.player.Player` has a method for. What it picks depends on ``seed``
-    and on what is there. ``idea``: steps of one idea share a way back."""
+    """``op``: the name of a move, or of a method of :class:`~.player.Player`. What the step picks depends on ``seed``
+    and on the current tables. ``idea``: steps of one idea share an undo."""
 
     op: str
     seed: int
@@ -58,10 +58,10 @@ class Kind:
     scope: str
     via_root: bool
     following: bool
-    """Runs go on beside the steps; else each ends before the next step."""
+    """Whether runs go on during the steps. Otherwise each run ends before the next step."""
     encoding: str = "UTF8"
     few: bool = False
-    """The project's role may read only what it is granted. What comes later lacks the grant."""
+    """The project's role may read only tables with a GRANT. New tables lack the GRANT."""
 
     def __str__(self) -> str:
         kinds = {"tables": "FOR TABLE, as setup makes it", "all": "FOR ALL TABLES", "schema": "FOR TABLES IN SCHEMA"}
@@ -88,7 +88,7 @@ class Story:
     """The steps between runs."""
 
     def without(self, part: int, steps: Collection[int]) -> Story:
-        """Lacks some steps of one part; the runs stay."""
+        """The story without some steps of one part. The runs stay."""
         rest = tuple(step for number, step in enumerate(self.parts[part]) if number not in steps)
         return replace(self, parts=(*self.parts[:part], rest, *self.parts[part + 1 :]))
 
@@ -96,7 +96,7 @@ class Story:
 def story(
     seed: int, scope: str, *, parts: int, ideas: int, moves: Sequence[str] = (), long: bool = False
 ) -> Story:  # fmt: skip
-    """At least ``parts`` parts of up to ``ideas`` ideas. ``moves``: only these."""
+    """A story of at least ``parts`` parts with up to ``ideas`` ideas each. ``moves``: the only moves to draw from."""
     chance = random.Random(f"story {seed}")
     others = chance.sample([name for name in FAMILIES if name not in ("plain", *_PARTED)], chance.choice((1, 1, 2)))
     usual = sorted(MOVES.keys() - {move for of in _OF_FAMILIES.values() for move in of} - set(_LONG))
@@ -106,7 +106,7 @@ def story(
 
 
 def columns_story(seed: int, scope: str, *, parts: int, ideas: int, long: bool = False) -> Story:
-    """As :func:`story`, of columns of partitioned tables and of tables without a key."""
+    """Like :func:`story`, about columns of partitioned tables and of tables without a key."""
     chance = random.Random(f"columns {seed}")
     families = chance.sample(("even", "bag", "wide", "parts"), chance.choice((2, 2, 3)))
     return _told(chance, seed, scope, ("plain", *families), _ON_COLUMNS + _LONG * long, parts=parts, ideas=ideas)
@@ -147,7 +147,7 @@ def _one_way(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
 
 
 def _there_and_back(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
-    """With writes while it is away; in one transaction, in several, or with runs between."""
+    """A move and its undo with writes between them: in one transaction, in several, or with runs between them."""
     between = chance.choice(_BETWEEN)
     yield from ("write",) * chance.randint(0, 1)
     yield chance.choice(moves)
@@ -167,7 +167,7 @@ def _ended(chance: random.Random, between: str) -> Iterator[str]:
 
 
 def _tree(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
-    """Large, with savepoints that are rolled back in part; a move may stand among them."""
+    """Large writes with savepoints, some of which are rolled back. A move may be among the writes."""
     yield chance.choice(("fill", "write"))
     for _ in range(chance.randint(2, 6)):
         yield chance.choice(_TREES)

@@ -1,4 +1,4 @@
-"""What is done to rows, on any table as it is now."""
+"""Changes of rows, on any table in its current structure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.history.structure.source import Column, Table
 
 _TEXTS = ("'a'", "''", "'it''s'", "'😀 ü'", "repeat(md5('x'), 90)")
 ODD_TEXTS = {"LATIN1": "ÿ ü", "WIN1252": "€ “ü”", "EUC_JP": "日本語 ①～￢ ｶﾅ"}
-"""By server encoding, in place of what only UTF8 has."""
+"""By server encoding, texts that replace the text that only UTF8 can hold."""
 
 _MANY = 400
-"""Rows of some 200 bytes: more than the 64 kB that the least ``logical_decoding_work_mem`` holds."""
+"""Rows of about 200 bytes. Together they exceed the smallest ``logical_decoding_work_mem``, 64 kB."""
 
 
 def write(conn: psycopg.Connection[Any], table: Table, chance: random.Random) -> None:
@@ -46,7 +46,7 @@ def delete(conn: psycopg.Connection[Any], table: Table, chance: random.Random) -
 
 
 def fill(conn: psycopg.Connection[Any], table: Table, chance: random.Random) -> None:
-    """A large change, gone again but for some rows."""
+    """A large change. Only a few of its rows remain."""
     first = chance.randrange(100, 10_000)
     text = next((f'"{column.name}"' for column in table.typed("text")), None)
     if table.place is not None or table.partitioned or text is None:
