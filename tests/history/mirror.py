@@ -81,8 +81,7 @@ class PlainMirror:
             merged(opened(mirror.path), effects, {})
 
     def damage(self, touched: LsnRange) -> None:
-        """Deletes the rows that the range changed, and puts back the rows that exist neither after the range nor
-        now."""
+        """Deletes the rows that the range changed, and puts back earlier rows whose key is gone after it and now."""
         mirror, kept = self.mirror, self._keys(None) | self._keys(self.versions[touched.end])
         old = self._at(self.versions[touched.start])
         back = [place for place, key in enumerate(self._key_texts(old)) if key not in kept]

@@ -1,4 +1,4 @@
-"""Steps of migrations, in the SQL that Rails, Django, Alembic and Flyway send for them."""
+"""Steps of migrations, in the SQL that Rails, Django, Alembic and Flyway send."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from enum import StrEnum
 class Base(StrEnum):
     KEYED = "keyed"
     PARTED = "partitioned"
-    """One partition was made before a column went, the others since."""
+    """One partition is older than the drop of a column, the other partitions are newer."""
 
 
 class Result(StrEnum):
     FOLLOWED = "followed"
-    """The mirror goes on by its own rows."""
+    """The mirror continues with its own rows."""
     COPIED = "copied by itself"
-    """PostgreSQL wrote the rows anew, or the rows do not tell."""
+    """PostgreSQL rewrote the rows, or the rows do not show their columns."""
 
 
 @dataclass(frozen=True)
 class Migration:
-    """``sql``: its statements, on table ``t`` of a schema of its own. ``late``: its result where the catalog is asked
-    only after rows of both structures, if that is another one."""
+    """``sql``: statements on table ``t`` in its own schema. ``late``: the result if the catalog is read only after rows
+    of both structures, where this result differs."""
 
     tool: str
     what: str
@@ -31,7 +31,7 @@ class Migration:
     result: Result = Result.FOLLOWED
     late: Result | None = None
     since: int = 14
-    """The PostgreSQL that has it."""
+    """The first PostgreSQL version that supports it."""
     base: Base = Base.KEYED
 
     @property
@@ -40,7 +40,7 @@ class Migration:
 
     @property
     def table(self) -> str:
-        """What makes the table, with its rows."""
+        """The SQL that creates the table with its rows."""
         if self.base is Base.PARTED:
             return _made(", gone int, PRIMARY KEY (id)", " PARTITION BY RANGE (id)", *_PARTS)
         return BASE
@@ -53,7 +53,7 @@ _PARTS = (
 
 
 def _made(more: str, how: str, *statements: str) -> str:
-    """The base under another key, or in another way."""
+    """The base table with another key or another kind of storage."""
     text = BASE.replace("id bigint PRIMARY KEY", "id bigint NOT NULL").replace(
         "last text\n);", f"last text{more}\n){how};"
     )
@@ -71,7 +71,7 @@ CREATE TABLE t (
 INSERT INTO t SELECT g, 'name ' || g, 'note ' || g, g, g / 4.0, '2024-01-01', g % 2 = 0, '{}', 'sad', 'l' || g,
   'c' || g, 'last' FROM generate_series(1, 8) g
 """
-"""The table of every migration but those on another base."""
+"""The table of every migration that has no other base."""
 
 _TYPED = (
     ("integer", "7"), ("bigint", "7000000000"), ("smallint", "3"), ("boolean", "true"), ("text", "'it''s'"),
@@ -83,7 +83,7 @@ _TYPED = (
     ("time", "'12:00'"), ("mood", "'ok'"), ("short", "'s'"), ("numeric(5,1)", "'NaN'"), ("date", "'infinity'"),
     ("timestamptz", "now()"),
 )  # fmt: skip
-"""Types with a constant, also ones that no mirror's column can hold. ``now()`` is one for the statement."""
+"""Types with a constant, including constants that no mirror column can hold. ``now()`` is constant in a statement."""
 
 _EACH_ROW = ("double precision DEFAULT random()", "uuid DEFAULT gen_random_uuid()", "serial",
              "timestamptz DEFAULT clock_timestamp()", "bigint GENERATED ALWAYS AS IDENTITY",
@@ -91,14 +91,14 @@ _EACH_ROW = ("double precision DEFAULT random()", "uuid DEFAULT gen_random_uuid(
 
 
 def migrations(version: int) -> list[Migration]:
-    """Those that this version of PostgreSQL has."""
+    """The migrations that this version of PostgreSQL supports."""
     found = [*_columns(), *_defaults_of_each_row(), *_names(), *_drops(), *_types(), *_rules(), *_keys(), *_mixed()]
     assert len({one.name for one in found}) == len(found)
     return [one for one in found if one.since <= version]
 
 
 def on_other_bases(version: int) -> list[Migration]:
-    """Those of columns, on partitioned tables."""
+    """The migrations of columns, on partitioned tables."""
     found = [*_columns(), *_names(), *_drops(), *_types(), *_mixed()]
     chosen = [one for one in found if one.since <= version and one.what != "rename the key"]
     return [replace(one, base=Base.PARTED) for one in chosen]

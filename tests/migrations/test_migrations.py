@@ -1,9 +1,8 @@
-"""A year of migrations under traffic: each published point has every table in the structure and with the rows of its
-time, nobody has to say a word, and every engine at hand reads each structure or refuses to.
+"""A year of migrations under traffic. Each published point has every table with the structure and rows of its LSN. No
+migration needs the operator. Every installed engine reads each structure or refuses it.
 
-``following``: a run goes on meanwhile. ``late``: all happens while nobody looks, so that the catalog is asked about
-messages that are older than many of its changes. ``rewrite`` and ``metadata`` are the two ways to follow
-(``schema_changes``).
+``following``: a run follows during the migrations. ``late``: no run is active during the migrations, so the catalog is
+read after many of its changes. ``rewrite`` and ``metadata`` are the values of ``schema_changes``.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from tests.servers import VERSIONS
 pytestmark = [pytest.mark.spark, pytest.mark.takes(300)]
 
 FEW = 6
-"""Steps in the default set; the long set plays all."""
+"""Steps in the default set. The long set plays all steps."""
 FEW_ELSEWHERE = 1
-"""Steps on partitioned tables."""
+"""Steps on partitioned tables in the default set."""
 SOME_ELSEWHERE = 60
-"""Such steps of each test in the long set."""
+"""Steps on partitioned tables in each test of the long set."""
 READ = 4
 """Tables that all engines read in the default set."""
 Way = Literal["rewrite", "metadata"]
@@ -59,7 +58,7 @@ class Played:
     aside: dict[str, str]
     """Reasons by schema."""
     copies: Counter[str]
-    """Copies behind the first, by schema."""
+    """Number of copies after the first copy, by schema."""
     listed: set[str]
     """Schemas of the tables in the newest point."""
     schemas: dict[str, Migration]
@@ -87,7 +86,7 @@ class _Stage:
         save_catalog(setup(self.settings, self.settings.source).catalog, CATALOG_FILE)
 
     def play(self, schema: str, migration: Migration) -> None:
-        """Rows before and after each statement, and within its transaction."""
+        """Writes rows before and after each statement, and in its transaction."""
         self.conn.execute(f"SET search_path = {schema}".encode())
         for _ in range(2):
             self._transaction(schema, partial(self._write, schema))
@@ -127,7 +126,7 @@ class _Stage:
         number = self.chance.randrange(1, 9)
         next_ = f'(SELECT coalesce(max("{key}"), 0) + 1 FROM t)'
         if act == "insert" and number % 2:
-            # With all defaults; a column may have none, and be NOT NULL.
+            # A column may be NOT NULL without a default.
             with contextlib.suppress(psycopg.errors.NotNullViolation), self.conn.transaction():
                 self.conn.execute(f'INSERT INTO t ("{key}") SELECT {next_}'.encode())
         elif act == "insert":
@@ -142,7 +141,7 @@ class _Stage:
             self.conn.execute(f'UPDATE t SET "{column}" = "{column}" WHERE "{key}" >= {number}'.encode())
 
     def _columns(self, schema: str) -> list[str]:
-        """The key, then those that can be written."""
+        """The key, then the columns that can be written."""
         query = """SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped
                    AND attgenerated = '' AND attidentity <> 'a' ORDER BY attnum"""
         return [name for (name,) in self.conn.execute(query, [f"{schema}.t"])]
@@ -185,12 +184,12 @@ def _played(
         for schema, migration in schemas.items():
             stage.play(schema, migration)
             if run is not None:
-                # Time for a turn, now and then; the next migrations come together.
+                # Sometimes leaves time for a turn. Other migrations run in one turn.
                 run.ended(stage.chance.choice((0, 0, 0.5)))
         if run is not None:
             run.stop()
         for _ in range(2):
-            # What changed behind the last look of one run is in the next one's points.
+            # Changes after the last catalog check of a run are in the points of the next run.
             Run(stage.engine()).join()
         assert stage.settings.source is not None
         judge = Judge(stage.settings, stage.chronicle, everything=False)
@@ -227,7 +226,7 @@ def _hold(played: Played, *, late: bool) -> None:
 
 
 def _chosen(version: int) -> list[Migration]:
-    """A few of every kind. The seed decides which."""
+    """Some migrations of each kind. The seed decides which."""
     chance = random.Random(f"chosen {SEED}")
     few = chance.sample(migrations(version), FEW)
     return [*few, *chance.sample(on_other_bases(version), FEW_ELSEWHERE)]
@@ -235,7 +234,7 @@ def _chosen(version: int) -> list[Migration]:
 
 @pytest.mark.long
 @pytest.mark.takes(50)
-def test_some(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> None:
+def test_some_migrations_are_followed_during_a_run(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> None:
     played = _played(server, spark, tmp_path, _chosen(server.version), following=True, read=READ)
     _hold(played, late=False)
 
@@ -244,9 +243,11 @@ def test_some(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> No
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
-def test_all(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool) -> None:
+def test_all_migrations_are_followed(
+    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool
+) -> None:
     chosen = migrations(server.version)
-    # What engines read does not depend on the source's version.
+    # The source's version does not affect what engines read.
     read = len(chosen) if server.version == VERSIONS[-1] else READ
     played = _played(server, spark, tmp_path, chosen, way, following=following, read=read)
     _hold(played, late=not following)
@@ -256,7 +257,7 @@ def test_all(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: W
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
-def test_all_on_other_bases(
+def test_migrations_of_partitioned_tables_are_followed(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool
 ) -> None:  # fmt: skip
     chosen = random.Random(f"other bases {SEED}").sample(on_other_bases(server.version), SOME_ELSEWHERE)
@@ -265,11 +266,11 @@ def test_all_on_other_bases(
 
 
 @pytest.mark.long
-def test_all_readers_are_at_hand() -> None:
+def test_all_readers_are_installed() -> None:
     assert not lacking(), "make readers"
     assert {reader.name for reader in at_hand(None)} == {"Spark", "delta-rs", "Polars", "kernel"}
 
 
-def test_there_are_enough() -> None:
+def test_there_are_at_least_200_migrations() -> None:
     assert len(migrations(18)) >= 200
     assert TableName("m0", "t").schema == "m0"

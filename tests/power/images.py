@@ -1,8 +1,8 @@
-"""What a power cut may leave of a folder: any mixture of what was and what had not yet been synced.
+"""What a power cut may leave of a folder: any mixture of the old state and the changes that were not synced.
 
-The rules of POSIX used to the full. A name that came, went or changed since its folder's last fsync is there
-or not, each by itself, but one that was replaced is the one or the other. The content of a file that changed
-since its own fsync is as it was written, empty, cut (also between two lines) or partly zeros.
+POSIX allows the following. A name that was added, removed or changed since its folder's last fsync is there or not,
+each name separately. A replaced name has the old or the new file. The content of a file that changed since its own
+fsync is complete, empty, cut (also between two lines) or partly zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Stamp = tuple[int, int, int]
-"""Of a file: inode, size, time of change."""
+"""Inode, size and change time of a file."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Folder:
 
 @dataclass
 class Syncs:
-    """What was synced up to a moment."""
+    """Everything that was synced before a moment."""
 
     files: frozenset[Stamp]
     folders: Mapping[int, Mapping[str, int]]
@@ -40,7 +40,7 @@ class Syncs:
 
 @dataclass
 class Disk:
-    """A folder that others write to, looked at while they stand still."""
+    """A folder that other processes write to. It is read while they are stopped."""
 
     root: Path
     journal: Path
@@ -50,14 +50,14 @@ class Disk:
     _read: int = 0
 
     def __post_init__(self) -> None:
-        """What is there at first has been there for long."""
+        """Files that exist at the start count as synced."""
         self._take_as_synced(self.look())
 
     def look(self) -> Folder:
         return self._look(self.root)
 
     def count(self) -> int:
-        """Syncs so far, but those of the change log: a receiver makes dozens a second, a turn some thirty."""
+        """The number of syncs without those of the change log, which a receiver makes dozens of times a second."""
         if not self.journal.exists():
             return 0
         return sum(b"/change_log" not in line for line in self.journal.read_bytes().splitlines())
@@ -99,14 +99,14 @@ class Disk:
 
 
 class Image:
-    """One way in which the power may go at a moment."""
+    """One possible result of a power cut at a moment."""
 
     def __init__(self, disk: Disk, folder: Folder, syncs: Syncs, chance: random.Random) -> None:
         self._contents, self._folder, self._syncs, self._chance = disk.contents, folder, syncs, chance
         self._share = chance.choice([0.05, 0.2, 0.5, 0.9, 1.0])
-        """Of what was not synced, how much is lost."""
+        """The share of unsynced changes that is lost."""
         self._of: dict[int, bytes] = {}
-        """By inode: a file of two names has one content."""
+        """By inode, since a file with two names has one content."""
         self.lost: list[str] = []
 
     def write(self, target: Path) -> None:
@@ -137,7 +137,7 @@ class Image:
         return self._chance.random() < self._share
 
     def _last_of(self, inode: int) -> bytes | None:
-        """What a file held that has no name any more, where that was synced."""
+        """The last synced content of a file that has no name."""
         found = [stamp for stamp in self._contents if stamp[0] == inode and stamp in self._syncs.files]
         return self._contents[max(found, key=lambda stamp: stamp[2])] if found else None
 

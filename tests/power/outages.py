@@ -1,6 +1,6 @@
-"""Power cuts in runs of this process: each leaves an image, in which the next run goes on.
+"""Power cuts in runs of this process. Each cut leaves an image, in which the next run continues.
 
-The source knows nothing of them: what was confirmed to its slot must be in the log that is left.
+The source keeps its data: the image's log must contain what was confirmed to the slot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RECEIVED = "SELECT count(active_pid) FROM pg_replication_slots WHERE database =
 
 @dataclass
 class Outages:
-    """``chance`` draws when each comes and what it costs; when syncs follow each other is the machine's own."""
+    """``chance`` draws the time and the losses of each cut. The exact order of syncs depends on the machine."""
 
     supply: Supply
     folder: Path
@@ -41,11 +41,11 @@ class Outages:
     conn: psycopg.Connection[Any]
     done: int = 0
     lost: Counter[str] = field(default_factory=Counter)
-    """Of names, removals, folders and contents."""
+    """Number of lost names, removals, folders and contents."""
     _confirmed_at_first: Lsn | None = None
 
     def cut(self, act: Callable[[], Any]) -> Image:
-        """Do it, lose the power in it or right after it, and stand in the folder that is left."""
+        """Runs ``act``, cuts the power during it or right after it, and changes to the folder that is left."""
         self._confirmed_at_first = self._confirmed_at_first or self._confirmed()
         self.done += 1
         image = self.supply.cut_during(act, self.chance, self.folder / str(self.done))
@@ -73,7 +73,7 @@ class Outages:
 
 @contextmanager
 def outages(spark: SparkSession, settings: Settings, conn: psycopg.Connection[Any], seed: int) -> Iterator[Outages]:
-    """In a folder below the current one, which each cut makes anew; all that is rare otherwise is done often."""
+    """Works in a folder below the current folder. Each cut makes a new folder. Rare maintenance happens often."""
     folder = Path.cwd()
     first = folder / "0"
     first.mkdir()

@@ -1,4 +1,4 @@
-"""The source of a power cut test: tables, their journal, somebody who writes, and slots that can be set back."""
+"""The source of a power cut test: tables, their journal, a writer, and slots that can be set back."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ class PowerRig:
 
     @property
     def _origin(self) -> str:
-        """A slot that stands for ever where the first one began."""
+        """A slot that stays at the position where the first slot began."""
         return f"{self.slot}_o"[:63]
 
     @contextmanager
     def victim(self, syncs: Path, seed: int) -> Iterator[psutil.Process]:
-        """A run in a process of its own, and somebody who writes to the source meanwhile."""
+        """A run in its own process, and a thread that writes to the source at the same time."""
         path = os.pathsep.join([str(HOOKS), str(Path(__file__).parents[2]),
                                 os.environ.get("PYTHONPATH", "")])  # fmt: skip
         env = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "PGCDC_TEST_SYNCS": str(syncs)}
@@ -140,7 +140,8 @@ class PowerRig:
         return Lsn.parse(row[0])
 
     def set_slot_back(self) -> None:
-        """As far as it can be: what was confirmed may be forgotten by a cut of the source, and more is asked of us."""
+        """Sets the slot back as far as possible. A cut of the source could lose confirmations, and this is the worst
+        case."""
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -155,11 +156,11 @@ class PowerRig:
     def close(self) -> None:
         self.conn.close()
 
-    # What must hold of an image, in the folder of which we stand ----------------------------------
+    # Checks of an image. The current directory is the image's folder ------------------------------
 
     def before(self, confirmed: Lsn, chance: random.Random) -> list[tuple[int, dict[str, int]]]:
-        """As it was found: each point reads right, or says in words that it cannot. The points; none where even
-        they cannot be read."""
+        """Checks the image before recovery: each point is read correctly or refused with an error. Returns the points,
+        or none if the points cannot be read."""
         layout = self.settings.layout
         recover_log(layout.change_log)
         log = ChangeLog(layout)
@@ -179,7 +180,7 @@ class PowerRig:
     def recovered(self) -> None:
         self.set_slot_back()
         if load_note(STATE_FOLDER).log is not None:
-            # The image stands beside what it is an image of, and is not to be taken for a copy.
+            # The image lies beside the original project, and must not be taken for a copy of it.
             change_note(STATE_FOLDER, lake=self.settings.layout.root.text)
         assert self.settings.source is not None
         engine = Engine(self.settings, self.settings.source, Silent(), lambda: self.spark, "power cut test")
@@ -187,7 +188,7 @@ class PowerRig:
         assert report.set_aside == [], report.set_aside
 
     def after(self, points: list[tuple[int, dict[str, int]]], chance: random.Random) -> int:
-        """Every point that was there, and each that came, reads right; how many were read."""
+        """Checks that every old and new point is read correctly after recovery. Returns the number of points read."""
         now = published(path_of(self.settings.layout.root))
         assert now[: len(points)] == points, "points were lost, or are others"
         assert [lsn for lsn, _ in now] == sorted(lsn for lsn, _ in now), "points fell"
@@ -199,7 +200,7 @@ class PowerRig:
                 root = path_of(self.settings.layout.root)
                 self._assert_rows(name, lsn, mirror_rows(root, name.replace(".", "/"), columns, version))
         for name in TABLES:
-            # By the way that users read, which compares what the point says.
+            # `Lake.at` is how users read, and also compares the versions with the point.
             self._assert_rows(f"public.{name}", now[-1][0], _rows(Lake(self.settings.layout.root), f"public.{name}",
                                                                   now[-1][0]))  # fmt: skip
         return len(chosen)
@@ -217,7 +218,7 @@ class PowerRig:
 
 
 def _rows(lake: Lake, name: str, lsn: int) -> Rows:
-    """As ``tests.oracle`` compares them."""
+    """The rows as ``tests.oracle`` compares them."""
     data = lake.at(lsn).arrow(name)
     columns = [column for column in data.column_names if not column.startswith("_pgcdc_")]
     misfits = [dict(entry or ()) for entry in data[RAW].to_pylist()]
@@ -225,15 +226,15 @@ def _rows(lake: Lake, name: str, lsn: int) -> Rows:
 
 
 def _some(points: list[tuple[int, dict[str, int]]], chance: random.Random) -> list[tuple[int, dict[str, int]]]:
-    """The newest, and a few of the others: what came last is what a cut tears."""
+    """The two newest points, which a cut is most likely to damage, and two random earlier points."""
     last = {lsn: (lsn, tables) for lsn, tables in points}
     newest = list(last.values())
     return [*chance.sample(newest[:-2], min(2, len(newest[:-2]))), *newest[-2:]]
 
 
 def _end_all_of(syncs: Path) -> None:
-    """Kill whatever a victim that is dead has started, at its last moment too: a receiver of its would come to the slot
-    once more, and confirm what the log in the victim's own folder holds."""
+    """Kills all processes of a dead victim, also those that it started last. A remaining receiver would use the slot
+    again, and confirm what the log in the victim's folder holds."""
     deadline = time.monotonic() + 30
     while left := [one for one in psutil.process_iter() if _writes_down_to(one, syncs)]:
         assert time.monotonic() < deadline, f"still there: {left}"
@@ -258,7 +259,7 @@ def _tree(process: psutil.Process) -> list[psutil.Process]:
 
 @contextmanager
 def standing_still(process: psutil.Process) -> Iterator[None]:
-    """The process and all that it has started do nothing meanwhile."""
+    """Stops the process and all its children during the block."""
     stopped: dict[int, psutil.Process] = {}
     try:
         while fresh := [one for one in _tree(process) if one.pid not in stopped]:

@@ -1,8 +1,8 @@
-"""The power of a project whose runs are in this process: it goes in the middle of one, and comes again.
+"""Cuts the power of a project whose runs are in this process.
 
-All syncs are written down: those of this process, of the receivers that it starts, and of Spark's workers. A cut
-lets nobody sync any more, stops the processes, and looks at the folder once nobody writes to it. Then the receivers
-are killed, and whatever else goes on fails at its next sync; what it writes is in the old folder, and means nothing.
+All syncs are recorded: of this process, of its receivers, and of Spark's workers. A cut prevents further syncs, stops
+the processes, and reads the folder when nobody writes to it. Then the receivers are killed. The remaining threads fail
+at their next sync. What they still write is in the old folder, which is no longer used.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tests.power.images import Disk, Folder, Image, Syncs
 from tests.power.rig import HOOKS, standing_still
 
 STEPS = (0, 1, 3, 8, 15, 25, 40, 60)
-"""Syncs of this process from a cut's announcement to the cut: a run makes some dozens."""
+"""The number of syncs of this process between the announcement of a cut and the cut. A run makes some dozens."""
 SECONDS = 60.0
-"""For all to come to rest."""
+"""The time limit until all writers have stopped."""
 _RECEIVER, _OTHERS = "pgcdc_assets.log.receive.process", ("java", "pyspark")
 
 
 class PowerGone(BaseException):
-    """Nothing is synced any more. No handler of errors answers it."""
+    """Raised by a sync after a cut. No error handler catches it."""
 
 
 @dataclass
 class Supply:
-    """Of a folder, ``root``, which is another one after each cut: Spark's session remembers the tables of a path."""
+    """The power of a folder. ``root`` is a new folder after each cut, because Spark's session caches tables by path."""
 
     root: Path
     journal: Path
@@ -56,22 +56,23 @@ class Supply:
 
     @contextmanager
     def on(self, spark: SparkSession) -> Iterator[None]:
-        """Write down what is synced meanwhile."""
+        """Records syncs during the block."""
         path = os.pathsep.join([str(HOOKS), str(Path(__file__).parents[2])])
         settings = {"PYTHONPATH": path, "PGCDC_TEST_SYNCS": str(self.journal)}
         environment = spark.sparkContext.environment
         with pytest.MonkeyPatch.context() as patch:
             for name, value in settings.items():
                 patch.setenv(name, value, prepend=os.pathsep if name == "PYTHONPATH" else None)
-                # Workers of another environment are others.
+                # Spark starts other workers if their environment differs.
                 patch.setitem(environment, name, value)
             patch.setattr(os, "fsync", self._fsync)
             yield
 
     def cut_during(self, act: Callable[[], Any], chance: random.Random, target: Path) -> Image:
-        """Do it, and cut the power meanwhile, or right after; write what is left to ``target``, our next root.
+        """Runs ``act`` and cuts the power during it or right after it. Writes what is left to ``target``, the next
+        root.
 
-        An error of the act is raised where it came before the cut, and means nothing after it.
+        Raises an error of ``act`` only if it came before the cut.
         """
         ended, found = threading.Event(), list[tuple[Folder, Syncs] | BaseException]()
         goal, rest, seed = chance.choice(STEPS), chance.random() * 0.05, chance.getrandbits(32)
@@ -87,7 +88,7 @@ class Supply:
             cutter.join()
         if isinstance(found[0], BaseException):
             raise found[0]
-        # One that was started since the cut has confirmed nothing, and never will.
+        # A receiver that started after the cut cannot sync, so it has confirmed nothing.
         self._kill_receivers()
         image = Image(self._disk, *found[0], random.Random(seed))
         image.write(target)
@@ -98,7 +99,7 @@ class Supply:
 
     def _new_disk(self) -> Disk:
         disk = Disk(self.root, self.journal)
-        # What was told of other folders.
+        # Earlier syncs belong to other folders.
         disk._read = self.journal.stat().st_size
         return disk
 
@@ -152,7 +153,7 @@ class Supply:
                     self._turn.notify_all()
 
     def _look(self) -> tuple[Folder, Syncs]:
-        """Other threads of this process may be writing files; none of them can sync one and go on."""
+        """Other threads of this process may write files. They stop at their next sync."""
         deadline, before = time.monotonic() + SECONDS, None
         while time.monotonic() < deadline:
             with suppress(FileNotFoundError):
@@ -165,7 +166,7 @@ class Supply:
 
 
 def _processes(*kinds: str) -> list[psutil.Process]:
-    """Those of this process that write to a lake; the server of the source goes on."""
+    """The processes that write to a lake. The source's server is not among them."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):

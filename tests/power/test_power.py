@@ -1,8 +1,8 @@
-"""Power cuts: a run is looked at again and again; of what it had not synced by then, any part is lost.
+"""Power cuts. A run is observed at many moments. At each moment, any part of its unsynced changes may be lost.
 
-Each image that is left is recovered by the next run, and every published point in it reads right, before
-(or says in words that it cannot be read) and after. ``PGCDC_TEST_POWER_IMAGES`` images, ``PGCDC_TEST_SEED`` of
-everything that is drawn; when the run is looked at is the machine's own, so a failure says what was lost.
+The next run recovers each image. Before the recovery, every published point in it is read correctly or refused with an
+error. After it, every point is read correctly. ``PGCDC_TEST_POWER_IMAGES`` is the number of images, ``PGCDC_TEST_SEED``
+the seed. The moments depend on the machine, so a failure lists what was lost.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 IMAGES = 60
 PER_RUN = 60
-"""Images of one run; the next has a source and a lake of its own."""
+"""Images of one run. The next run has a new source and a new lake."""
 PER_MOMENT = 2
 STEPS, FEW_STEPS = (0, 1, 3, 10, 30, 60, 100), (5, 40, 80, 120)
-"""Syncs of the run between two looks at it."""
+"""The number of syncs between two observations."""
 _SEED = int(SEED)
 
 
@@ -55,7 +55,7 @@ def images() -> int:
 @pytest.mark.long
 @pytest.mark.timeout(14400)
 @pytest.mark.takes(400)
-def test_what_a_power_cut_leaves_is_recovered(
+def test_next_run_recovers_from_a_power_cut(
     server: EmbeddedServer, spark: SparkSession, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(_SEED)
@@ -71,7 +71,7 @@ def test_what_a_power_cut_leaves_is_recovered(
             for place in range(wanted):
                 seed = chance.getrandbits(32)
                 monkeypatch.chdir(tmp_path)
-                # A folder of its own: Spark's session remembers the tables of every path that it has seen.
+                # Each image has its own folder, because Spark's session caches tables by path.
                 folder = tmp_path / f"image{done}"
                 read += _survived(rig, disk, moments[place // PER_MOMENT], seed, folder, monkeypatch)
                 monkeypatch.chdir(tmp_path)
@@ -87,12 +87,12 @@ def _rig(database: Database, project: Path, spark: SparkSession) -> PowerRig:
 
 
 def _cut(rig: PowerRig, journal: Path, moments: int, chance: random.Random) -> tuple[Disk, list[Moment]]:
-    """A run from its first copy on, as it was at some moments."""
+    """Observes a run at some moments from its first copy on."""
     disk = Disk(rig.project, journal)
     found: list[Moment] = []
     with rig.victim(journal, chance.getrandbits(32)) as run:
         while len(found) < moments:
-            # Syncs are the clock, whatever else the machine does.
+            # Time is counted in syncs, which does not depend on the speed of the machine.
             goal = disk.count() + chance.choice(STEPS if moments > 10 else FEW_STEPS)
             assert wait_until(lambda goal=goal: disk.count() >= goal or not run.is_running(), 300)  # type: ignore[misc]
             time.sleep(chance.random() * 0.05)
@@ -125,15 +125,14 @@ _ROOT = Path.cwd()
 
 
 def _kept(disk: Disk, moment: Moment, seed: int) -> Path:
-    """The image as it was, for whoever looks into it."""
+    """Saves the image for inspection."""
     kept = fresh(_ROOT / "build" / "power" / str(seed))
     Image(disk, moment.folder, moment.syncs, random.Random(seed)).write(kept)
     shutil.copy(disk.journal.with_suffix(".log"), kept / "run.log")
     return kept
 
 
-def test_nothing_that_was_synced_is_lost_and_all_else_may_be(tmp_path: Path) -> None:
-    """The images themselves."""
+def test_image_keeps_what_was_synced_and_may_lose_the_rest(tmp_path: Path) -> None:
     root, journal = tmp_path / "root", tmp_path / "journal"
     (root / "old").mkdir(parents=True)
     (root / "old" / "file").write_text("before")

@@ -1,7 +1,7 @@
-"""A run that the harness makes stand still, looks at, and kills: copies, follows, maintains, and again.
+"""A run that the harness stops, observes and kills. It copies, follows and maintains in a loop.
 
-``python -m tests.power.victim SETTINGS`` in the project's folder; ready once it says so on stdout, and begins at a
-line on stdin. All that happens now and then happens often here: checkpoints, compactions, clean-ups.
+``python -m tests.power.victim SETTINGS`` in the project's folder. It prints "ready" and starts when it reads a line.
+Rare events are frequent here: checkpoints, compactions, clean-ups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TABLES = ("t", "bag", "entry", "wiped")
 
 
 def often(patch: pytest.MonkeyPatch) -> None:
-    """Settings of the project's own that are no user's."""
+    """Makes checkpoints, merges and clean-ups frequent. Users cannot change these settings."""
     patch.setattr(DeltaTarget, "compaction", Compaction(look_every=2, most_small=3))
     patch.setattr(table, "FEWEST_MERGED", 3)
     patch.setitem(commit._PROPERTIES, "delta.checkpointInterval", "9")
@@ -46,7 +46,7 @@ def often(patch: pytest.MonkeyPatch) -> None:
 def main(told: str) -> None:
     patch = pytest.MonkeyPatch()
     often(patch)
-    # Its commits stay for their hour: a compaction and the receiver commit beside each other, and look at them.
+    # The log's commits are kept for their hour, because a compaction and the receiver read each other's commits.
     patch.setattr(retention, "GRACE", timedelta(0))
     settings = Settings.model_validate_json(told)
     spark = spark_session(settings.model_copy(update={"spark": SPARK_SETTINGS}))
@@ -66,7 +66,7 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1])
     finally:
-        # Whoever waits for us sees the end at once: Spark's threads would live on.
+        # Ends the process at once, since Spark's threads would keep it alive.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

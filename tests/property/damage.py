@@ -1,4 +1,4 @@
-"""Damaged texts for parsers of what comes from outside: bytes changed, cut and put in, and values of JSON replaced."""
+"""Damages the input of parsers: changes, cuts or inserts bytes, or replaces values of JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIECES = [b"", b"\0", b"\xff\xfe", b"0", b"-1", b'"', b"{", b"}", b"[" * 1200, 
 
 
 class Content(bytes):
-    """A file's bytes, which Hypothesis would show whole."""
+    """A file's bytes with a short repr, since Hypothesis would print all of them."""
 
     def __repr__(self) -> str:
         return f"<{len(self)} bytes>"
@@ -27,7 +27,7 @@ class Content(bytes):
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """The content with one to three places changed, or other bytes altogether."""
+    """The content with one to three changes, or other bytes."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=64) | st.sampled_from(_PIECES))
     for _ in range(draw(st.integers(1, 3))):
@@ -39,8 +39,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def otherwise(draw: st.DrawFn, value: Any) -> Any:
-    """A value of JSON in which one value is another, is missing, or has a name that is not known. Texts that are JSON
-    themselves are gone into."""
+    """A JSON value in which one value is replaced, missing or added. Changes also values inside of JSON texts."""
     if isinstance(value, str) and value[:2] in ('{"', '["'):
         return json.dumps(draw(otherwise(json.loads(value))))
     if isinstance(value, dict) and value and draw(st.integers(0, 4)):
@@ -57,7 +56,7 @@ def otherwise(draw: st.DrawFn, value: Any) -> Any:
 
 @st.composite
 def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
-    """A file of JSON, or of a JSON value a line, damaged as text or by its values."""
+    """A damaged file of JSON, or of one JSON value per line. Damages its text or its values."""
     if draw(st.booleans()):
         return draw(damaged(content))
     lines = content.splitlines()
@@ -70,7 +69,8 @@ def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def damaged_parquet(draw: st.DrawFn, content: bytes) -> bytes:
-    """A Parquet file damaged as bytes, or by its values: by one of a column's type, or by a column of another type."""
+    """A damaged Parquet file: damaged bytes, another value in a row, or a column that is missing or has another
+    type."""
     if draw(st.booleans()):
         return draw(damaged(content))
     table = pq.read_table(BytesIO(content))

@@ -1,4 +1,4 @@
-"""Rows of the source's catalog that nobody expects: they make a catalog that can be saved, or one error of ours."""
+"""Unexpected rows of the source's catalog: they give a catalog that can be saved, or one error of our own."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LISTS: dict[str, list[Row]] = {
     tables._DESCRIBING: [(100,), (300,), (301,), (302,)],
     "concat_ws": [("7:1 8:2",)],
 }  # fmt: skip
-"""What the source answers, by a part of the query."""
+"""The source's answers, by a part of the query."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Source:
             return Answer([])
         rows = next(rows for part, rows in self.lists.items() if part in text)
         if isinstance(params, list) and text != pgtypes._TYPES:
-            # Each of these queries begins with the OID that it asks for.
+            # The first column of these queries is the OID that was asked for.
             rows = [row for row in rows if row[0] in params[0]]
         return Answer(rows)
 
@@ -113,7 +113,6 @@ NUMBERS = st.sampled_from([-1, -32768, 1, 2, 3, 1600, *OIDS])
 
 
 def other(value: Any) -> st.SearchStrategy[Any]:
-    """Another value of the same column."""
     if isinstance(value, bool):
         return st.sampled_from([not value, None])
     if isinstance(value, int):
@@ -126,7 +125,7 @@ def other(value: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def altered(draw: st.DrawFn) -> dict[str, list[Row]]:
-    """The source's answers with one to three changes: another value, a row that is missing or comes twice."""
+    """The source's answers with one to three changes: another value, or a row that is missing or repeated."""
     lists = dict(LISTS)
     for _ in range(draw(st.integers(1, 3))):
         part = draw(st.sampled_from([part for part, rows in lists.items() if rows and part != "concat_ws"]))
@@ -163,13 +162,13 @@ def sound() -> Catalog:
     return read_catalog(connection(LISTS), WHO, ["p", "q"])
 
 
-def test_a_domain_that_stands_on_itself_is_refused() -> None:
+def test_domain_based_on_itself_is_refused() -> None:
     types = [(*row[:4], 16400, *row[5:]) if row[0] == 16401 else row for row in LISTS[pgtypes._TYPES]]
     with pytest.raises(SourceFailed, match="system catalog of the source: is damaged"):
         read_all({**LISTS, pgtypes._TYPES: types})
 
 
-def test_the_rows_make_two_tables() -> None:
+def test_unchanged_rows_give_two_tables() -> None:
     assert [str(table.name) for table in sound().tables] == ["public.root", "public.t"]
     read_all(LISTS)
 
@@ -185,12 +184,12 @@ def check(lists: dict[str, list[Row]]) -> None:
 
 @FEW
 @given(altered())
-def test_odd_rows_make_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
+def test_odd_rows_give_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
     check(lists)
 
 
 @pytest.mark.long
 @MANY
 @given(altered())
-def test_many_odd_rows_make_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
+def test_many_odd_rows_give_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
     check(lists)

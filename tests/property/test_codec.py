@@ -1,4 +1,4 @@
-"""The two decoders of row messages are one: over any relation, any tuples, any batch, any bytes."""
+"""The two decoders of row messages agree for any relation, tuples, batch and bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.protocol.by_row import messages
 from tests.protocol.examples import EXAMPLES
 
 RELATION = 0x4E4F_4B75
-"""An OID whose bytes look like letters of the protocol."""
+"""An OID whose bytes are letters of the protocol."""
 KINDS = st.sampled_from(get_args(RowKind))
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20) | st.sampled_from(
     ["n", "u", "t", "tN\x01", "N", "KKO", "é" * 9]
@@ -68,7 +68,7 @@ def arrays(draw: st.DrawFn, payloads: Sequence[bytes]) -> pa.Array | pa.ChunkedA
 
 
 @given(batch=batches(), data=st.data())
-def test_both_decoders_give_what_was_written(
+def test_both_decoders_return_the_written_values(
     batch: tuple[RowKind, int, list[wire.RowMessage]], data: st.DataObject
 ) -> None:
     kind, columns, rows = batch
@@ -80,7 +80,7 @@ def test_both_decoders_give_what_was_written(
 
 @st.composite
 def mutated(draw: st.DrawFn, payload: bytes) -> bytes:
-    """A message with some bytes changed, cut out, put in, or cut off at the end."""
+    """A message with some bytes changed, removed, inserted, or cut off at the end."""
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(payload)))
         gone = draw(st.sampled_from([0, 0, 1, 1, 1, 2, 5, len(payload)]))
@@ -94,7 +94,7 @@ def _at_its_lsn(error: ProtocolError) -> None:
 
 
 def outcome(payload: bytes, kind: RowKind, columns: int) -> wire.RowMessage | None:
-    """What the scalar decoder says of a row that must be of this kind and number of columns; None: refused."""
+    """What the scalar decoder reads of a row of this kind and number of columns, or None if it refuses the row."""
     try:
         message = decode(payload, Lsn(77))
     except ProtocolError as error:
@@ -115,7 +115,7 @@ def columnar_outcome(payload: Sequence[bytes], kind: RowKind, columns: int) -> l
     except ProtocolError as error:
         _at_its_lsn(error)
         return None
-    # The relation is not the columnar decoder's business: the log has it in a column.
+    # The columnar decoder does not read the relation: it is a column of the log.
     rows = messages(found, kind, RELATION, len(payload))
     ids = [int.from_bytes(item[1:5], "big") for item in payload]
     return [replace(row, relation_id=relation_id) for row, relation_id in zip(rows, ids, strict=True)]
@@ -132,7 +132,7 @@ def assert_alike(payloads: Sequence[bytes], kind: RowKind, columns: int) -> None
 @pytest.mark.long
 @settings(max_examples=500)
 @given(batch=batches(max_rows=3), data=st.data())
-def test_mutated_messages_are_refused_by_both_or_read_alike_by_both(
+def test_both_decoders_agree_on_mutated_messages(
     batch: tuple[RowKind, int, list[wire.RowMessage]], data: st.DataObject
 ) -> None:
     kind, columns, rows = batch
@@ -144,9 +144,7 @@ def test_mutated_messages_are_refused_by_both_or_read_alike_by_both(
 @settings(max_examples=300)
 @given(payloads=st.lists(st.binary(max_size=40), max_size=3), kind=KINDS, columns=st.integers(0, 3))
 @example(payloads=[b"I" + bytes(4) + b"N\0\1t\0\0\0\0", b""], kind="I", columns=1)
-def test_random_bytes_are_refused_by_both_or_read_alike_by_both(
-    payloads: list[bytes], kind: RowKind, columns: int
-) -> None:
+def test_both_decoders_agree_on_random_bytes(payloads: list[bytes], kind: RowKind, columns: int) -> None:
     assert_alike(payloads, kind, columns)
     head = kind.encode() + bytes(4)
     assert_alike([head + payload for payload in payloads], kind, columns)

@@ -1,4 +1,4 @@
-"""The collapse against a plain model: a dict of rows, changed event by event as PostgreSQL would."""
+"""The collapse compared with a plain model: a dict of rows that each event changes as PostgreSQL would."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDE = (*COLUMNS, FeedColumn("d", "d", 4, False))
 
 @dataclass
 class Source:
-    """A table (id primary key, b, c, d) that notes each change the way a feed does."""
+    """A table (id primary key, b, c, d) that records each change as a feed does."""
 
     rows: dict[int, tuple[Any, ...]]
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Source:
             self._note("insert", key, self.rows[key])
 
     def update(self, key: int, sent: frozenset[int]) -> None:
-        """b always changes; of c and d only those ``sent`` do, the others come as unchanged TOAST."""
+        """b always changes. c and d change if they are in ``sent``, otherwise they come as unchanged TOAST."""
         if key in self.rows:
             self.rows[key] = self._changed(key, sent)
             self._note("update_postimage", key, self.rows[key], {3, 4} - sent)
@@ -54,14 +54,14 @@ class Source:
             self._note("update_postimage", to, self.rows[to], {3, 4} - sent)
 
     def swap(self, a: int, b: int, sent: frozenset[int]) -> None:
-        """Through a value outside the range, as a statement per step would."""
+        """Swaps two keys through a value outside the range, in one statement per step."""
         if a in self.rows and b in self.rows and a != b:
             self.move(a, 99, frozenset())
             self.move(b, a, sent)
             self.move(99, b, frozenset())
 
     def shift(self) -> None:
-        """``UPDATE t SET id = id + 1``, in the one order that a key that is not deferrable allows."""
+        """``UPDATE t SET id = id + 1``, in the only order that a non-deferrable key allows."""
         for key in sorted(self.rows, reverse=True):
             self.move(key, key + 1, frozenset())
 
@@ -111,7 +111,7 @@ def events_of(source: Source, shuffle: int) -> pa.Table:
 
 
 def merged(target: dict[int, tuple[Any, ...]], result: pa.Table) -> dict[int, tuple[Any, ...]]:
-    """What a merge does, row by row, with its expectations checked."""
+    """What a merge does, row by row. Checks what the merge expects of the target."""
     out = dict(target)
     for row in result.to_pylist():
         key = row["id"]
@@ -145,7 +145,7 @@ def test_the_merge_source_brings_the_target_to_the_state_of_the_source(
 
 
 class Sending(Source):
-    """Key changes come with all values."""
+    """A source whose key changes have all values."""
 
     def move(self, key: int, to: int, sent: frozenset[int]) -> None:
         super().move(key, to, frozenset({3, 4}))
@@ -154,10 +154,10 @@ class Sending(Source):
 @pytest.mark.long
 @given(start=st.sets(KEYS), steps=st.lists(STEPS, max_size=40), buckets=st.integers(1, 4), shuffle=st.integers(0, 99))
 @settings(max_examples=300, deadline=None)
-def test_divided_by_key_the_parts_are_the_whole(
+def test_parts_divided_by_key_have_the_same_effect_as_the_whole(
     start: set[int], steps: list[tuple[Any, ...]], buckets: int, shuffle: int
 ) -> None:
-    """Each part has the events of some keys, and halves of key changes stand alone in it."""
+    """Each part has the events of some keys. A change of key may have its halves in two parts."""
     target = {key: (f"b{key}", f"c{key}", f"d{key}") for key in start}
     source = Sending(dict(target))
     for kind, *args in steps:

@@ -28,7 +28,9 @@ def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
 @settings(SLOW, max_examples=1)
 @given(history=histories(2, 25))
 @pytest.mark.takes(30)
-def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
+def test_mirrors_equal_the_source_in_a_fixed_history(
+    server: EmbeddedServer, spark: SparkSession, history: History
+) -> None:
     hold(server, spark, history)
 
 
@@ -37,7 +39,9 @@ def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: H
 @pytest.mark.timeout(3600)
 @pytest.mark.takes(100)
 @pytest.mark.parametrize("encoding", CODECS)
-def test_many_histories(server: EmbeddedServer, spark: SparkSession, encoding: str) -> None:
+def test_mirrors_equal_the_source_in_random_histories(
+    server: EmbeddedServer, spark: SparkSession, encoding: str
+) -> None:
     """Hypothesis prints the blob of a failing example."""
 
     @settings(SLOW, max_examples=3)

@@ -53,7 +53,7 @@ def hold(
 
 @pytest.mark.long
 @pytest.mark.takes(40)
-def test_net_effects(server: EmbeddedServer) -> None:
+def test_mirrors_equal_the_source_after_every_turn(server: EmbeddedServer) -> None:
     done: Counter[str] = Counter()
 
     @seed(20261121)
@@ -70,5 +70,7 @@ def test_net_effects(server: EmbeddedServer) -> None:
 @pytest.mark.timeout(1800)
 @settings(MANY, max_examples=20)
 @given(tables(), STORIES, CUTS)
-def test_more_net_effects(server: EmbeddedServer, specs: tuple[Spec, ...], steps: list[Step], cuts: set[int]) -> None:
+def test_mirrors_equal_the_source_after_every_turn_of_random_histories(
+    server: EmbeddedServer, specs: tuple[Spec, ...], steps: list[Step], cuts: set[int]
+) -> None:
     hold(server, specs, steps, cuts)

@@ -53,7 +53,9 @@ KNOWN = (
 @pytest.mark.parametrize(("number", "places"), KNOWN)
 @pytest.mark.takes(60)
 @pytest.mark.timeout(900)  # For a busy machine. Alone it takes a minute.
-def test_known_stories(server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int]) -> None:
+def test_points_equal_the_source_in_fixed_stories(
+    server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int]
+) -> None:
     at = hold(server, spark, number, places)
     assert at.judge.listed > sum(at.judge.told.values()), "most tables were set aside, and so held to nothing"
 
@@ -62,7 +64,9 @@ def test_known_stories(server: EmbeddedServer, spark: SparkSession, number: int,
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(600)
 @pytest.mark.parametrize("columns", [False, True], ids=["all", "of columns"])
-def test_many_stories(server: EmbeddedServer, spark: SparkSession, *, columns: bool) -> None:
+def test_points_equal_the_source_in_random_stories(
+    server: EmbeddedServer, spark: SparkSession, *, columns: bool
+) -> None:
     """All stories are played, even after a failure. In many stories, every move takes effect at least once."""
     count = int(os.environ.get("PGCDC_TEST_STORIES") or (20 if columns else 40))
     first = int(SEED)
@@ -82,7 +86,7 @@ def test_many_stories(server: EmbeddedServer, spark: SparkSession, *, columns: b
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_stories_with_power_cuts(server: EmbeddedServer, spark: SparkSession) -> None:
+def test_points_equal_the_source_in_stories_with_power_cuts(server: EmbeddedServer, spark: SparkSession) -> None:
     """Each run of a cohort loses the power. The next run goes on with what is left."""
     number = int(SEED) % (1 << 20)
     kind, told = stories(number)
@@ -93,7 +97,7 @@ def test_stories_with_power_cuts(server: EmbeddedServer, spark: SparkSession) ->
 if "PGCDC_TEST_STORY" in os.environ:
 
     @pytest.mark.timeout(7200)
-    def test_one_story(server: EmbeddedServer, spark: SparkSession) -> None:
+    def test_points_equal_the_source_in_one_story(server: EmbeddedServer, spark: SparkSession) -> None:
         long = bool(os.environ.get("PGCDC_TEST_LONG"))
         one = int(os.environ["PGCDC_TEST_STORY"])
         columns = bool(os.environ.get("PGCDC_TEST_COLUMNS"))

@@ -1,4 +1,4 @@
-"""Files of ours that somebody has damaged: each is read as a value, or refused in one error of ours."""
+"""Damaged files of our own: each is read as a value, or refused with one error of our own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MANY = settings(FEW, max_examples=1000)
 
 @dataclass(frozen=True, repr=False)
 class Stored:
-    """A file of ours, and all that reads it."""
+    """A file of our own, and a function that calls all its readers."""
 
     path: Path
     content: bytes
@@ -80,7 +80,7 @@ KEY = PreparedKey(7, "g", Lsn(240))
 
 
 def keep_prepared(log: Location) -> None:
-    """A prepared transaction whose content waits beside a change log, and is about to commit."""
+    """A prepared transaction whose content is kept beside a change log, and whose commit has begun."""
     folder, payload = PreparedFolder(log), relation(1, "t1")
     of = decode(payload)
     assert isinstance(of, Relation)
@@ -93,7 +93,7 @@ def keep_prepared(log: Location) -> None:
 
 
 def read_prepared(log: Location) -> None:
-    """All that reads the manifest and the mark; what recovery deletes is of a copy."""
+    """All readers of the manifest and of the commit mark. Recovery works on a copy, since it deletes files."""
     folder = PreparedFolder(log)
     folder.pending()
     for spilled in folder.taken(KEY, storage.scratch(log / SPILL)):
@@ -106,7 +106,7 @@ def read_prepared(log: Location) -> None:
 
 @contextmanager
 def copied(folder: Location) -> Iterator[Location]:
-    """A place in which a copy of the folder stands under its own name."""
+    """A copy of the folder under the same name in another place."""
     beside = Path(f"{folder.parent}_beside")
     shutil.copytree(str(folder), beside / folder.name)
     try:
@@ -116,7 +116,7 @@ def copied(folder: Location) -> Iterator[Location]:
 
 
 def make_table(root: Path) -> Path:
-    """A mirror with deletion vectors, of which a checkpoint alone tells the oldest versions."""
+    """A mirror with deletion vectors, whose oldest versions only a checkpoint describes."""
     mirror = Mirrors(Layout.of(root), OWNER).open(A)
     make(mirror, MirrorSchema(SCHEMA), {})
     table = Rows(path_of(mirror.path))
@@ -145,7 +145,7 @@ def read_table(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored]]:
-    """A project with a lake: one file of each kind."""
+    """A project with a lake that has one file of each kind."""
     root = tmp_path_factory.mktemp("project")
     layout = Layout.of(root / "lake")
     log = ChangeLog(layout)
@@ -212,7 +212,7 @@ def check(files: dict[str, Stored], data: st.DataObject, name: str) -> None:
 
 
 def held(stored: Stored, content: bytes) -> PgcdcError | None:
-    """Read another content: a value, or the one error that this returns."""
+    """Reads the file with this content. Returns the error if it is refused."""
     stored.path.write_bytes(content)
     refused: PgcdcError | None = None
     try:
@@ -243,7 +243,7 @@ def test_a_commit_with_another_value_is_refused(
     assert held(files[name], "".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
 
-def test_a_state_that_is_none_is_refused() -> None:
+def test_unknown_table_state_is_refused() -> None:
     row = {"state": "elsewhere", "lsn": 1, "reason": None, "shape": None, "at": None}
     with pytest.raises(PgcdcError, match=r"state of table public\.a: is damaged"):
         _row(A, row)

@@ -1,4 +1,4 @@
-"""Images back as row messages, to be compared with what the scalar decoder gives."""
+"""Converts images back to row messages, which are compared with the scalar decoder's messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, OldKind, T
 
 
 def by_row(images: Sequence[Images]) -> dict[int, dict[str, TupleData]]:
-    """Row to its images by letter; asserts that no image stands twice."""
+    """The images of each row, by letter. Fails if an image occurs twice."""
     found: dict[int, dict[str, TupleData]] = {}
     for item in images:
         assert item.rows.tolist() == sorted(set(item.rows.tolist()))
@@ -29,7 +29,7 @@ def by_row(images: Sequence[Images]) -> dict[int, dict[str, TupleData]]:
 
 
 def messages(images: Sequence[Images], kind: RowKind, relation_id: int, count: int) -> list[Insert | Update | Delete]:
-    """The messages that these images came from, all of one relation."""
+    """The messages that the images came from. All are of one relation."""
     rows = by_row(images)
     assert sorted(rows) == list(range(count))
     return [_message(rows[row], kind, relation_id) for row in range(count)]

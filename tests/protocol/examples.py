@@ -1,4 +1,4 @@
-"""Each kind of message of protocol 1, as bytes and as read."""
+"""Each kind of message of protocol 1, as bytes and decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types as the catalog gives them."""
+"""Types as the catalog describes them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pgcdc_assets.core.catalog import PgType
 
 
 def numeric(precision: int, scale: int) -> PgType:
-    """numeric(precision, scale), with its typmod."""
     return PgType(1700, "numeric", (precision << 16 | scale & 0x7FF) + 4)
 
 
 def array(element: PgType, oid: int = 99_999) -> PgType:
-    """The array type of this; the typmod stands with the array, as atttypmod has it."""
+    """The array type of this element. As in atttypmod, the array has the typmod."""
     return PgType(oid, f"_{element.name}", element.typmod, element=replace(element, typmod=-1))
 
 

@@ -1,4 +1,4 @@
-"""Array texts taken apart, against a writer that follows PostgreSQL's array_out."""
+"""Array texts are split into elements. Compared with a writer that follows PostgreSQL's array_out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ List = list[str | None]
 
 
 def written(items: List, delimiter: str = ",") -> str:
-    """array_out's rule for quotes: empty, NULL in any case, braces, delimiter, quote, backslash, white space."""
+    """array_out quotes empty texts, NULL in any case, braces, delimiter, quote, backslash and white space."""
 
     def one(item: str | None) -> str:
         if item is None:
@@ -54,7 +54,7 @@ def taken_apart(texts: list[str | None], delimiter: str = ",") -> list[List]:
         ('{"(1,\\"a b\\")"}', ['(1,"a b")']),
     ],
 )
-def test_one_value(text: str, items: List) -> None:
+def test_array_text_is_split_into_elements(text: str, items: List) -> None:
     assert taken_apart([text]) == [items]
     assert taken_apart([None, text, "{}", text, None]) == [[], items, [], items, []]
 
@@ -63,19 +63,19 @@ def test_boxes_are_delimited_by_semicolons() -> None:
     assert taken_apart(["{(1,1),(0,0);(2,2),(1,1)}"], ";") == [["(1,1),(0,0)", "(2,2),(1,1)"]]
 
 
-def test_slices() -> None:
+def test_sliced_column_is_split_into_elements() -> None:
     texts = pa.array(["{a", None, "{b,c}", "{}", "{d}", "x}"])
     found = elements(texts.slice(1, 4))
     assert (found.offsets.tolist(), found.text.to_pylist()) == ([0, 0, 2, 2, 3], ["b", "c", "d"])
 
 
-def test_no_values() -> None:
+def test_empty_and_null_columns_have_no_elements() -> None:
     found = elements(pa.array([], pa.string()))
     assert (found.offsets.tolist(), len(found.text)) == ([0], 0)
     assert taken_apart([None, None]) == [[], []]
 
 
-def test_what_is_no_list() -> None:
+def test_bounds_and_dimensions_are_not_plain_lists() -> None:
     texts = ["{1}", "[0:1]={1,2}", "{{1},{2}}", None, '{"{"}', "[1:1][2:2]={{1}}", "{}"]
     assert not_plain(pa.array(texts)).tolist() == [False, True, True, False, False, True, False]
 
@@ -86,7 +86,7 @@ def test_what_is_no_list() -> None:
      '{"a\\"}', "{a\\b}", "{a\\,b}", "{a}b", "b{a}", '"{a}"', "{a", "a}", "\\{a}", '{"a"}"', '{a,"'],
 )  # fmt: skip
 @pytest.mark.parametrize("around", [[], ["{ok}"], ['{"quoted"}', None]])
-def test_what_no_server_writes_is_refused(text: str, around: list[str | None]) -> None:
+def test_invalid_array_text_is_refused(text: str, around: list[str | None]) -> None:
     with pytest.raises(ProtocolError) as caught:
         taken_apart([*around, text, *around])
     assert caught.value.what == "a value is not the text form of an array"
@@ -102,13 +102,13 @@ ITEMS = st.lists(
 
 
 @given(rows=st.lists(st.none() | ITEMS, max_size=8), delimiter=st.sampled_from([",", ";"]))
-def test_any_lists_come_back(rows: list[List | None], delimiter: str) -> None:
+def test_lists_round_trip_through_array_text(rows: list[List | None], delimiter: str) -> None:
     texts = [None if row is None else written(row, delimiter) for row in rows]
     assert taken_apart(texts, delimiter) == [row or [] for row in rows]
 
 
 @given(texts=st.lists(st.none() | st.text('{}",\\a N', max_size=10).map(lambda text: "{" + text), max_size=4))
-def test_a_text_is_refused_or_read_alike_whatever_stands_beside_it(texts: list[str | None]) -> None:
+def test_array_text_is_read_independently_of_its_neighbours(texts: list[str | None]) -> None:
     def read(texts: list[str | None]) -> list[List] | None:
         try:
             return taken_apart(texts)

@@ -1,4 +1,4 @@
-"""The columnar decoder on chosen batches; tests/property holds it equal to the scalar one on all others."""
+"""The columnar decoder on chosen batches. tests/property compares it with the scalar decoder on random batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UPDATES = [
 PAYLOADS = [wire.update(message) for message in UPDATES]
 
 
-def test_columns_are_strings_and_say_where_nothing_was_sent() -> None:
+def test_columns_are_strings_and_mark_values_that_were_not_sent() -> None:
     keys, whole, new = images(pa.array(PAYLOADS, pa.binary()), "U", 3)
     assert all(values.type == pa.string() for item in (keys, whole, new) for values in item.text)
     assert [marks if marks is None else marks.tolist() for marks in new.unchanged] == [
@@ -41,7 +41,7 @@ def test_columns_are_strings_and_say_where_nothing_was_sent() -> None:
 
 @pytest.mark.parametrize("type_", [pa.binary(), pa.large_binary()])
 @pytest.mark.parametrize("payload", ["array", "sliced", "chunked"])
-def test_nothing(type_: pa.DataType, payload: str) -> None:
+def test_empty_batch_has_no_images(type_: pa.DataType, payload: str) -> None:
     empty: Any = pa.array([], type_)
     if payload == "sliced":
         empty = pa.array(PAYLOADS, type_).slice(2, 0)
@@ -50,8 +50,8 @@ def test_nothing(type_: pa.DataType, payload: str) -> None:
     assert images(empty, "U", 3) == []
 
 
-def test_large_offsets_far_into_their_buffer() -> None:
-    # Offsets behind 2 GiB over anonymous memory that is never touched: what counts is the slice's own size.
+def test_offsets_above_2_gib_are_read() -> None:
+    # Offsets above 2 GiB in anonymous memory that is never touched: only the size of the slice matters.
     start = (1 << 31) + 5
     content = b"".join(PAYLOADS)
     with mmap.mmap(-1, start + len(content)) as memory:
@@ -62,7 +62,7 @@ def test_large_offsets_far_into_their_buffer() -> None:
         del array
 
 
-def test_pieces_are_cut_by_size_and_numbered_through() -> None:
+def test_pieces_are_cut_by_size_and_keep_row_numbers() -> None:
     payload = pa.array(PAYLOADS, pa.binary())
     found = images(payload, "U", 3, piece_bytes=sum(map(len, PAYLOADS[:2])))
     assert [item.rows.tolist() for item in found if item.image == "N"] == [[0, 1], [2, 3, 4]]
@@ -71,8 +71,8 @@ def test_pieces_are_cut_by_size_and_numbered_through() -> None:
     assert [item.rows.tolist() for item in found if item.image == "N"] == [[0], [1], [2], [3], [4]]
 
 
-def test_texts_are_cut_at_their_bytes_not_at_characters() -> None:
-    # Each half is invalid, though the bytes of both together are not.
+def test_character_split_between_two_values_is_refused() -> None:
+    # Each half is invalid, although both halves together are valid.
     halves = b"I" + pack("!I", 7) + b"N\0\2t\0\0\0\1\xc3t\0\0\0\1\xa9"
     with pytest.raises(ProtocolError, match="not in UTF-8"):
         images(pa.array([halves]), "I", 2)
@@ -100,7 +100,7 @@ def test_texts_are_cut_at_their_bytes_not_at_characters() -> None:
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_one_bad_row_is_refused_by_its_lsn(payload: bytes, what: str, at: int) -> None:
+def test_bad_row_is_refused_with_its_lsn(payload: bytes, what: str, at: int) -> None:
     good = wire.insert(Insert(7, ("value",)))
     rows = [good] * 2
     rows.insert(at, payload)

@@ -57,13 +57,13 @@ def test_every_truncation_and_every_surplus_is_refused(payload: bytes) -> None:
         (b"I" + bytes(4) + b"N\0\1t\0\0\0\3\xed\xa0\x80", "not UTF-8"),
     ],
 )
-def test_what_is_malformed_says_kind_and_lsn(payload: bytes, what: str) -> None:
+def test_malformed_message_is_refused_with_kind_and_lsn(payload: bytes, what: str) -> None:
     with pytest.raises(ProtocolError, match="at LSN 16/B374D848") as caught:
         decode(payload, AT)
     assert what in str(caught.value)
 
 
-def test_errors_never_tell_a_value() -> None:
+def test_errors_contain_no_value() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode(b"I" + bytes(4) + b"N\0\1t\0\0\0\6secret" + b"more", AT)
     assert "secret" not in str(caught.value)

@@ -108,7 +108,7 @@ def test_every_truncation_and_every_surplus_is_refused(payload: bytes) -> None:
         (b"b" + bytes(28) + b"g", "does not end"),
     ],
 )
-def test_what_is_malformed_says_kind_and_lsn(payload: bytes, what: str) -> None:
+def test_malformed_message_is_refused_with_kind_and_lsn(payload: bytes, what: str) -> None:
     with pytest.raises(ProtocolError, match="at LSN 16/B374D848") as caught:
         decode_any(payload, AT, parallel=True)
     assert what in str(caught.value)

@@ -1,4 +1,4 @@
-"""Replication frames: found in the bytes of a connection, and read, against bytes written by hand."""
+"""Replication frames are found in the bytes of a connection and read. Compared with bytes written by hand."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DATA = b"w" + bytes.fromhex("00000016B374D848 FFFFFFFF00000000 0000000000000005"
 ALIVE = b"k" + bytes.fromhex("00000016B374D848 FFFFFFFFFFFFFFFE 01")
 
 
-def test_keepalive() -> None:
+def test_keepalive_is_read() -> None:
     assert keepalive(ALIVE) == Keepalive(Lsn.parse("16/B374D848"), -2, True)
     assert keepalive(ALIVE[:-1] + b"\0").reply_requested is False
 
 
 @pytest.mark.parametrize("frame", [b"", b"w", ALIVE[:-1], ALIVE + b"\0", DATA])
-def test_what_is_no_keepalive_is_refused(frame: bytes) -> None:
+def test_frame_of_another_kind_is_not_a_keepalive(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         keepalive(frame)
 
@@ -34,7 +34,7 @@ def test_keepalive_of_our_own_is_read_back_and_asks_for_no_reply() -> None:
     assert keepalive(keepalive_frame(1 << 40)) == Keepalive(Lsn(1 << 40), 0, False)
 
 
-def test_block_holds_its_frames_in_one_piece_and_parts_share_it() -> None:
+def test_part_of_a_block_shares_its_memory() -> None:
     block = FrameBlock.of([b"one", b"", memoryview(b"three"), b"four"])
     part = block.part(2, 4)
     assert [block.frame(index) for index in range(len(block))] == [b"one", b"", b"three", b"four"]
@@ -43,7 +43,7 @@ def test_block_holds_its_frames_in_one_piece_and_parts_share_it() -> None:
     assert len(FrameBlock.of([])) == 0
 
 
-def test_status_update() -> None:
+def test_status_update_has_positions_and_reply_flag() -> None:
     frame = status_update(1, 2, 3, 4, True)
     assert frame == b"r" + bytes.fromhex("0000000000000001 0000000000000002 0000000000000003 0000000000000004 01")
     assert status_update(1 << 63, 0, 0, 0, False)[-1:] == b"\0"
@@ -54,7 +54,7 @@ def test_the_clock_starts_in_2000() -> None:
 
 
 def walked(data: bytes) -> list[tuple[int, int]]:
-    """Start and end of the whole data messages at the front, one by one."""
+    """Start and end of the complete data messages at the front, found one by one."""
     found, at = [], 0
     while at + 5 <= len(data) and data[at : at + 1] == b"d":
         length = unpack_from("!I", data, at + 1)[0]
@@ -66,7 +66,7 @@ def walked(data: bytes) -> list[tuple[int, int]]:
 
 
 def looked_up(data: bytes) -> list[tuple[int, int]]:
-    """In as many calls as it takes."""
+    """The same, found by repeated calls of the function under test."""
     found: list[tuple[int, int]] = []
     octets, at = np.frombuffer(data, np.uint8), 0
     while len((bounds := data_messages(octets[at:]))[0]):
@@ -76,7 +76,7 @@ def looked_up(data: bytes) -> list[tuple[int, int]]:
 
 
 looks_so = st.sampled_from([b"d", b"d\0\0\0", b"\0\0\0\x05", message(b"d", b""), message(b"d", b"d\0\0\0\x04"), b"dd"])
-"""What looks like the beginning of a message, within a value or a position."""
+"""Bytes within a value or position that look like the start of a message."""
 bodies = st.lists(st.one_of(st.binary(max_size=8), looks_so), max_size=6).map(b"".join)
 streams = st.lists(
     st.builds(message, st.sampled_from([b"d"] * 9 + [b"N"]), bodies), max_size=12
@@ -92,11 +92,11 @@ streams = st.lists(
 @example(message(b"d", b"x") + message(b"d", bytes(17 << 20)) + message(b"d", b""), 18 << 20)
 @example(b"d\0\0\0\0" + message(b"d", b""), 10)
 @example(b"d\0\x01\0\0", 5)
-def test_the_same_as_one_by_one(stream: bytes, cut: int) -> None:
+def test_frames_are_found_as_by_a_plain_walk(stream: bytes, cut: int) -> None:
     assert looked_up(stream[:cut]) == walked(stream[:cut])
     assert looked_up(stream) == walked(stream)
 
 
 @given(st.binary(max_size=60).map(lambda noise: noise.replace(b"\x07", b"d").replace(b"\x08", b"\0")))
-def test_of_noise_too(noise: bytes) -> None:
+def test_frames_in_noise_are_found_as_by_a_plain_walk(noise: bytes) -> None:
     assert looked_up(b"d\0\0\0\x05x" + noise) == walked(b"d\0\0\0\x05x" + noise)

@@ -1,4 +1,4 @@
-"""What a real server writes: its edge values through the casts, times and positions of a transaction."""
+"""What a real server writes: edge values through the casts, and times and positions of a transaction."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ PEEK = (
 
 @pytest.fixture
 def conn(database: Database) -> Iterator[Connection]:
-    """A session as ours are, whatever the server's defaults; but one that makes its own tables."""
+    """A session with our session settings, which can create tables in schema public."""
     with database.connect(options=session_options(search_path="public"), client_encoding="UTF8") as conn:
         yield conn
 
 
 @pytest.fixture(scope="module")
 def reader(server: EmbeddedServer) -> Iterator[Connection]:
-    """The same for tests that make nothing."""
+    """A session with our session settings, for tests that create nothing."""
     conninfo = server.conninfo_of("postgres")
     with psycopg.connect(conninfo, autocommit=True, options=session_options(), client_encoding="UTF8") as conn:
         yield conn
@@ -75,7 +75,7 @@ def start(conn: Connection) -> None:
 
 
 def printed(conn: Connection, expressions: list[str], type_: str) -> list[str]:
-    """Values as COPY prints them, which is as the stream does."""
+    """Values as COPY prints them, which is also their form in the stream."""
     rows = ", ".join(f"({at}, {text}::{type_})" for at, text in enumerate(expressions))
     query = f"COPY (SELECT v FROM (VALUES {rows}) AS t (i, v) ORDER BY i) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
     with conn.cursor().copy(query.encode()) as copy:
@@ -153,7 +153,7 @@ def _marks(type_: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize(
     ("type_", "of", "edges"), [pytest.param(*item, id=item[0], marks=_marks(item[0])) for item in EDGES]
 )
-def test_edge_values_as_the_server_prints_them(
+def test_edge_values_are_read_as_the_server_prints_them(
     reader: Connection, type_: str, of: PgType, edges: dict[str, Any]
 ) -> None:
     texts = printed(reader, list(edges), type_)
@@ -165,7 +165,7 @@ def test_edge_values_as_the_server_prints_them(
         assert cast(pa.array([text]), of).values.to_pylist() == [None if value is UNFIT else value]
 
 
-def test_domains_over_domains(conn: Connection) -> None:
+def test_domain_over_a_domain_is_read_as_its_base(conn: Connection) -> None:
     conn.execute("CREATE DOMAIN amount AS numeric(10,2)")
     conn.execute("CREATE DOMAIN price AS amount CHECK (VALUE >= 0)")
     conn.execute("CREATE DOMAIN prices AS price[]")
@@ -187,7 +187,7 @@ def test_instants_do_not_depend_on_the_session_s_zone(server: EmbeddedServer, zo
     assert found.values.cast(pa.int64()).to_pylist() == [int(text) for text in exact]
 
 
-def test_any_list_of_texts_as_the_server_writes_it(conn: Connection) -> None:
+def test_text_array_written_by_the_server_is_split_into_elements(conn: Connection) -> None:
     draw = random.Random(20)
     letters = ['"', "\\", "{", "}", ",", " ", "\t", "\n", "N", "U", "L", "a", "é", "日", ";", "(", "[", "="]
     words = [None, "", "NULL", "null"]
@@ -207,7 +207,7 @@ def test_any_list_of_texts_as_the_server_writes_it(conn: Connection) -> None:
     assert [values[offsets[i] : offsets[i + 1]] for i in range(len(lists))] == lists
 
 
-def test_times_and_positions_of_a_transaction(conn: Connection) -> None:
+def test_begin_and_commit_have_the_same_lsn_and_time(conn: Connection) -> None:
     conn.execute("CREATE TABLE t (i int PRIMARY KEY)")
     start(conn)
     before = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""Shapes: Relation messages under the facts of the catalog, and their fingerprint."""
+"""Shapes: Relation messages combined with the facts of the catalog, and their fingerprint."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_columns_take_attnums_and_types_from_the_catalog_and_typmods_from_the_me
     assert shape.schema_id == fingerprint(PAYLOAD, FACTS)
 
 
-def test_the_message_s_typmod_holds_where_the_catalog_is_newer() -> None:
+def test_typmod_comes_from_the_message_even_if_the_catalog_is_newer() -> None:
     wider = replace(TABLE, columns=(*TABLE.columns[:1], Column(3, "amount", replace(NUMERIC, typmod=99)),
                                     *TABLE.columns[2:]))  # fmt: skip
     shape = Shape.resolve(PAYLOAD, replace(FACTS, table=wider))
     assert shape.columns[1].type.typmod == (12 << 16 | 3) + 4
 
 
-def test_columns_that_the_catalog_has_lost_are_known_by_their_type_alone() -> None:
+def test_column_missing_from_the_catalog_has_only_its_type() -> None:
     table = replace(TABLE, columns=(TABLE.columns[0], Column(9, "amount", INT)))
     shape = Shape.resolve(PAYLOAD, RelationFacts(table, {1700: NUMERIC, 1009: TAGS}))
     assert shape.columns[1] == ShapeColumn("amount", None, PgType(1700, "numeric", (12 << 16 | 3) + 4), False)
@@ -64,20 +64,20 @@ def test_columns_that_the_catalog_has_lost_are_known_by_their_type_alone() -> No
     assert shape.columns[3] == ShapeColumn("tags", None, TAGS, False)
 
 
-def test_a_table_that_the_catalog_has_lost() -> None:
+def test_key_of_a_dropped_table_comes_from_the_message() -> None:
     facts = RelationFacts(None, FACTS.types)
     assert Shape.resolve(PAYLOAD, facts).key == ("id",)
     full = replace(RELATION, replica_identity="f", columns=tuple(replace(c, key=True) for c in RELATION.columns))
     assert Shape.resolve(wire.relation(full), facts).key == ()
 
 
-def test_a_leaf_tells_its_root() -> None:
+def test_shape_of_a_leaf_has_its_root() -> None:
     root = TableName("public", "all_items")
     shape = Shape.resolve(PAYLOAD, replace(FACTS, table=replace(TABLE, root=root, root_oid=5)))
     assert (shape.table, shape.root, shape.root_oid) == (TABLE.name, root, 5)
 
 
-def test_the_message_s_name_is_of_its_place_and_the_catalog_s_of_later() -> None:
+def test_shape_has_the_names_of_the_message_and_of_the_catalog() -> None:
     shape = Shape.resolve(PAYLOAD, replace(FACTS, table=replace(TABLE, name=TableName("public", "later"))))
     assert (shape.table, shape.catalog_name) == (TABLE.name, TableName("public", "later"))
     assert Shape.resolve(PAYLOAD, RelationFacts(None)).forgotten
@@ -94,7 +94,7 @@ def test_facts_survive_the_log() -> None:
     assert RelationFacts.from_json(json.loads(json.dumps(RelationFacts(None).to_json()))) == RelationFacts(None)
 
 
-def test_the_fingerprint_changes_with_what_decides_the_decoding_alone() -> None:
+def test_fingerprint_changes_only_with_facts_that_affect_decoding() -> None:
     first = fingerprint(PAYLOAD, FACTS)
     assert -(1 << 63) <= first < 1 << 63
     grown = replace(TABLE, marks=marks(relfilenode=77), pages=5, rows=10, leaves=(leaf(1, TABLE.name, 2),))

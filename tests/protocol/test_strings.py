@@ -1,4 +1,4 @@
-"""Columns in the server's encoding are decoded as each value by itself would be."""
+"""Decoding a column in the server's encoding gives the same as decoding each value alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_columns_are_decoded_as_their_values(values: list[bytes | None], encodin
     assert decoded(column, encoding, shown=True).to_pylist() == shown
 
 
-def test_zero_byte_is_no_text_where_values_are_kept_apart_by_it() -> None:
+def test_zero_byte_in_a_text_is_refused() -> None:
     with pytest.raises(NotText) as caught:
         decoded(pa.array([b"\xe9", b"a\0b"]), Encoding.of("WIN1252"))
     assert caught.value.row == 1

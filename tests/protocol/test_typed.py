@@ -1,4 +1,4 @@
-"""Typed rows: what does not fit, and the hash of a row."""
+"""Typed rows: values that do not fit their type, and the hash of a row."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DATE = Column(3, "day", PgType(1082, "date"))
 texts = st.none() | st.text(max_size=12)
 
 
-def test_what_fits_leaves_no_raw() -> None:
+def test_values_that_fit_have_no_raw_text() -> None:
     done = typed([pa.array(["1.5", None]), pa.array(["", None])], [NUMERIC, TEXT], 2)
     assert [str(value) for value in done.values[0].to_pylist()] == ["1.50", "None"]
     assert done.values[1].to_pylist() == ["", None]
     assert done.raw.null_count == 2
 
 
-def test_what_does_not_fit_stands_as_text() -> None:
+def test_values_that_do_not_fit_are_kept_as_text() -> None:
     text = [
         pa.array(["NaN", "1", "NaN", None]),
         pa.array(["a", "b", "c", "d"]),
@@ -40,15 +40,15 @@ def test_what_does_not_fit_stands_as_text() -> None:
     assert done.values[0].is_null().to_pylist() == [True, False, True, True]
 
 
-def test_chunks_and_slices_are_rows_like_others() -> None:
+def test_chunks_and_slices_are_typed_by_row() -> None:
     chunked = pa.chunked_array([["1", "NaN"], ["3"]])
     done = typed([chunked, pa.array(["x", "a", "b", "c"]).slice(1)], [NUMERIC, TEXT], 3)
     assert [value and dict(value) for value in done.raw.to_pylist()] == [None, {"amount": "NaN"}, None]
 
 
 @given(st.lists(st.tuples(texts, texts), max_size=20), st.integers(0, 20))
-def test_hash_is_the_rows_alone(rows: list[tuple[str | None, str | None]], start: int) -> None:
-    """Not of its place, of its neighbours, of the order of columns, of a column without values."""
+def test_hash_depends_only_on_the_values_of_the_row(rows: list[tuple[str | None, str | None]], start: int) -> None:
+    """The hash does not depend on the row's place, its neighbours, the order of columns, or a column without values."""
     left = pa.array([row[0] for row in rows], pa.string())
     right = pa.array([row[1] for row in rows], pa.string())
     whole = row_hash([left, right], ["a", "b"], len(rows))
@@ -59,23 +59,23 @@ def test_hash_is_the_rows_alone(rows: list[tuple[str | None, str | None]], start
     )  # fmt: skip
     assert part.equals(whole.slice(start))
     by_row = dict(zip(rows, whole.to_pylist(), strict=True))
-    # 64 bits: a collision among twenty rows would be a defect of the function.
+    # The hash has 64 bits: a collision among twenty rows would be a defect of the function.
     assert len(set(by_row.values())) == len(by_row)
 
 
-def test_hash_tells_alike_rows_apart() -> None:
+def test_similar_rows_have_different_hashes() -> None:
     rows = [("", None), (None, ""), ("a", "b"), ("b", "a"), ("ab", ""), ("\1", ""), ("\1\1", ""), ("a\1", "")]
     text = [pa.array([row[at] for row in rows], pa.string()) for at in (0, 1)]
     assert len(set(row_hash(text, ["x", "y"], len(rows)).to_pylist())) == len(rows)
 
 
 def test_hash_never_changes() -> None:
-    """Mirrors hold it: another function would find none of the rows copied before."""
+    """Mirrors store the hash: another function would not find the rows that were copied before."""
     text = [pa.array(["1", None, "größe"]), pa.array(["2024-01-01", "x" * 100, None])]
     fixed = [4091292991121921067, -3614613800946456788, 7368843869587773030]
     assert row_hash(text, ["id", "day"], 3).to_pylist() == fixed
 
 
-def test_identities_are_unlike_any_other() -> None:
+def test_row_identities_are_unique() -> None:
     both = row_identities(1000).to_pylist() + row_identities(1000).to_pylist()
     assert len(set(both)) == 2000

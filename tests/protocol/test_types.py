@@ -1,4 +1,4 @@
-"""The table of types, at its edges."""
+"""The table of types at its edges."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from tests.protocol.pg_types import (
 )
 
 UNFIT = object()
-"""What :func:`read` gives for a text that is there but does not fit."""
+"""What :func:`read` returns for a text that does not fit its type."""
 Read = list[Any]
 
 
 def read(texts: Sequence[str | None], of: PgType) -> Read:
-    """The cast values as Python has them, UNFIT where marked; checks what holds for every cast."""
+    """The cast values as Python values, or UNFIT. Checks what holds for every cast."""
     found = cast(pa.array(texts, pa.string()), of)
     found.values.validate(full=True)
     assert found.values.type == arrow_type(of)
@@ -85,23 +85,23 @@ def read(texts: Sequence[str | None], of: PgType) -> Read:
     ],
     ids=str,
 )  # fmt: skip
-def test_the_table_of_types(of: PgType, type_: pa.DataType) -> None:
+def test_each_type_has_its_arrow_type(of: PgType, type_: pa.DataType) -> None:
     assert arrow_type(of) == type_
 
 
-def test_elements_are_called_as_parquet_calls_them() -> None:
+def test_list_elements_have_parquets_name() -> None:
     assert arrow_type(array(INT4)).value_field.name == "element"
 
 
 @pytest.mark.parametrize(
     "of", [BOOL, INT8, FLOAT8, numeric(9, 2), DATE, TIMESTAMPTZ, BYTEA, TEXT, array(TEXT)], ids=str
 )
-def test_columns_of_nothing(of: PgType) -> None:
+def test_empty_and_null_columns_are_cast(of: PgType) -> None:
     assert read([], of) == []
     assert read([None, None], of) == [None, None]
 
 
-def test_any_form_of_text_column_is_taken() -> None:
+def test_every_kind_of_string_column_is_cast() -> None:
     texts = ["9", "1", None, "-2", "9"]
     for type_ in (pa.string(), pa.large_string(), pa.string_view()):
         whole = pa.array(texts, type_)
@@ -215,7 +215,7 @@ def test_timestamps_with_zone() -> None:
     assert read(outside, TIMESTAMPTZ) == [UNFIT] * 6
 
 
-def test_instants_count_by_their_year_in_utc() -> None:
+def test_instant_fits_by_its_year_in_utc() -> None:
     texts = ["0001-01-01 00:00:00+00", "0001-01-01 00:00:00+01", "0001-01-01 00:00:00-01"]
     assert read(texts, TIMESTAMPTZ) == [
         datetime.min.replace(tzinfo=UTC), UNFIT, datetime(1, 1, 1, 1, tzinfo=UTC)]  # fmt: skip
@@ -236,7 +236,7 @@ def test_instants_are_exact(instants: list[datetime | None]) -> None:
 
 
 def _as_timestamptz_out(at: datetime) -> str:
-    """Trailing zeros of the second cut off, and of the offset what is zero from the right."""
+    """Cuts trailing zeros of the seconds, and zero parts at the end of the offset."""
     text, sign, zone = at.isoformat(" ")[:-6], "+", at.utcoffset() or timedelta()
     text = at.replace(tzinfo=None).isoformat(" ")
     if "." in text:
@@ -253,12 +253,12 @@ def test_bytea() -> None:
 
 
 @given(st.lists(st.none() | st.binary(max_size=20), max_size=6))
-def test_any_bytes_come_back(values: list[bytes | None]) -> None:
+def test_bytea_round_trip(values: list[bytes | None]) -> None:
     assert read([None if value is None else rf"\x{value.hex()}" for value in values], BYTEA) == values
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False), max_size=6))
-def test_any_floats_come_back(values: list[float | None]) -> None:
+def test_float8_round_trip(values: list[float | None]) -> None:
     found = read([None if value is None else _as_float8_out(value) for value in values], FLOAT8)
     assert [None if x is None else struct.pack("d", x) for x in found] == [
         None if x is None else struct.pack("d", x) for x in values
@@ -300,7 +300,7 @@ def test_an_array_with_one_element_that_does_not_fit_does_not_fit() -> None:
 
 
 def test_null_lists_hold_no_elements() -> None:
-    # Parquet's writer refuses a NULL list that has any.
+    # Parquet's writer refuses a NULL list that has elements.
     values = cast(pa.array(["{1.50,NaN}", "{3.50}", None, "[0:0]={1.00}"]), array(numeric(10, 2))).values
     assert values.offsets.to_pylist() == [0, 0, 1, 1, 1]
 
@@ -320,7 +320,7 @@ def test_null_lists_hold_no_elements() -> None:
         (array(INT4), ""), (array(INT4), "{a}"), (array(INT4), "{1"), (array(INT4), "1,2"), (array(BOOL), "{true}"),
     ],
 )  # fmt: skip
-def test_what_no_server_writes_is_refused_and_not_told(of: PgType, text: str) -> None:
+def test_invalid_text_is_refused_without_its_value(of: PgType, text: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         read([None, text], of)
     assert caught.value.thing == f"type {of.name}"
@@ -340,7 +340,7 @@ EDGES = ["t", "1", "-1", "NaN", "Infinity", "1.50", "9" * 38, "9" * 39, "1e5", "
     texts=st.lists(st.none() | st.sampled_from(EDGES) | st.text("0123456789-+:. tfBCxNae\\", max_size=30), max_size=4),
     listed=st.booleans(),
 )
-def test_a_value_is_read_alike_whatever_stands_beside_it(of: PgType, texts: list[str | None], listed: bool) -> None:
+def test_value_is_read_independently_of_its_neighbours(of: PgType, texts: list[str | None], listed: bool) -> None:
     def outcome(texts: Sequence[str | None]) -> list[str] | None:
         try:
             return [repr(value) for value in read(texts, of)]

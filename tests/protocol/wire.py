@@ -1,4 +1,4 @@
-"""Messages written as a server writes them: the other direction of the codec."""
+"""Writes messages as a server does: the opposite direction of the codec."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def value(item: Value) -> bytes:
         return b"n"
     if item is UNCHANGED:
         return b"u"
-    # Bytes that are no text are surrogates here.
+    # Bytes that are not text are surrogates here.
     data = item.encode("utf-8", "surrogateescape")
     return b"t" + pack("!I", len(data)) + data
 
@@ -94,7 +94,7 @@ def truncate(message: Truncate) -> bytes:
 
 
 def message(of: AnyMessage) -> bytes:
-    """Any message, as outside of a block."""
+    """Any message, in its form outside of a block."""
     match of:
         case Insert() | Update() | Delete():
             return row_message(of)
@@ -137,7 +137,7 @@ def message(of: AnyMessage) -> bytes:
 
 
 def within(payload: bytes, xid: int) -> bytes:
-    """A message as it stands in a block of a stream."""
+    """A message in its form inside a block of a stream."""
     return payload[:1] + pack("!I", xid) + payload[1:]
 
 

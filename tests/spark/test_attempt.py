@@ -1,4 +1,4 @@
-"""A worker whose package, Python or pyarrow is not the driver's says so, and tries nothing."""
+"""A worker whose package, Python or pyarrow differs from the driver's reports this, and starts no work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def marking(path: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(versions()))
-def test_a_worker_that_has_another_tries_nothing(name: str, tmp_path: Path) -> None:
+def test_worker_with_another_version_starts_no_work(name: str, tmp_path: Path) -> None:
     packed = pickle.dumps((marking, str(tmp_path / "mark")))
     kind, told = attempted(packed, {**versions(), name: "another"})
     assert kind == Kind.OTHER
@@ -31,12 +31,12 @@ def test_a_worker_that_has_another_tries_nothing(name: str, tmp_path: Path) -> N
     assert (kind, pickle.loads(result)) == (Kind.DONE, "done")
 
 
-def test_a_worker_of_before_a_part_was_compared_lacks_it() -> None:
+def test_part_that_an_older_worker_does_not_report_is_missing() -> None:
     assert difference({}, {"pyarrow": "26"}) == "has pyarrow none, and the driver 26"
 
 
-def test_a_worker_without_the_package_says_so(tmp_path: Path) -> None:
-    """What a worker calls comes by value, and runs where only Python is."""
+def test_worker_without_the_package_reports_it(tmp_path: Path) -> None:
+    """The function that a worker calls is sent by value, and runs where only Python is installed."""
     (tmp_path / "call").write_bytes(cloudpickle.dumps(tasks._attempt()))
     code = (
         f"import sys; sys.path.append({str(Path(cloudpickle.__file__).parent.parent.parent)!r})\n"
@@ -61,7 +61,7 @@ def test_a_worker_without_the_package_says_so(tmp_path: Path) -> None:
          "executor: has no pyspark"),
     ],
 )  # fmt: skip
-def test_a_worker_that_spark_cannot_start_is_told_in_one_line(told: str, said: str) -> None:
+def test_worker_that_spark_cannot_start_is_reported_in_one_line(told: str, said: str) -> None:
     unfit = tasks._unfit(told)
     assert isinstance(unfit, MachineError)
     assert str(unfit).startswith(f"{said}; give the executors the driver's environment")

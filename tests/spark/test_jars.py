@@ -1,4 +1,4 @@
-"""Delta's jars: what is missing on the machine is said; two processes at once fetch once."""
+"""Delta's jars: missing requirements are reported, and two concurrent processes fetch the jars once."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _fake_java(folder: Path, version: str) -> Path:
     return folder
 
 
-def test_no_java_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_on_the_path_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError, match="no `java` on the PATH"):
         java_command()
 
 
-def test_no_java_under_java_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_under_java_home_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(MachineError, match=f"JAVA_HOME is {tmp_path}"):
         java_command()
@@ -57,9 +57,7 @@ def test_a_new_java_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ve
     assert java_command() == f"{home}/bin/java"
 
 
-def test_without_the_network_it_says_what_could_not_be_fetched(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jars_that_cannot_be_fetched_are_named(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REPOSITORY_VARIABLE, "http://127.0.0.1:9/maven2/")
     with pytest.raises(MachineError) as caught:
         delta_jars()
@@ -67,7 +65,7 @@ def test_without_the_network_it_says_what_could_not_be_fetched(
     assert told.startswith("Delta Lake ")
     assert "could not be fetched" in told
     assert "\n" not in told
-    # Nothing is left that the next try would take for a result.
+    # No file is left that the next call would take for a result.
     assert [path.suffix for path in (empty_cache / "pgcdc_assets" / "jars").iterdir()] == [".lock"]
 
 
@@ -78,7 +76,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
         delta_jars()
 
 
-def test_only_what_pyspark_lacks() -> None:
+def test_only_jars_that_pyspark_lacks_are_fetched() -> None:
     own = {jar.name for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
     found = {jar.name for jar in delta_jars()}
     assert not found & own
@@ -88,7 +86,7 @@ def test_only_what_pyspark_lacks() -> None:
 
 
 def _copied_cache(folder: Path) -> Path:
-    """A copy of the cached jars, as the cache of this test."""
+    """A copy of the cached jars, for a test that changes them."""
     jars = delta_jars()[0].parent
     shutil.copytree(jars, folder / "pgcdc_assets" / "jars" / jars.name)
     return folder / "pgcdc_assets" / "jars" / jars.name
@@ -129,7 +127,7 @@ def test_a_fetched_jar_that_is_not_the_pinned_one_is_not_kept(
 
 
 @pytest.mark.long
-def test_two_processes_at_once_fetch_once(empty_cache: Path) -> None:
+def test_two_concurrent_processes_fetch_the_jars_once(empty_cache: Path) -> None:
     code = "from pgcdc_assets.spark.jars import delta_jars; print(len(delta_jars()))"
     both = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))

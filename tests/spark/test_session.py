@@ -1,4 +1,4 @@
-"""The session: tasks, sessions for one commit."""
+"""The Spark session and its tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def marking(folder: str) -> None:
     (Path(folder) / f"{os.getpid()}-{os.urandom(8).hex()}").touch()
 
 
-def test_the_session_leaves_our_handlers_of_signals_in_force(spark: SparkSession) -> None:
+def test_session_keeps_our_signal_handlers(spark: SparkSession) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "as tests/conftest.py set it"
 
 
@@ -58,7 +58,7 @@ def test_each_spec_runs_once(spark: SparkSession, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_an_error_of_ours_arrives_as_itself(spark: SparkSession) -> None:
+def test_error_of_our_own_keeps_its_class(spark: SparkSession) -> None:
     with pytest.raises(ProtocolError) as caught:
         run_tasks(spark, refusing, [1, 2, 3])
     assert str(caught.value) == "message I: is not so, at LSN 0/5; look"

@@ -1,5 +1,3 @@
-"""Modules that Spark starts in its Python workers."""
-
 from __future__ import annotations
 
 WORKERS = {
@@ -8,6 +6,6 @@ WORKERS = {
     "mirror.delta.projection", "delta.vectors",
     "spark.attempt",
 }  # fmt: skip
-"""Imported by Spark's Python workers for each job: neither Spark nor psycopg, by any way."""
+"""Modules that Spark's Python workers import for each job. They import neither Spark nor psycopg, even indirectly."""
 READ_THE_SOURCE = {"mirror.delta.copytask"}
-"""Workers that connect to the source, with psycopg."""
+"""Workers that connect to the source with psycopg."""

@@ -1,4 +1,4 @@
-"""A server of every version, each started once, and what the receiver made of the workload on it."""
+"""A server of each version, started once, and the log that the receiver made of the workload on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.versions.workload import LISTS_SINCE, TABLES, Workload, make, publish
 def version_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedServer]:
-    """Of the version that the test names; one server for all its tests."""
+    """A server of the version that the test names. All tests of a version share it."""
     folder = tmp_path_factory.mktemp(f"pg{request.param}") / "server"
     with new_server(folder, request.param, settings=TEST_SETTINGS) as server:
         yield server
@@ -37,7 +37,7 @@ def version_server(
 
 @dataclass
 class Received:
-    """The workload received in several runs; ``raw`` is a slot that stands before all of it."""
+    """The workload, received in several runs. ``raw`` is a slot that began before the workload."""
 
     database: Database
     journal: Journal
@@ -48,7 +48,7 @@ class Received:
 
     @cached_property
     def derived(self) -> Derived:
-        """All of it, without Spark."""
+        """The feeds of the whole log, derived without Spark."""
         return Derived.of(self.journal, self.log, self.publications)
 
     @property
@@ -56,7 +56,7 @@ class Received:
         return self.database.server.version
 
     def receive(self) -> None:
-        """One run up to where the source stands now."""
+        """One run to the source's current position."""
         row = self.journal.conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
         turn = len(self.boundaries)
@@ -92,7 +92,7 @@ def received(version_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFa
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The oldest and the newest version, and in the long set all, unless the test names its versions."""
+    """Uses the oldest and newest version, in the long set all versions, unless the test names its versions."""
     if "version_server" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("versions")

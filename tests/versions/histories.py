@@ -1,4 +1,4 @@
-"""Histories of several sessions at once, as steps for hypothesis: savepoints, structure, and rows of all kinds."""
+"""Histories of several concurrent sessions, as steps for hypothesis: savepoints, structure, and rows of all kinds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 SESSIONS: Final = 3
 IMMEDIATE_SINCE: Final = 16
-"""Each change can be a block of its own."""
+"""From this version on, each change can be its own block."""
 SETUP: Final = """
 CREATE TABLE bag (id int, v text); ALTER TABLE bag REPLICA IDENTITY FULL;
 CREATE TYPE mood AS ENUM ('ok');
@@ -46,7 +46,7 @@ END $$
 
 
 class Action(StrEnum):
-    """What a session does. A table of its own (``own``) is written and altered by no other."""
+    """What a session does. Only the session itself writes and alters its own table (``own``)."""
 
     LOOK = "look"
     """The receiver catches up."""
@@ -57,7 +57,7 @@ class Action(StrEnum):
     COMMIT = "commit"
     ROLLBACK = "rollback"
     PREPARE = "prepare"
-    """It goes on with another transaction; that one ends with :attr:`END`, or before it is in the way."""
+    """The session then begins another transaction. The prepared one ends with :attr:`END`, or when it is in the way."""
     END = "commit or rollback prepared"
     INSERT = "INSERT INTO a SELECT g, repeat('x', 300) FROM {rows}"
     BAG = "INSERT INTO bag SELECT g, repeat('y', 300) FROM {rows}"
@@ -70,7 +70,7 @@ class Action(StrEnum):
     KEYS = "UPDATE {own} SET id = -id WHERE id % 11 = 0"
     DELETE = "DELETE FROM {own} WHERE id % 5 = 1"
     CAUGHT = "caught"
-    """A part that fails, in a subtransaction of the server's own."""
+    """A block that fails, in a subtransaction that the server creates."""
     TRUNCATE = "TRUNCATE {own}"
     ADD = "ALTER TABLE {own} ADD c{first} int DEFAULT 7"
     DROP = "drop a column"
@@ -95,7 +95,7 @@ class Step:
     session: int
     action: Action
     count: int
-    """Rows that it inserts."""
+    """The number of rows to insert."""
 
 
 def histories(actions: Sequence[Action] = ALL, *, least: int = 20, most: int = 50) -> st.SearchStrategy[list[Step]]:
@@ -105,29 +105,30 @@ def histories(actions: Sequence[Action] = ALL, *, least: int = 20, most: int = 5
 
 @dataclass
 class Sessions:
-    """Connections that play histories, one after the other; the first one's transactions have an origin."""
+    """Connections that play histories, one history after the other. Transactions of the first connection have an
+    origin."""
 
     connections: Sequence[psycopg.Connection]
     look: Callable[[], object]
     beside: Sequence[psycopg.Connection] = ()
-    """One for each, to end what it has prepared; the first one's has the origin, too."""
+    """A second connection for each session, which ends its prepared transaction. The first one has the origin, too."""
     _depth: list[int] = field(default_factory=lambda: [-1] * SESSIONS)
-    """Savepoints that are open; -1 outside of a transaction."""
+    """The number of open savepoints, or -1 outside of a transaction."""
     _next: int = 0
     _prepared: set[int] = field(default_factory=set)
-    """Sessions of which a transaction is prepared. They use one gid each, over and over."""
+    """Sessions that have a prepared transaction. Each session uses one gid again and again."""
 
     def play(self, steps: Sequence[Step]) -> None:
-        """Step by step; what stands open at the end is committed."""
+        """Plays the steps. Transactions that are open at the end are committed."""
         for number, conn in enumerate(self.connections):
-            # Of an example that failed.
+            # Ends the transaction of an earlier example that failed.
             conn.execute("ROLLBACK")
             self._end_prepared(number, "ROLLBACK")
             conn.execute("SET lock_timeout = '20s'")
             self._depth[number] = -1
         for number in range(SESSIONS):
             self.connections[0].execute(_OWN.format(f"own{number}").encode())
-        # One that has been sent in part, whatever else is drawn.
+        # This transaction is always sent in part.
         for step in [Step(1, Action.BEGIN, 0), Step(1, Action.INSERT, 300), Step(1, Action.LOOK, 0), *steps]:
             self._play(step)
         for number in range(SESSIONS):
@@ -167,7 +168,7 @@ class Sessions:
         return f"{self.connections[number].info.dbname} {number}"
 
     def _end_prepared(self, number: int, how: str) -> None:
-        """By a session that may have a transaction open: on a connection beside it."""
+        """Uses the second connection, since the session may have an open transaction."""
         if number in self._prepared:
             self._prepared.remove(number)
             self.beside[number].execute(f"{how} PREPARED '{self._gid(number)}'".encode())
@@ -187,6 +188,6 @@ class Sessions:
         else:
             statement = step.action.format(rows=rows, own=own, first=first)
         if "{own}" in step.action or step.action is Action.CAUGHT or step.action is Action.DROP:
-            # It may hold locks on the table.
+            # The prepared transaction may hold locks on the table.
             self._end_prepared(number, "COMMIT" if step.count % 3 else "ROLLBACK")
         self.connections[number].execute(statement.encode())

@@ -1,4 +1,4 @@
-"""Each version of the server takes the options that it is asked for."""
+"""Each version of the server accepts the options that are requested from it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.versions.histories import IMMEDIATE_SINCE
 
 
 @pytest.mark.long
-def test_each_version_takes_what_it_is_asked_for(version_server: EmbeddedServer) -> None:
-    """And, before 16, nothing more: its errors would end each start."""
+def test_each_version_accepts_the_requested_options(version_server: EmbeddedServer) -> None:
+    """Before 16, the server refuses the options of newer versions, so they must not be requested."""
     version = version_server.version
     asked = [PluginOptions.of(version, streaming=True), PluginOptions.of(version, origins=Origins.NONE)]
     asked += [PluginOptions.of(version, streaming=True, two_phase=True)] if version > 14 else []
@@ -31,7 +31,7 @@ def test_each_version_takes_what_it_is_asked_for(version_server: EmbeddedServer)
 
 
 def _start(database: Database, options: PluginOptions) -> None:
-    """With a slot of its own: one of a session that was just left may be there for a moment yet."""
+    """Starts a stream with its own slot: the slot of an earlier session may still exist for a moment."""
     with ReplicationConnection.open(database.conninfo) as walsender:
         slot = walsender.create_slot(f"t_{database.name}_{secrets.token_hex(4)}", temporary=True)
         walsender.start(slot.name, slot.consistent_point, ["p"], options)

@@ -1,4 +1,4 @@
-"""The setting ``origin`` on every version: by the server from 16 on, by the receiver before."""
+"""The setting ``origin`` on every version. From 16 on the server filters by origin, before 16 the receiver does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def source(version_server: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
 
 
 def write(source: Source) -> None:
-    """Own transactions around those of an origin, the last of which is the newest of all."""
+    """Local transactions and transactions with an origin. The newest transaction has an origin."""
     name = f"o_{source.database.name}"
     source.run("INSERT INTO a VALUES (1, 'own')", f"SELECT pg_replication_origin_session_setup('{name}')")
     source.run("INSERT INTO a VALUES (2, 'theirs')")
@@ -38,7 +38,7 @@ def write(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_none_leaves_out_what_came_by_replication(source: Source) -> None:
+def test_origin_none_leaves_out_replicated_transactions(source: Source) -> None:
     log = source.log()
     write(source)
     end = source.lsn()
@@ -46,8 +46,8 @@ def test_none_leaves_out_what_came_by_replication(source: Source) -> None:
     assert [row["kind"] for row in rows(log, "commit_lsn IS NOT NULL")] == ["I", "C", "I", "C"]
     assert [row["kind"] for row in rows(log, "commit_lsn IS NULL AND kind = 'M'")] == ["M"]
     assert {row["origin"] for row in rows(log)} == {None}
-    # The end of what is left out is a position like any other, and confirmed. A goal need not be one: where the server
-    # writes on by itself, the run ends at the last boundary below it.
+    # The end of a transaction that is left out is a position like any other, and it is confirmed. A goal need not be a
+    # boundary: where the server writes records of its own, the run ends at the last boundary below the goal.
     source.receive(log, source.lsn(), origin="none")
     assert log.position() >= end
     assert source.confirmed(log) == log.position()
@@ -55,9 +55,9 @@ def test_none_leaves_out_what_came_by_replication(source: Source) -> None:
 
 @pytest.mark.versions(14, 15)
 @pytest.mark.parametrize("sets", [True, False], ids=["sets it", "resets it"])
-def test_a_session_that_changes_its_origin_in_a_large_transaction(source: Source, sets: bool) -> None:
-    """The server does not leave it out, so it comes whole, with the origin of its commit. In progress the first half
-    would have come with another one."""
+def test_large_transaction_that_changes_its_origin_is_received_whole(source: Source, sets: bool) -> None:
+    """The server does not filter this transaction, so it must come whole, with the origin of its commit. If it came in
+    progress, its first half would have another origin."""
     little_memory(source)
     log = source.log()
     reset = "SELECT pg_replication_origin_session_reset()"
@@ -78,7 +78,7 @@ def test_a_session_that_changes_its_origin_in_a_large_transaction(source: Source
 
 
 @pytest.mark.long
-def test_any_takes_all_with_their_origins(source: Source) -> None:
+def test_origin_any_takes_all_transactions_with_their_origins(source: Source) -> None:
     log = source.log()
     write(source)
     source.receive(log, source.lsn())
@@ -89,13 +89,14 @@ def test_any_takes_all_with_their_origins(source: Source) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [("any", "none"), ("none", "any")])
-def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: str, second: str) -> None:
-    """As after a kill before a confirmation: what comes again, or does not, is no sign of another source."""
+def test_origin_setting_may_change_while_the_slot_is_behind(source: Source, first: str, second: str) -> None:
+    """As after a kill before a confirmation. Transactions that are repeated or missing do not mean another source."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
     write(source)
-    # A change of its own behind the others: a run may end right above what it takes last, and below what is left out.
+    # A local change at the end. A run may end right above the last transaction that it takes, below those it leaves
+    # out.
     source.run("INSERT INTO a VALUES (8, 'own')")
     source.receive(log, source.lsn(), origin=first)
     before = len(rows(log))
@@ -107,10 +108,10 @@ def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: 
 
 
 @pytest.mark.versions(16, 18)
-def test_two_that_replicate_to_each_other_bring_each_change_once(
+def test_servers_that_replicate_to_each_other_send_each_change_once(
     version_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """By subscriptions of PostgreSQL's own, both ways."""
+    """Two servers replicate to each other by PostgreSQL's own subscriptions."""
     with (
         fresh_database(version_server) as one, fresh_database(version_server) as two,
         one.connect() as first, two.connect() as second,
@@ -151,7 +152,7 @@ def test_two_that_replicate_to_each_other_bring_each_change_once(
 @pytest.mark.long
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("structure", ["SELECT 1", "CREATE TEMP TABLE t ()"])
-def test_none_leaves_out_what_is_streamed(source: Source, structure: str) -> None:
+def test_origin_none_leaves_out_streamed_transactions(source: Source, structure: str) -> None:
     """A stream does not name the origin of a transaction that begins with a change of the catalog."""
     name = f"o_{source.database.name}"
     little_memory(source)
@@ -168,8 +169,8 @@ def test_none_leaves_out_what_is_streamed(source: Source, structure: str) -> Non
 
 @pytest.mark.long
 @pytest.mark.versions(14, 18)
-def test_a_large_transaction_of_other_tables_ends_no_connection(source: Source) -> None:
-    """Blocks of it come, and name no origin: there is nothing that could have one."""
+def test_large_transaction_of_other_tables_causes_no_reconnect(source: Source) -> None:
+    """Its blocks name no origin and hold no published change, so the receiver needs no origin for them."""
     source.run("CREATE TABLE foreign_table (id int, v text)")
     little_memory(source)
     log = source.log()

@@ -1,4 +1,4 @@
-"""Receive and decode on every supported version: the log, played back, is the source at each boundary."""
+"""Receiving and decoding on every supported version: the log gives the source's rows at each boundary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EMPTY_TRANSACTIONS_UNTIL = 14
 """From 15 on, pgoutput sends nothing for a transaction without published changes."""
 
 
-def test_the_log_is_the_source_at_every_boundary(received: Received) -> None:
+def test_log_equals_the_source_at_every_boundary(received: Received) -> None:
     derived, whole = received.derived, [received.log.start, *received.boundaries]
     for table in derived.tables:
         if title(table) in TABLES:
@@ -32,7 +32,7 @@ def test_the_log_is_the_source_at_every_boundary(received: Received) -> None:
 
 
 @pytest.mark.long
-def test_the_log_is_the_source_at_the_end(received: Received) -> None:
+def test_log_equals_the_source_at_the_end(received: Received) -> None:
     for table in (*TABLES, ALTERED):
         schema, name = table.split(".", 1)
         columns, expected = source_rows(received.journal.conn, schema, name)
@@ -43,7 +43,7 @@ def test_the_log_is_the_source_at_the_end(received: Received) -> None:
 
 
 def rows_of(received: Received, name: str, columns: list[str]) -> Rows:
-    """What the whole log makes of a table."""
+    """The rows of a table that the whole log gives."""
     derived = received.derived
     (table,) = [table for table in derived.tables if title(table) == name]
     shutil.rmtree(path_of(derived.layout.mirror(table.name)), ignore_errors=True)
@@ -52,7 +52,7 @@ def rows_of(received: Received, name: str, columns: list[str]) -> Rows:
     return mirror.rows(columns)
 
 
-def test_transactions_stand_whole_in_the_order_of_their_commits(received: Received) -> None:
+def test_transactions_are_whole_and_in_commit_order(received: Received) -> None:
     commits = {int(xid): Lsn.parse(lsn) for xid, lsn in received.journal.commits().items()}
     found = rows(received.log, "kind IN ('I', 'U', 'D', 'T', 'C')")
     assert {row["commit_lsn"] for row in found if row["xid"] in commits} <= set(commits.values())
@@ -69,7 +69,7 @@ def test_transactions_stand_whole_in_the_order_of_their_commits(received: Receiv
     assert begins[0]["commit_lsn"] > commits_first[0]["commit_lsn"]
 
 
-def test_messages_and_origins(received: Received) -> None:
+def test_log_has_messages_and_origins(received: Received) -> None:
     found = {row["tx_ordinal"]: decode(row["payload"], Lsn(0)) for row in rows(received.log, "kind = 'M'")}
     told = {m.prefix: (m.transactional, m.content) for m in found.values() if isinstance(m, LogicalMessage)}
     assert told == {"loose": (False, b"between"), "held": (True, b"inside")}
@@ -77,7 +77,7 @@ def test_messages_and_origins(received: Received) -> None:
     assert origins == {None, f"o_{received.database.name}"}
 
 
-def test_empty_transactions_leave_nothing(received: Received) -> None:
+def test_empty_transactions_leave_no_rows(received: Received) -> None:
     """PostgreSQL 14 sends Begin and Commit of transactions that changed nothing published."""
     raw = _raw(received)
     empty = sum(one[:1] + two[:1] == b"BC" for one, two in pairwise(raw))
@@ -88,7 +88,7 @@ def test_empty_transactions_leave_nothing(received: Received) -> None:
     assert ordinals == []
 
 
-def test_parts_of_tables(received: Received) -> None:
+def test_tables_published_in_part_are_received_in_part(received: Received) -> None:
     """Row filters, column lists and FOR TABLES IN SCHEMA."""
     if received.version < LISTS_SINCE:
         pytest.skip(f"PostgreSQL {received.version} has no row filters, column lists or schemas in publications")
@@ -104,7 +104,7 @@ def test_parts_of_tables(received: Received) -> None:
 
 
 def _raw(received: Received) -> list[bytes]:
-    """The server's own messages, by SQL, from a slot of their own."""
+    """The server's own messages, read by SQL through a separate slot."""
     names = ",".join(received.publications)
     found = received.journal.conn.execute(
         "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"

@@ -1,4 +1,4 @@
-"""What ``setup`` says of a source depends on what its version does."""
+"""What ``setup`` reports depends on the source's version."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NULLS = "has NULL in a column that came with a default"
 @pytest.mark.parametrize(
     ("via_root", "key", "warned"), [("true", "", True), ("false", "", False), ("true", "PRIMARY KEY", False)]
 )
-def test_old_images_with_nulls_are_warned_of(
+def test_setup_warns_of_old_images_with_nulls(
     version_server: EmbeddedServer, via_root: str, key: str, warned: bool
 ) -> None:
-    """Only for tables without a key: their rows are found by all of their values."""
+    """The warning is only for tables without a key, whose rows are found by all their values."""
     with fresh_database(version_server) as database, database.connect() as conn:
         conn.execute(f"CREATE TABLE t (id int {key}, v text) PARTITION BY RANGE (id)".encode())
         conn.execute("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)")

@@ -1,6 +1,6 @@
-"""Setup, copy, changes and verify on the oldest and the newest server: each published boundary is the source.
+"""Setup, copy, changes and verify on the oldest and newest server: each published boundary equals the source.
 
-The newest is what all other tests of whole runs stand on.
+All other tests of whole runs use the newest server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.long
 @pytest.mark.versions(14, long=[18])
-def test_copy_and_changes(
+def test_points_equal_the_source_after_copy_and_changes(
     version_server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -57,13 +57,13 @@ def _whole_path(server: EmbeddedServer, spark: SparkSession) -> None:
         assert journal.assert_published(rig.lake) >= 3
         rig.assert_equal(*TABLES, ALTERED)
         assert _verified(rig).ok
-        # The insert position then stands behind a page's header, where no record ends.
+        # The insert position is then after a page header, where no record ends.
         conn.execute("SELECT pg_switch_wal()")
         assert _verified(rig).ok
 
 
 def _verified(rig: Rig) -> VerifyReport:
-    """The project's own proof, beside ours."""
+    """Runs `verify` in addition to the comparison by the oracle."""
     catalog, points = load_catalog(CATALOG_FILE), ConsistentPoints(rig.settings.layout)
     assert catalog is not None
     with place_verify_request(rig.settings.layout) as request:

@@ -1,4 +1,4 @@
-"""One workload for servers of every version: all that a stream may carry, in a few dozen transactions."""
+"""One workload for servers of every version: everything that a stream may contain, in a few dozen transactions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import psycopg
 from tests.fix_postgres import Database
 
 LISTS_SINCE = 15
-"""Row filters, column lists, FOR TABLES IN SCHEMA."""
+"""The first version with row filters, column lists, and FOR TABLES IN SCHEMA."""
 GENERATED_SINCE = 18
-"""Generated columns in the stream."""
+"""The first version with generated columns in the stream."""
 
 TABLES = (
     "public.families", "public.toast", "public.bag", "public.indexed", "public.pair", "public.root",
     "Odd Schema.Select", "public.emptied",
 )  # fmt: skip
-"""Published whole, on every version; they keep their columns."""
+"""Tables that are published whole on every version and keep their columns."""
 ALTERED = "public.altered"
 
 DDL = """
@@ -63,7 +63,7 @@ _BIG = "repeat(md5(id::text), 200)"
 
 
 class Workload:
-    """Writes through two sessions; ``database`` holds nothing but DDL above."""
+    """Writes through two sessions. ``database`` has only the tables of ``DDL``."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -71,7 +71,7 @@ class Workload:
         self.version = database.server.version
 
     def before(self) -> None:
-        """Rows that a copy finds."""
+        """Rows that exist before a copy."""
         self._run("INSERT INTO toast SELECT id, 0, repeat('old', 2000) FROM generate_series(1001, 1010) id")
         self._run("INSERT INTO root SELECT g, g % 3, 'old' FROM generate_series(1001, 1009) g")
         self._run("INSERT INTO emptied VALUES (1001, 'old')", "INSERT INTO bag VALUES (1001, 'old'), (1001, 'old')")
@@ -99,7 +99,7 @@ class Workload:
                   'UPDATE "Odd Schema"."Select" SET "from" = 3 WHERE "from" = 2')  # fmt: skip
 
     def transactions(self) -> None:
-        """Subtransactions, interleaving, prepared ones, truncates, empty ones, origins and messages."""
+        """Subtransactions, interleaved, prepared and empty transactions, truncates, origins and messages."""
         self._run("BEGIN; INSERT INTO pair VALUES (100, 's', 'kept'); SAVEPOINT one;"
                   "INSERT INTO pair VALUES (101, 's', 'gone'); SAVEPOINT two;"
                   "UPDATE pair SET v = 'gone' WHERE b = 's'; ROLLBACK TO one;"
@@ -128,7 +128,7 @@ class Workload:
                   "UPDATE altered SET more = ARRAY[id] WHERE id = 2")  # fmt: skip
 
     def lists(self) -> None:
-        """Tables of which but a part is published (15 and later)."""
+        """Tables that are published in part (15 and later)."""
         assert self.version >= LISTS_SINCE
         self._run("INSERT INTO filtered SELECT g, g * 10, 'x' FROM generate_series(1, 6) g",
                   "UPDATE filtered SET v = 45 WHERE id = 1; UPDATE filtered SET v = 1 WHERE id = 6",
@@ -138,7 +138,7 @@ class Workload:
                   "INSERT INTO whole_schema.inside VALUES (1); DELETE FROM whole_schema.inside;"
                   "INSERT INTO whole_schema.inside VALUES (2)")  # fmt: skip
 
-    # Within -----------------------------------------------------------------------------------------
+    # Parts ----------------------------------------------------------------------------------------
 
     def _prepared(self, end: str, key: int) -> None:
         with self._database.connect() as conn:
@@ -164,7 +164,7 @@ class Workload:
 
 
 def make(conn: psycopg.Connection[Any], version: int) -> None:
-    """The tables; those of which a part is to be published where the server can do that."""
+    """Creates the tables, including those published in part if the server supports this."""
     conn.execute(DDL.encode())
     if version >= LISTS_SINCE:
         conn.execute(
@@ -175,7 +175,7 @@ def make(conn: psycopg.Connection[Any], version: int) -> None:
 
 
 def publish(conn: psycopg.Connection[Any], version: int, name: str) -> tuple[str, ...]:
-    """Publications of the tables but ``outside``, as far as the server can make them; their names."""
+    """Publishes all tables except ``outside``, as far as the server can. Returns the names of the publications."""
     listed = ["families", "toast", "bag", "indexed", "pair", "root", '"Odd Schema"."Select"', "emptied", "altered"]
     options = " WITH (publish_generated_columns = stored)" if version >= GENERATED_SINCE else ""
     if version < LISTS_SINCE:
@@ -183,6 +183,6 @@ def publish(conn: psycopg.Connection[Any], version: int, name: str) -> tuple[str
         return (name,)
     listed += ["filtered WHERE (v > 30)", "listed (id, shown)"]
     conn.execute(f"CREATE PUBLICATION {name} FOR TABLE {', '.join(listed)}{options}".encode())
-    # A schema and a column list may not stand in one publication.
+    # A publication cannot have both a schema and a column list.
     conn.execute(f"CREATE PUBLICATION {name}_schema FOR TABLES IN SCHEMA whole_schema".encode())
     return name, f"{name}_schema"

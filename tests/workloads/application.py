@@ -1,6 +1,6 @@
-"""What an application is made of: its data model, its traffic, its nightly job, its migrations, and what it keeps true.
+"""The parts of an application: data model, traffic, nightly job, migrations, and invariants.
 
-The SQL is written as the frameworks emit it; the applications themselves are inventions of this project.
+The SQL has the form that the frameworks send. The applications are inventions of this project.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 import psycopg
 
 Request = Callable[["Session"], None]
-"""What one visitor causes: a transaction as a whole; savepoints inside it are the request's own."""
+"""What one visitor causes: one transaction. The request itself makes savepoints inside it."""
 
 
 class RolledBack(Exception):
-    """A request that the application gives up after it has written: a validation failed, a service was not there."""
+    """The application gives up a request after it has written, because a validation or a service failed."""
 
 
 @dataclass
 class Session:
-    """One connection of the application, its own random numbers, and the longest statement that it waited for."""
+    """One connection of the application, with its own random numbers and its slowest request."""
 
     conn: psycopg.Connection[Any]
     random: Random
@@ -33,7 +33,7 @@ class Session:
         return self.conn.execute(statement.encode(), values or None)
 
     def row(self, statement: str, *values: Any) -> tuple[Any, ...]:
-        """The first row; a request that finds nothing to work on ends here."""
+        """The first row. Without a row, the request ends here."""
         row: tuple[Any, ...] | None = self.execute(statement, *values).fetchone()
         if row is None:
             raise RolledBack
@@ -43,14 +43,14 @@ class Session:
         return self.row(statement, *values)[0]
 
     def pick(self, table: str, key: str = "id", where: str = "true") -> Any:
-        """Some row's key. ``where`` keeps to the rows that the request may use."""
+        """The key of a random row. ``where`` selects the rows that the request may use."""
         found = self.execute(f"SELECT {key} FROM {table} WHERE {where} ORDER BY {key} LIMIT 500").fetchall()
         if not found:
             raise RolledBack
         return self.random.choice(found)[0]
 
     def text(self, length: int) -> str:
-        """Words that hardly compress, with what people type."""
+        """Text that hardly compresses, with odd characters."""
         words = ("naïve", "日本語", "🐘", "tab\there", "O'Hara", 'say "so"', "back\\slash", "{a,b}", "NULL", "", "\n")
         made = [self.random.choice(words), f"{self.random.getrandbits(64):x}"]
         while sum(map(len, made)) < length:
@@ -60,19 +60,19 @@ class Session:
 
 @dataclass(frozen=True)
 class Migration:
-    """``steps`` are sent one by one, and each is a transaction; traffic goes on between them."""
+    """Each step is sent as its own transaction. Traffic goes on between the steps."""
 
     name: str
     steps: tuple[str, ...]
     setup: bool = False
-    """Makes tables, so that whoever deploys it runs `pgcdc setup` afterwards."""
+    """Whether it creates tables, so that the operator runs `pgcdc setup` afterwards."""
 
 
 @dataclass(frozen=True)
 class Invariant:
-    """A query that finds what may not be, over tables named by ``tables`` (alias to schema.table).
+    """A query for rows that must not exist, over ``tables`` (alias to schema.table).
 
-    Every transaction of the application keeps it, so each consistent point of the lake does.
+    Every transaction of the application keeps the invariant, so each consistent point must keep it as well.
     """
 
     name: str
@@ -86,9 +86,9 @@ class Application:
     model: str
     """The schema, as SQL."""
     requests: Mapping[Request, int]
-    """What visitors do, and how often in relation to each other."""
+    """The requests and their relative frequency."""
     rejected: Request
-    """The one of them that always ends in a rollback."""
+    """The request that always ends in a rollback."""
     nightly: Request
     migrations: tuple[Migration, ...]
     invariants: tuple[Invariant, ...]

@@ -1,5 +1,5 @@
-"""A forum, in the manner of Rails: bigserial keys, timestamps(6), polymorphic rows, counter caches, jsonb, enums as
-integers, join tables without a key, versions of migrations in a table with a text key."""
+"""A forum as in Rails: bigserial keys, timestamps(6), polymorphic rows, counter caches, jsonb, enums as integers, join
+tables without a key, versions of migrations in a table with a text key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ INSERT INTO tags_topics SELECT g % 8 + 1, g FROM generate_series(1, 20) g;
 
 
 def sign_up(session: Session) -> None:
-    """create_or_find_by: the insert in a savepoint, and the row of another where the index refuses it."""
+    """create_or_find_by: inserts in a savepoint, and uses the existing row if the index refuses the insert."""
     email = f"user{session.random.randint(1, 60)}@example.com"
     try:
         with session.conn.transaction():
@@ -97,7 +97,7 @@ def _post(session: Session, topic: int, user: int, length: int) -> None:
 
 
 def edit_post(session: Session) -> None:
-    """The long body stays as it is in one of two cases, and is not sent again."""
+    """In half of the cases the long body does not change, and so is not sent again."""
     post = session.pick("posts")
     if session.random.random() < 0.5:
         session.execute("UPDATE posts SET score = score + 1, updated_at = clock_timestamp() WHERE id = %s", post)
@@ -117,7 +117,7 @@ def delete_post(session: Session) -> None:
 
 
 def delete_topic(session: Session) -> None:
-    """Its posts go by the foreign key's cascade."""
+    """The cascade of the foreign key deletes the posts."""
     topic = session.pick("topics")
     session.execute("SELECT 1 FROM topics WHERE id = %s FOR UPDATE", topic)
     session.execute(
@@ -146,7 +146,7 @@ def mark_read(session: Session) -> None:
 
 
 def change_preferences(session: Session) -> None:
-    """Optimistic locking: another's update in between is a stale object."""
+    """Optimistic locking: fails with a stale object if another request updated the row."""
     user = session.pick("users")
     version = session.value("SELECT lock_version FROM users WHERE id = %s", user)
     updated = session.execute(
@@ -173,13 +173,13 @@ def view(session: Session) -> None:
 
 
 def rejected(session: Session) -> None:
-    """An after_save callback fails when all has been written."""
+    """An after_save callback fails after everything has been written."""
     open_topic(session)
     raise RolledBack
 
 
 def imported(session: Session) -> None:
-    """A long transaction of many savepoints, some of which are rolled back."""
+    """A long transaction with many savepoints, some of which are rolled back."""
     for number in range(12):
         try:
             with session.conn.transaction():
@@ -198,7 +198,7 @@ def nightly(session: Session) -> None:
 
 
 def _versioned(version: int, *statements: str) -> str:
-    """A migration is a transaction, and writes down its version."""
+    """A migration is one transaction, and records its version."""
     return "; ".join([*statements, f"INSERT INTO schema_migrations (version) VALUES ('{version}')"])
 
 
@@ -239,7 +239,8 @@ MIGRATIONS = (
         "SwapPageViews",
         (
             "CREATE TABLE page_views_new (LIKE page_views INCLUDING ALL)",
-            # Locked first: the nightly TRUNCATE restarts the sequence, which must not happen between copy and swap.
+            # The lock comes first: the nightly TRUNCATE restarts the sequence, which must not happen between copy and
+            # swap.
             _versioned(
                 20260209000000,
                 "LOCK TABLE page_views",

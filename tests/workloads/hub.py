@@ -1,5 +1,5 @@
-"""A hub for many tenants, in the manner of Hibernate and Prisma: uuid keys and a shared sequence, optimistic versions,
-soft deletes, enums and arrays, audit by triggers, an outbox and a queue of jobs, events in partitions by month."""
+"""A hub for many tenants as in Hibernate and Prisma: uuid keys and a shared sequence, optimistic versions, soft
+deletes, enums and arrays, audit triggers, an outbox, a queue of jobs, events in monthly partitions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ INSERT INTO hub.event (at, tenant_id, what)
 
 
 def invite(session: Session) -> None:
-    """UPSERT: who was deleted softly is back."""
+    """UPSERT: restores an account that was deleted softly."""
     session.execute(
         "INSERT INTO hub.account (tenant_id, email, labels) VALUES (%s, %s, %s) ON CONFLICT (tenant_id, email)"
         ' DO UPDATE SET "deletedAt" = NULL, version = account.version + 1',
@@ -73,7 +73,7 @@ def invite(session: Session) -> None:
 
 
 def change_account(session: Session) -> None:
-    """@Version: UPDATE ... WHERE version = the one that was read."""
+    """@Version: UPDATE ... WHERE version = the version that was read."""
     account = session.pick("hub.account")
     version = session.value("SELECT version FROM hub.account WHERE id = %s", account)
     updated = session.execute(
@@ -90,7 +90,7 @@ def leave(session: Session) -> None:
 
 
 def create_task(session: Session) -> None:
-    """Keys come from the sequence, fifty at a time; the outbox row is written beside the task."""
+    """Takes fifty keys at a time from the sequence. Writes an outbox row in the same transaction."""
     tenant = session.pick("hub.tenant")
     block = session.value("SELECT nextval('hub.hibernate_sequence')")
     for number in range(session.random.randint(1, 3)):
@@ -135,7 +135,7 @@ def call(session: Session) -> None:
 
 
 def happen(session: Session) -> None:
-    """Events, now and then moved over the border of a month."""
+    """Inserts an event, and sometimes moves an event to another month's partition."""
     if session.random.random() < 0.3:
         session.execute(
             "UPDATE hub.event SET at = at + interval '20 days' WHERE id = %s AND at < '2026-02-05'",
@@ -149,7 +149,7 @@ def happen(session: Session) -> None:
 
 
 def dispatch(session: Session) -> None:
-    """The outbox is deleted as it is read."""
+    """Reading a row of the outbox deletes it."""
     session.execute(
         "DELETE FROM hub.outbox WHERE id IN (SELECT id FROM hub.outbox ORDER BY id LIMIT 3 FOR UPDATE SKIP LOCKED)"
         " RETURNING payload"
@@ -162,7 +162,7 @@ def enqueue(session: Session) -> None:
 
 
 def work(session: Session) -> None:
-    """A job is done in a savepoint; where it fails, only the attempt is counted."""
+    """A job runs in a savepoint. If the job fails, only the attempt is counted."""
     job = session.value("SELECT id FROM hub.job WHERE state = 'queued' ORDER BY run_at LIMIT 1 FOR UPDATE SKIP LOCKED")
     try:
         with session.conn.transaction():
@@ -181,7 +181,7 @@ def timed_out(session: Session) -> None:
 
 
 def batch(session: Session) -> None:
-    """A report's long transaction, with one row changed many times."""
+    """A long transaction of a report, which changes one row many times."""
     tenant = session.pick("hub.tenant")
     for number in range(10):
         try:

@@ -1,6 +1,6 @@
-"""The lake beside the source: each table of the source is equal, or what `pgcdc status` says of it is the truth.
+"""Compares the lake with the source. Each table is equal, or `pgcdc status` reports the difference.
 
-The one failure is silence: a table that is said to be followed, or of which nothing is said, and that differs.
+The only failure is a table that differs although `status` says that it is followed, or says nothing about it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CREATE SCHEMA pulse;
 CREATE TABLE pulse.beat (id int PRIMARY KEY, beats bigint NOT NULL);
 INSERT INTO pulse.beat VALUES (1, 0)
 """
-"""A point that holds the newest beat holds all that was committed before it."""
+"""A point that has the newest beat has everything that was committed before it."""
 
 _TABLES = """
 SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -34,15 +34,15 @@ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p
 
 @dataclass
 class Look:
-    """What was seen of every table of the source at one consistent point."""
+    """The state of every table of the source at one consistent point."""
 
     equal: list[str] = field(default_factory=list)
     told: dict[str, str] = field(default_factory=dict)
-    """Set aside, not followed, or for inserts only; and how that is said."""
+    """Tables that are set aside, not followed, or for inserts only, with the text that reports it."""
     pending: list[str] = field(default_factory=list)
-    """To be copied, or about to be read together with the others."""
+    """Tables that wait for a copy, or for a point that lists all tables."""
     silent: dict[str, str] = field(default_factory=dict)
-    """Different, and nothing says so."""
+    """Tables that differ without a report."""
 
     @property
     def settled(self) -> bool:
@@ -56,7 +56,7 @@ def beat(conn: psycopg.Connection[Any]) -> int:
 
 
 def look(conn: psycopg.Connection[Any], lake: Path, status: dict[str, Any]) -> Look:
-    """``status`` is what `pgcdc status --json` says; nobody writes to the source meanwhile."""
+    """``status`` is the output of `pgcdc status --json`. Nobody writes to the source during the call."""
     found = Look()
     newest = published(lake)[-1:]
     versions = newest[0][1] if newest else {}
@@ -120,7 +120,7 @@ def _compare(
 
 
 def violations(lake: Path, invariants: Sequence[Invariant], *, after: int = 0) -> tuple[int, list[str]]:
-    """What is wrong at consistent points above ``after`` that list an invariant's tables; how many were asked."""
+    """The number of checks and the violated invariants, at consistent points above ``after`` that list the tables."""
     asked, wrong = 0, []
     for lsn, versions in published(lake):
         for invariant in invariants:

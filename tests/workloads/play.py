@@ -1,4 +1,4 @@
-"""An application's life beside a lake that follows it: traffic, migrations, nightly jobs, and a look after each."""
+"""An application whose database a lake follows: traffic, migrations and nightly jobs, with a comparison after each."""
 
 from __future__ import annotations
 
@@ -35,16 +35,14 @@ from tests.workloads.traffic import Traffic
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-"""``range_seconds`` of the runs: how often the catalog is looked at, at the least."""
+"""``range_seconds`` of the runs. The catalog is checked at least this often."""
 SETTLE_SECONDS = 120.0
 LOCK_TRIES = 60
-"""Of a migration, a second each, as the tools for migrations without downtime do."""
+"""Tries of a migration, one second each, like the tools for migrations without downtime."""
 
 
 @dataclass
 class Follower:
-    """The project, in this process."""
-
     rig: Rig
 
     @property
@@ -104,7 +102,7 @@ class Follower:
 
 @dataclass
 class Play:
-    """One application on a database of its own. ``told`` is what was said of tables on the way, by migration."""
+    """One application on its own database. ``told`` has the reports about tables, by migration."""
 
     application: Application
     database: Database
@@ -126,13 +124,14 @@ class Play:
                 yield cls(application, database, conn, follower, traffic)
 
     def chapter(self, migrations: Sequence[Migration], requests: int, *, verified: bool = False) -> None:
-        """Follow while the application lives and migrates; then mend what was set aside, and all are equal.
+        """Follows the application during traffic and migrations. Then repairs tables that were set aside, and compares
+        all.
 
-        ``verified``: beside its traffic, `verify` finds no difference that was not told.
+        ``verified``: during traffic, `verify` must find only differences that were reported.
         """
         with self.follower.following() as ended:
             with self.traffic.burst(requests):
-                """The copies of the first chapter are made beside it."""
+                """The first chapter makes its copies during this traffic."""
             self.settle(ended, "traffic")
             for migration in migrations:
                 with self.traffic.burst(requests):
@@ -146,7 +145,7 @@ class Play:
         self.mend()
 
     def settle(self, ended: Callable[[], str | None], name: str) -> None:
-        """Wait until every table is equal at a consistent point, or is said not to be."""
+        """Waits until every table is equal at a consistent point or reported as different."""
         beat(self.conn)
         started = time.monotonic()
         deadline = started + SETTLE_SECONDS
@@ -162,7 +161,7 @@ class Play:
             time.sleep(0.1)
 
     def mend(self) -> None:
-        """What a user does about it: `pgcdc setup` for what is new, `pgcdc snapshot` for what was set aside."""
+        """Does what a user would do: `pgcdc setup` for new tables, `pgcdc snapshot` for tables that were set aside."""
         self.follower.setup()
         beat(self.conn)
         aside = [entry["name"] for entry in self.follower.status()["tables"] if entry["state"] == "set_aside"]

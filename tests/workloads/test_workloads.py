@@ -1,7 +1,7 @@
 """Two applications, each followed through traffic, migrations and nightly jobs.
 
-At each look every table of the source is equal to its mirror, or its state says that it is not; at every consistent
-point the lake keeps what the application keeps true of its tables together.
+At each comparison every table equals its mirror, or `status` reports that it does not. At every consistent point the
+lake keeps the application's invariants.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def follower(
 @pytest.mark.timeout(1200)
 @pytest.mark.takes(120)
 @pytest.mark.parametrize("application", APPLICATIONS)
-def test_an_application_is_followed(application: Application, database: Database, follower: Follower) -> None:
-    """All migrations, in chapters; every kind of request is served."""
+def test_tables_of_an_application_are_followed(
+    application: Application, database: Database, follower: Follower
+) -> None:
+    """All migrations, in chapters. Every kind of request is served."""
     with Play.begun(application, database, follower, seed=int(SEED), sessions=4) as play:
         follower.setup()
         for first in range(0, len(application.migrations), 4):

@@ -1,4 +1,4 @@
-"""Visitors of an application: several sessions at once, each with requests of its own choice."""
+"""Visitors of an application: several concurrent sessions, each with random requests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.fix_postgres import Database
 from tests.workloads.application import Application, Request, RolledBack, Session
 
 LONGEST_SECONDS = 30
-"""Of a statement, and more than any conflict of the application with itself takes: the source was blocked."""
+"""The limit for a statement. Conflicts of the application with itself are shorter, so the source was blocked."""
 EXPECTED = (
     errors.IntegrityError, errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable,
-    # Between a migration and the deploy of what needs it; a statement that was prepared before it.
+    # Between a migration and the deploy that needs it, or for a statement that was prepared before it.
     errors.UndefinedColumn, errors.UndefinedTable, errors.FeatureNotSupported,
 )  # fmt: skip
-"""What ends a request and no application: the framework answers with an error page, and rolls back."""
+"""Errors that end a request and not the application: the framework rolls back and shows an error page."""
 
 
 class Traffic:
-    """``burst()`` has every session do some requests, beside whatever the caller does meanwhile."""
+    """``burst()`` runs some requests in every session, at the same time as the caller's block."""
 
     def __init__(self, database: Database, application: Application, seed: int, sessions: int) -> None:
         self._database = database
@@ -36,7 +36,7 @@ class Traffic:
 
     @contextmanager
     def burst(self, requests: int) -> Iterator[None]:
-        """All are done when this ends; raises what no application expects."""
+        """Waits for all requests at the end. Raises an error that no application expects."""
         failures: list[BaseException] = []
 
         def work(session: Session) -> None:
@@ -61,7 +61,7 @@ class Traffic:
 
     @property
     def done(self) -> Counter[str]:
-        """How often each request was served to its end."""
+        """How often each request was completed."""
         return Counter({name: count for session in self._sessions for name, count in session.done.items()})
 
     @property
@@ -84,7 +84,7 @@ class Traffic:
 
 
 def serve(session: Session, request: Request) -> None:
-    """One request in one transaction, which is rolled back where it fails as requests do."""
+    """Runs one request in one transaction, and rolls it back if it fails."""
     started = time.monotonic()
     try:
         with session.conn.transaction():

@@ -60,7 +60,7 @@ WAYS: Sequence[dict[str, Any]] = (
 SIZE = 8
 """Stories of a cohort. The first copy of its tables is the most expensive part, about 0.3 s a table."""
 TEMPO = 0.3
-"""The longest time in seconds that a step waits for the concurrent run to end."""
+"""Seconds that each step gives a concurrent run to publish points."""
 
 
 @dataclass

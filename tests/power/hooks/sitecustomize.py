@@ -1,8 +1,8 @@
-"""Writes down every fsync of a Python process, once it has returned: what a power cut then leaves.
+"""Records every fsync of a Python process after it has returned. A power cut leaves what was recorded.
 
-Python imports this by itself where ``PYTHONPATH`` names this folder, so that a run, its receiver and Spark's
-workers need to know nothing of it. A line for a file: its inode, size and time of change as they were before the
-sync. A line for a folder: its inode, and the inodes by name before it.
+Python imports this module by itself if ``PYTHONPATH`` names this folder, so a run, its receiver and Spark's workers
+need no change. The line of a file has its inode, size and change time before the sync. The line of a folder has its
+inode, and the inodes by name before the sync.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 JOURNAL = os.environ.get("PGCDC_TEST_SYNCS")
 GONE = ".gone"
-"""Ends the name of the file that says so, beside the journal: whoever is started after a cut syncs nothing either."""
+"""Suffix of the marker file beside the journal. While the file exists, new processes cannot sync either."""
 _fsync = os.fsync
 
 
 def recorded(file: Any, journal: str) -> None:
-    """fsync, and a line of it."""
+    """Calls fsync and records it."""
     descriptor = file if isinstance(file, int) else file.fileno()
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
