@@ -1,7 +1,7 @@
 # ruff: noqa: E501
-"""Every advice that the program prints, and how it is known that following it leads out.
+"""Every advice that the program prints, and how the tests know that it helps.
 
-``{}`` stands for a value. New advice needs a line here: best one in ``FOLLOWED``, with the test that follows it.
+``{}`` stands for a value. New advice needs a line here, if possible in ``FOLLOWED`` with the test that follows it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLLOWED: Final = {
     "run `pgcdc snapshot {}`": "tests/flow/test_contained.py::test_broken_table_does_not_affect_other_tables",
     "run `pgcdc resume apply`": "tests/flow/test_sentinel.py::test_request_stays_in_force_until_it_is_withdrawn",
 }
-"""Advice, and the test that follows it and sees the command come through."""
+"""Advice, and the test that follows it and then sees the command succeed."""
 
 WAIT: Final = (
     "wait until the server has started, then run again",
@@ -76,7 +76,7 @@ WAIT: Final = (
     "{} copies them",
     "wait until the process that holds it ends, or end it",
 )
-"""It passes: the same command comes through later, or once somebody else is done."""
+"""The cause passes: the same command succeeds later, or when another process has ended."""
 
 COPY: Final = (
     "let its publication publish them: then it is copied again",
@@ -111,7 +111,7 @@ COPY: Final = (
     "the log keeps its messages: run `pgcdc sync`, and see what it says",
     "{}, or `pgcdc heal {}` once the reason has gone: its changes stay in the log until {}",
 )
-"""The table is copied again, or goes on, by the next run; tests of the flow do this with each kind of trouble."""
+"""The next run copies the table again or continues it. Tests of the flow do this for each cause."""
 
 SOURCE: Final = (
     "restart the server",
@@ -160,7 +160,7 @@ SOURCE: Final = (
     "update it to {}.{} or newer",
     "use the owner, or let a superuser say",
 )
-"""The owner of the source changes it, and the check that failed reads the source again."""
+"""The owner of the source changes it. The check that failed then reads the source again."""
 
 PLACE: Final = (
     "set DAGSTER_HOME to a folder of this project's own, or unset it: .dagster is used then; if that project is gone, delete all partitions of the assets `change_log` and `snapshot/...` in Dagster's UI",
@@ -197,7 +197,7 @@ PLACE: Final = (
     "use a folder that is not below a private home, or another user than root",
     "use a lake of its own, or move that table away",
 )
-"""A place or credentials that the command can use; the same call is made again."""
+"""A place or credentials that the command can use. The same call is repeated with them."""
 
 OTHERS: Final = (
     "read the mirrors of the children too",
@@ -231,6 +231,6 @@ OTHERS: Final = (
     "write one `name: value` a line, a value with `: ` or ` #` in quotes",
     "write this line into it: {}",
 )
-"""Other settings, arguments or ranges, which are read anew by the next command."""
+"""Other settings, arguments or ranges. The next command reads them again."""
 
 KINDS: Final = {"WAIT": WAIT, "COPY": COPY, "SOURCE": SOURCE, "PLACE": PLACE, "OTHERS": OTHERS}

@@ -1,7 +1,7 @@
-"""Finds the advice that the program can print, in its source.
+"""Finds all advice that the program can print, in its source code.
 
-Advice is what follows the ``;`` of an error, a finding of setup or a problem of status: the argument ``do``, the class
-attribute ``advice``, and the constants and functions that these are made of.
+Advice is the text after the ``;`` of an error, a finding of setup or a problem of status. It comes from the argument
+``do``, the class attribute ``advice``, and the constants and functions that they use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TABLES: Final = {"_BY_STATE", "_NO_WALSENDER"}
 
 
 def advice() -> set[str]:
-    """Every advice, with ``{}`` where a value stands."""
+    """Every advice, with ``{}`` in place of each value."""
     trees = [ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
     constants = {name: value for tree in trees for name, value in _constants(tree)}
     return {
@@ -40,12 +40,11 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _advising(tree: ast.Module) -> Iterator[ast.expr]:
-    """The expressions that are advice."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from (keyword.value for keyword in node.keywords if keyword.arg == "do")
             name = node.func.id if isinstance(node.func, ast.Name) else None
-            if name == "say" and len(node.args) == 3:  # an alias of error and warning
+            if name == "say" and len(node.args) == 3:  # `say` is an alias of `error` and `warning`
                 name = "error"
             place = _PLACES.get(name or "")
             if place is not None and len(node.args) > place:
@@ -66,7 +65,7 @@ def _last_of_each(table: ast.expr) -> Iterator[ast.expr]:
 
 
 def _texts(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
-    """The texts that an expression can be, with ``{}`` for what is not known."""
+    """The possible texts of an expression, with ``{}`` for unknown parts."""
     match node:
         case ast.Constant(value=str(text)):
             return [text]

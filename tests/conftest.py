@@ -20,28 +20,28 @@ from xdist.workermanage import WorkerController
 
 pytest_plugins = ["tests.fix_postgres", "tests.fix_spark", "tests.fix_objects"]
 
-# Every JVM of a test run lives for minutes: the optimising compiler would take more than it gives.
-# Without it the code cache is small, and once the code of many statements fills it nothing is compiled any more.
-# The serial collector leaves the cores to the workers, and takes half the memory.
+# Every JVM of a test run lives only for minutes, so the optimising compiler would cost more than it gains.
+# Without this compiler the default code cache is small, and nothing is compiled after many statements have filled it.
+# The serial collector leaves the cores to the workers and takes half the memory.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC")
 
-# Tests start the package in hundreds of processes. Without files of bytecode each of them would compile it again.
+# Tests start the package in hundreds of processes. Without bytecode files each process would compile it again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A machine that does other things makes no example fail.
+# No example fails because the machine is busy.
 hypothesis.settings.register_profile("pgcdc", deadline=None)
-# Who only wants to know that a test fails does not wait for the smallest example.
+# A user who only wants to know whether a test fails need not wait for the smallest example.
 hypothesis.settings.register_profile("unshrunk", deadline=None, phases=[Phase.explicit, Phase.generate])
 hypothesis.settings.load_profile("pgcdc")
 
 SEED: Final = os.environ.get("PGCDC_TEST_SEED") or str(random.SystemRandom().randrange(1 << 32))
-"""Of everything that is drawn, in this process and in the workers that it starts."""
+"""The seed of everything that is drawn, in this process and in its workers."""
 os.environ["PGCDC_TEST_SEED"] = SEED
 
 _OF_UP: Final = ("tests/end_to_end/test_browser.py", "tests/end_to_end/test_up.py")
 _APART: Final = tuple(f"tests/{folder}/" for folder in ("crash", "migrations", "power", "property", "workloads"))
-"""Folders whose tests share only fixtures of the session. Each of their tests may run in another worker."""
+"""Folders whose tests share only session fixtures. Each of these tests may run in another worker."""
 _VERSION: Final = re.compile(r"\[(pg\d+)")
 
 
@@ -50,7 +50,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure() -> None:
-    # Workers ignore SIGINT, and so would all that they start.
+    # xdist's workers ignore SIGINT, and their child processes would ignore it, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -65,17 +65,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
     for item in items:
-        # The first of them may have to fetch the server, once for each machine.
+        # The first of these tests on a machine may have to download the server.
         if "s3" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(900))
     yield
-    # Behind every other order. Alone, a worker goes through the tests as they stand.
+    # This is the last sort. Without workers, the tests keep their order.
     if hasattr(config, "workerinput"):
         _slowest_first(items)
 
 
 def _slowest_first(items: list[pytest.Item]) -> None:
-    """Sorts whole groups, so that no group of minutes begins when the other workers have nothing left to do."""
+    """Sorts whole groups by duration, so that no long group begins when the other workers have nothing left to do."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for item in items:
         seconds[group(item.nodeid)] += _seconds(item)
@@ -95,13 +95,13 @@ def _seconds(item: pytest.Item) -> float:
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]
-    """Like ``--dist loadgroup``, which goes by the name of a test alone since pytest 9.2."""
+    """Like ``--dist loadgroup``, which since pytest 9.2 depends only on the test's name."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """What ran as a worker died has failed. It is not begun again by the next one, which would die of it too."""
+        """A test fails if its worker dies. It is not run again, because it would kill the next worker, too."""
         running = next(
             ((unit, nodeid) for unit in self.assigned_work[node].values() for nodeid, done in unit.items() if not done),
             None,
@@ -119,7 +119,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def group(nodeid: str) -> str:
-    """Tests of one group run in one worker: those of a file, of a server version, or of the one `pgcdc up`."""
+    """The tests of one group run in one worker: tests of a file, of a server version, or of the shared `pgcdc up`."""
     if nodeid.startswith(_APART):
         return nodeid
     file = nodeid.split("::")[0]

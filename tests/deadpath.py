@@ -1,4 +1,4 @@
-"""A way to the server that dies and keeps its TCP connections alive, as a pooler or a load balancer may."""
+"""A network path to the server that dies while its TCP connections stay open, as a pooler or load balancer may."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.fix_postgres import Database
 
 _BYTES = 65536
 PATIENCE_SECONDS = 25
-"""Of the server's side with a dead path, as its own timeouts would have it."""
+"""After this many seconds the server's side of a dead path ends, as its own timeouts would end it."""
 
 
 class DeadPath:
-    """A proxy over TCP in threads of this process. ``die`` ends the forwarding of all that has been connected, and of
-    whatever connects from then on; every socket stays open. ``die(new=True)``: later connections are served."""
+    """A TCP proxy in threads of this process. ``die`` stops forwarding for all existing and later connections, and
+    keeps every socket open. ``die(new=True)`` still serves later connections."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -29,12 +29,12 @@ class DeadPath:
 
     @property
     def conninfo(self) -> str:
-        """The database by this way, without TLS."""
+        """The database through this path, without TLS."""
         port = self._listener.getsockname()[1]
         return make_conninfo(self._database.conninfo, host="127.0.0.1", port=port, sslmode="disable")
 
     def die(self, *, new: bool = False) -> None:
-        """From when this returns nothing passes in either direction. Whoever waits for ever is ended in the end."""
+        """No byte passes in either direction after this returns. All connections end after ``PATIENCE_SECONDS``."""
         dead, self._dead = self._dead, threading.Event()
         dead.set()
         if not new:
@@ -44,7 +44,7 @@ class DeadPath:
         timer.start()
 
     def close(self) -> None:
-        """The server sees the end of every connection, as it would when its own patience is over."""
+        """Ends every connection, as the server would after its own timeout."""
         self._listener.close()
         for end in self._open:
             with suppress(OSError):
@@ -66,7 +66,7 @@ class DeadPath:
             while True:
                 client, _ = self._listener.accept()
                 server = socket.socket(socket.AF_UNIX)
-                # Whatever connects from here on belongs to this state of the path.
+                # A connection keeps the state that the path had when it connected.
                 dead = self._dead
                 server.connect(self._target)
                 self._open += [client, server]
@@ -78,7 +78,7 @@ def _pass_on(source: socket.socket, target: socket.socket, dead: threading.Event
     with suppress(OSError):
         while piece := source.recv(_BYTES):
             if dead.is_set():
-                # What comes is taken and lost, so that neither side sees a full socket.
+                # Reads and drops the bytes, so that neither side sees a full socket.
                 continue
             target.sendall(piece)
         if not dead.is_set():

@@ -1,6 +1,6 @@
-"""An S3 server: S3Proxy, a JVM process over a folder. It honours conditional PUTs, as S3 does.
+"""An S3 server: S3Proxy, a JVM process over a folder. It supports conditional PUTs, as S3 does.
 
-Fetched once, by the resolver that fetches Delta's jars, and kept in the same cache.
+Downloaded once by the resolver that downloads Delta's jars, into the same cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOGGING = """<configuration><appender name="out" class="ch.qos.logback.core.Con
 
 
 def environment(port: int) -> dict[str, str]:
-    """What a process needs that uses the server."""
+    """The variables of a process that uses the server."""
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": IDENTITY, "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -41,7 +41,7 @@ def environment(port: int) -> dict[str, str]:
 
 @contextmanager
 def s3_server(folder: Path, port: int) -> Iterator[None]:
-    """Serves on a port of this machine; the folder gets what it logs and a folder for each bucket."""
+    """Serves on a port of this machine. The folder gets the log and a folder for each bucket."""
     jars = cached(f"jars/s3proxy-{S3PROXY}", _fetch)
     (folder / "logback.xml").write_text(_LOGGING)
     (folder / "data" / BUCKET).mkdir(parents=True)
@@ -67,20 +67,20 @@ def s3_server(folder: Path, port: int) -> Iterator[None]:
 
 
 _PORT: Final = held_port()
-# Spark's workers have the environment of the JVM's start: long before a test asks for the server.
+# Spark's workers keep the environment in which the JVM started, long before a test asks for the server.
 os.environ.update(environment(_PORT))
 
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a bucket, for this process and those that it starts."""
+    """The URL of a bucket, for this process and the processes that it starts."""
     with s3_server(tmp_path_factory.mktemp("s3"), _PORT):
         yield f"s3://{BUCKET}"
 
 
 @pytest.fixture
 def bucket(s3: str) -> Location:
-    """A folder of its own in the bucket, in which nothing is."""
+    """An empty folder in the bucket, for one test."""
     return Location.of(f"{s3}/{uuid.uuid4().hex}")
 
 
@@ -93,7 +93,7 @@ def _answers(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
     except urllib.error.HTTPError:
-        # It knows that nobody asks.
+        # The server answers, and refuses the request without credentials.
         return True
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL server: one per session, a fresh database per test.
+"""The embedded PostgreSQL server: one server per session, a new database per test.
 
 ``PGCDC_TEST_PG`` chooses the major version: 18 by default, down to 14 (see tests/servers.py).
 """
@@ -42,7 +42,7 @@ def pg_version() -> int:
 
 @pytest.fixture(autouse=True)
 def _new_enough(request: pytest.FixtureRequest, pg_version: int) -> None:
-    """``@pytest.mark.since(15, "row filters")``: what a test needs that came with a version."""
+    """``@pytest.mark.since(15, "row filters")`` skips a test on older versions."""
     for marker in request.node.iter_markers("since"):
         version, what = marker.args
         if pg_version < version:
@@ -61,7 +61,7 @@ TEST_SETTINGS = {
     "wal_writer_delay": "50ms",
     "max_replication_slots": "40",
     "max_wal_senders": "40",
-    # Nothing of ours may depend on what a server has for its defaults.
+    # Our code must not depend on the defaults of a server.
     "TimeZone": "Asia/Kathmandu",
     "DateStyle": "SQL, DMY",
     "IntervalStyle": "sql_standard",
@@ -78,7 +78,7 @@ def database(server: EmbeddedServer) -> Iterator[Database]:
 
 @contextmanager
 def fresh_database(server: EmbeddedServer, encoding: str = "UTF8") -> Iterator[Database]:
-    """A database of its own; at the end its slots are dropped with it, whoever still holds them."""
+    """A new database. At the end it is dropped with its slots, even if a session still holds a slot."""
     name = f"t_{secrets.token_hex(5)}"
     with psycopg.connect(server.conninfo_of("postgres"), autocommit=True) as admin:
         made = "CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C'"
@@ -106,18 +106,18 @@ def _drop(server: EmbeddedServer, name: str) -> None:
 
 
 def inside(conn: psycopg.Connection[Any]) -> Lsn:
-    """A position within the next record, that of the commit if nothing else is written: a boundary above it has the
-    whole of the transaction that is open. For a wait this is the position to take.
+    """A position within the next record, which is the commit's record if nothing else is written. A boundary above this
+    position includes the whole open transaction, so tests wait for this position.
 
-    One that is asked for after the commit may lie behind a record of the server's own (a checkpoint, running
-    transactions), and nothing is due for that until more WAL has passed. One that is asked for before it may itself be
-    a boundary, behind the transaction's WAL and without it.
+    A position that is read after the commit may be after a record of the server itself (a checkpoint, running
+    transactions). Nothing would be sent for it until more WAL is written. The insert position before the commit may
+    itself be a boundary, after the WAL of the transaction and without the transaction.
     """
     return Lsn(Lsn.parse(str(conn.execute("SELECT pg_current_wal_insert_lsn()").fetchall()[0][0])) + 1)
 
 
 def committed(conn: psycopg.Connection[Any]) -> Lsn:
-    """Commits; a position within that, see `inside`."""
+    """Commits. Returns a position within the commit's record, see `inside`."""
     at = inside(conn)
     conn.execute("COMMIT")
     return at

@@ -1,4 +1,4 @@
-"""The session's JVM: one for all tests that need Spark, small, started by the first of them."""
+"""One small JVM per session for all tests that need Spark. The first of these tests starts it."""
 
 from __future__ import annotations
 

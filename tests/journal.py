@@ -1,12 +1,11 @@
-"""The source's own account of its changes, and so each table as it was at any LSN.
+"""A record of all changes of the source, from which each table can be computed as of any LSN.
 
-Row triggers write every row as it was and as it became, in PostgreSQL's text form, into a table that
-is not published; what was rolled back leaves nothing there. A second slot, the witness, tells where
-each transaction committed. The rows that were added less those that were removed by the transactions
-with ``commit_lsn`` below L, since the last truncate among them, are the table at L. No code of the
-project takes part, and no assumption about how transactions overlap.
+Row triggers write the old and new row, in PostgreSQL's text form, into a table that is not published. A rollback
+removes these entries. A second slot, the witness, shows the ``commit_lsn`` of each transaction. The table at LSN L has
+the rows that transactions with ``commit_lsn`` below L added, minus the rows that they removed, since the last of these
+that truncated the table. The journal uses no code of the project, and does not assume how transactions overlap.
 
-    journal = Journal.keep(conn, "public.t", "public.root")     # before the workload; leaves are found
+    journal = Journal.keep(conn, "public.t", "public.root")     # before the workload; finds the leaves
     ...
     journal.assert_published(lake)                               # every published boundary, all tables
 """
@@ -75,7 +74,7 @@ GROUP BY image HAVING sum(copies) <> 0
 
 @dataclass
 class Journal:
-    """``tables``: schema.table, verbatim. ``conn`` is in autocommit mode."""
+    """``tables``: schema.table, unquoted. ``conn`` is in autocommit mode."""
 
     conn: psycopg.Connection[Any]
     tables: tuple[str, ...]
@@ -83,9 +82,9 @@ class Journal:
 
     @classmethod
     def keep(cls, conn: psycopg.Connection[Any], *tables: str) -> Self:
-        """Begin to write down. Existing rows count as there from the start; nobody may write meanwhile.
+        """Starts the journal with the existing rows. Nobody may write during this call.
 
-        Leave schema ``journal`` out of what is mirrored (setting ``tables``).
+        The setting ``tables`` must exclude the schema ``journal``.
         """
         conn.execute(_MAKE)
         journal = cls(conn, tables, f"witness_{conn.info.dbname}"[:60])
@@ -96,7 +95,7 @@ class Journal:
         return journal
 
     def commits(self) -> dict[int, str]:
-        """``commit_lsn`` by xid, of every transaction since the journal began; told by the witness slot."""
+        """``commit_lsn`` by xid of every transaction since the journal began, from the witness slot."""
         found = self.conn.execute(
             "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
             " 'publication_names', 'journal_witness') WHERE get_byte(data, 0) = ascii('B')",
@@ -106,9 +105,9 @@ class Journal:
         return {xid: f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}" for _, lsn, _, xid in begins}
 
     def rows_at(self, table: str, lsn: int, commits: dict[int, str] | None = None) -> tuple[list[str], Rows]:
-        """Column names and rows of a table when exactly the transactions with ``commit_lsn`` < ``lsn`` had committed.
+        """Column names and rows of a table after exactly the transactions with ``commit_lsn`` < ``lsn``.
 
-        Values are as ``tests.oracle`` compares them.
+        Values are in the form that ``tests.oracle`` compares.
         """
         commits = self.commits() if commits is None else commits
         schema, name = table.split(".", 1)
@@ -130,7 +129,7 @@ class Journal:
         return source_rows(self.conn, schema, name, at)
 
     def assert_equal_at(self, lake: Path | str, lsn: int, versions: dict[str, int], commits: dict[int, str]) -> None:
-        """The mirrors at ``versions`` (by schema.table) are the source at ``lsn``."""
+        """Checks that the mirrors at ``versions`` (by schema.table) equal the source at ``lsn``."""
         for table, version in versions.items():
             if table not in self.tables:
                 continue
@@ -142,14 +141,15 @@ class Journal:
             assert not extra, f"{where}: {extra.total()} rows too many, like {next(iter(extra))}"
 
     def assert_published(self, lake: Path | str, *, after: int = 0) -> int:
-        """Every consistent point above ``after``: all its tables are the source at its LSN. How many were compared."""
+        """Compares all tables of every consistent point above ``after`` with the source at its LSN. Returns how many
+        points."""
         points = [point for point in published(lake) if point[0] > after]
         commits = self.commits()
         for lsn, versions in points:
             self.assert_equal_at(lake, lsn, versions, commits)
         return len(points)
 
-    # Within -----------------------------------------------------------------------------------------
+    # Parts -----------------------------------------------------------------------------------------
 
     def _leaves(self, table: str) -> list[tuple[int, str, str]]:
         name = sql.Identifier(*table.split(".", 1)).as_string(self.conn)
@@ -185,13 +185,13 @@ class Journal:
             )
 
     def _sound(self, images: sql.Composed, table: str) -> None:
-        """The journal contradicts itself where a row went more often than it came: then the oracle is wrong."""
+        """Checks that no row was removed more often than it was added. Otherwise the oracle itself is wrong."""
         odd = self.conn.execute(sql.SQL("SELECT image, copies FROM ({}) i WHERE copies < 0").format(images)).fetchone()
         assert odd is None, f"the journal of {table} removed a row that was not there: {odd}"
 
 
 def published(lake: Path | str) -> list[tuple[int, dict[str, int]]]:
-    """Every consistent point, oldest first: its LSN, and the Delta version of each table (schema.table, verbatim)."""
+    """Every consistent point, oldest first: its LSN, and the Delta version of each table (schema.table, unquoted)."""
     folder = f"{lake}/_pgcdc/consistent_points"
     options = store_options(lake)
     if not DeltaTable.is_deltatable(folder, storage_options=options):
@@ -205,6 +205,6 @@ def published(lake: Path | str) -> list[tuple[int, dict[str, int]]]:
 
 
 def _verbatim(name: str) -> str:
-    """``"Odd Schema"."Select"`` as Odd Schema.Select."""
+    """``"Odd Schema"."Select"`` without its quotes."""
     parts = re.findall(r'"((?:[^"]|"")+)"|([^".]+)', name)
     return ".".join(quoted.replace('""', '"') or plain for quoted, plain in parts)

@@ -1,7 +1,7 @@
-"""Source and mirror compared by means that share no code with the project: psycopg, and delta-rs's QueryBuilder.
+"""Compares source and mirror by means that share no code with the project: psycopg, and delta-rs's QueryBuilder.
 
-Both sides are compared as PostgreSQL writes the values: the source through the types' own output functions,
-the mirror by Python's rendering of what delta-rs read, or the text of ``_pgcdc_raw`` where a value does not fit.
+Values are compared in PostgreSQL's text form. The source uses the types' output functions. For the mirror, Python
+writes the value that delta-rs read, or the text in ``_pgcdc_raw`` if the value does not fit.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from deltalake import DeltaTable, QueryBuilder
 from psycopg import sql
 
 RAW = "_pgcdc_raw"
-"""In a mirror: text of values that do not fit their column, by column name."""
+"""A mirror's column with the texts of values that do not fit, by column name."""
 
 _CASTS = {"float4": "{}::float8", "float8": "{}", "_float4": "{}::float8[]", "_float8": "{}", "_box": "{}::text[]"}
-"""Python has no single precision: float4 is compared as the double of the same value, both in Python's digits.
-Arrays of boxes alone are written with semicolons."""
+"""Python has no single precision: float4 is compared as float8, and both sides use Python's digits. Only arrays of
+boxes are written with semicolons."""
 _OUTPUT = "CASE WHEN num_nulls({0}) = 0 THEN format('%s', {0}) END"
-"""By the type's output function: a cast to text writes other blanks (char(n)), masks (inet), truths (bool)."""
+"""Uses the type's output function. A cast to text differs in blanks (char(n)), masks (inet) and booleans."""
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -38,7 +38,7 @@ def source_rows(
 ) -> tuple[list[str], Rows]:
     """Column names, and the rows as a multiset of comparable values.
 
-    ``at``: what to read in place of the table, with its columns: the table as it was at another time.
+    ``at``: a query to read instead of the table, with the table's columns, such as the table at another LSN.
     """
     columns = conn.execute(
         """SELECT a.attname, coalesce(b.typname, t.typname) FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -64,12 +64,12 @@ def source_rows(
 
 
 def store_options(lake: Path | str) -> dict[str, str] | None:
-    """What delta-rs must be told: the tests' S3 server has no TLS."""
+    """The options that delta-rs needs, because the tests' S3 server has no TLS."""
     return {"allow_http": "true"} if "://" in str(lake) else None
 
 
 def mirror_rows(lake: Path | str, folder: str, columns: list[str], version: int | None = None) -> Rows:
-    """The mirror's rows as a multiset, in the source's column order. ``folder`` is schema/table, verbatim."""
+    """The mirror's rows as a multiset, in the source's column order. ``folder`` is schema/table, unescaped."""
     escaped = re.sub(r"[%~\\\[\]^|]", lambda found: f"~{ord(found[0]):02X}", folder)
     table = DeltaTable(f"{lake}/{escaped}", version=version, storage_options=store_options(lake))
     listed = ", ".join('"' + name.replace('"', '""') + '"' for name in [*columns, RAW])
@@ -82,7 +82,7 @@ def mirror_rows(lake: Path | str, folder: str, columns: list[str], version: int 
 def assert_equal(
     conn: psycopg.Connection[Any], lake: Path | str, *tables: str, version: dict[str, int] | None = None
 ) -> None:
-    """``tables`` are written schema.table, verbatim; fails with the first differing rows."""
+    """Compares tables (schema.table, unquoted). Fails with the first different rows."""
     for name in tables:
         schema, table = name.split(".", 1)
         columns, expected = source_rows(conn, schema, table)
@@ -93,7 +93,7 @@ def assert_equal(
 
 
 def written(name: str, values: Any, misfits: list[dict[str, str]]) -> Iterable[str | None]:
-    """An Arrow array's values as PostgreSQL writes them; ``misfits``: each row's texts of values that do not fit."""
+    """An Arrow array's values in PostgreSQL's form. ``misfits``: for each row, the texts of values that do not fit."""
     item = getattr(values.type, "value_type", None)
     for value, texts in zip(values.to_pylist(), misfits, strict=True):
         assert value is None or name not in texts, f"{name} holds a value, and {RAW} holds another of it"
@@ -106,7 +106,7 @@ def written(name: str, values: Any, misfits: list[dict[str, str]]) -> Iterable[s
 
 
 def _written(value: Any) -> str:
-    """As PostgreSQL writes it (ISO dates, UTC, hexadecimal bytea)."""
+    """PostgreSQL's form of a value (ISO dates, UTC, hexadecimal bytea)."""
     match value:
         case bool():
             return "t" if value else "f"
@@ -128,7 +128,7 @@ def _written(value: Any) -> str:
 
 
 def _element(text: str) -> str:
-    """Quoted as array_out does."""
+    """Quotes an element as array_out does."""
     if text and text.upper() != "NULL" and not re.search(r'["\\{}, \t\n\r\v\f]', text):
         return text
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
@@ -141,7 +141,7 @@ def _float(value: float) -> str:
 
 
 def _numbers(text: str | None, *, single: bool = False) -> str | None:
-    """Each number in Python's digits; ``single``: of the float4 that the text stands for."""
+    """Writes each number in Python's digits. ``single``: the text is a float4."""
 
     def digits(found: re.Match[str]) -> str:
         value = float(found[0])

@@ -1,5 +1,3 @@
-"""Ports of this machine for servers that are started later."""
-
 from __future__ import annotations
 
 import socket
@@ -9,11 +7,11 @@ _HELD: Final[list[socket.socket]] = []
 
 
 def held_port() -> int:
-    """A port that nobody gets who does not name it, for as long as this process lives.
+    """Reserves a port for a server that is started later. It stays reserved as long as this process lives.
 
-    The kernel gives a port that a socket is bound to neither to a connection nor to who asks for any. A server that
-    names it can bind beside us: both say SO_REUSEADDR, as Java's, asyncio's and Spark's do, and we do not listen.
-    A port that was merely free a minute ago may be another connection's by now.
+    The kernel gives a bound port neither to a connection nor to a process that asks for any port. A server that names
+    the port can still bind it: both sides set SO_REUSEADDR, as Java, asyncio and Spark do, and this socket does not
+    listen. A port that was only free for a moment may be used by another connection before the server starts.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

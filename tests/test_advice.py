@@ -1,4 +1,4 @@
-"""All advice is written down, and none names a command, option or setting that does not exist."""
+"""All advice is listed in tests/advice.py, and names only commands, options and settings that exist."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _COMMAND = re.compile(r"(?:`|: )pgcdc ([a-z][a-z-]*)((?: --?[a-z]+)*)")
 _SETTING = re.compile(r"setting `(\w+)`|set `(\w+)` to|`(\w+)` to the (?:matching|primary)")
 
 
-def test_all_advice_is_written_down() -> None:
-    """New advice needs a test that follows it, or a kind."""
+def test_all_advice_is_listed() -> None:
+    """New advice needs a test that follows it, or an entry in a kind."""
     assert set(WRITTEN) == advice()
     assert len(WRITTEN) == len(set(WRITTEN))
 
 
-def test_what_follows_an_advice_exists() -> None:
+def test_tests_that_follow_advice_exist() -> None:
     for text, node in FOLLOWED.items():
         path, _, name = node.partition("::")
         assert f"def {name}(" in (ROOT / path).read_text(), text
 
 
-def test_commands_and_options_exist() -> None:
+def test_commands_and_options_in_advice_exist() -> None:
     found = [(text, *match.groups()) for text in WRITTEN for match in _COMMAND.finditer(text)]
     assert len(found) > 40
     for text, name, given in found:
@@ -40,6 +40,6 @@ def test_commands_and_options_exist() -> None:
         assert set(given.split()) <= options, text
 
 
-def test_settings_exist() -> None:
+def test_settings_in_advice_exist() -> None:
     named = {name for text in WRITTEN for match in _SETTING.finditer(text) for name in match.groups() if name}
     assert {"lake", "slot", "source", "tables"} <= named <= Settings.model_fields.keys()

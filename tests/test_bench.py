@@ -1,4 +1,4 @@
-"""The bench itself, at a size that says nothing of speed: every measurement comes out, is kept, and is drawn."""
+"""The bench at a size that measures nothing: every measurement is made, saved and drawn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record() -> Record:
     return Record(0.001, {**dict.fromkeys(WORKLOADS, streams.FLOOR), "W4": copies.FLOOR})
 
 
-def test_rates_are_measured_side_by_side(
+def test_rates_are_measured_saved_and_drawn(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, record: Record
 ) -> None:
     bench = streams.Streams(server, server, spark, tmp_path, record)
@@ -50,7 +50,7 @@ def test_rates_are_measured_side_by_side(
     assert any("receiver" in run["peak"] for run in kept)
 
 
-def test_a_bucket_beside_a_folder(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, s3: str) -> None:
+def test_bucket_and_folder_are_measured(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, s3: str) -> None:
     record = Record(0.001, {})
     Buckets(server, spark, tmp_path, record, s3).turns(1, 3)
     assert {run.what for run in record.runs if run.workload == bucket.WORKLOAD} == {
@@ -59,7 +59,7 @@ def test_a_bucket_beside_a_folder(server: EmbeddedServer, spark: SparkSession, t
     }  # fmt: skip
 
 
-def test_transactions_in_progress(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> None:
+def test_transactions_in_progress_are_measured(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> None:
     record = Record(0.001, {inprogress.WORKLOAD: inprogress.FLOOR})
     inprogress.InProgress(server, spark, tmp_path, record).turns(1)
     record.save(tmp_path / "runs.json")
@@ -85,7 +85,7 @@ def test_transactions_in_progress(server: EmbeddedServer, spark: SparkSession, t
     assert "</svg>" in (tmp_path / "retained.svg").read_text()
 
 
-def test_latency_and_growth(
+def test_latency_and_growth_are_measured(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.latency.WARM_UP", 1.0)
@@ -104,7 +104,7 @@ def test_latency_and_growth(
     assert all(0 < run.more["median s"] < 60 for run in record.runs if run.workload == "L")
 
 
-def test_other_costs(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, record: Record) -> None:
+def test_other_costs_are_measured(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, record: Record) -> None:
     other = Costs(server, spark, tmp_path, record)
     other.events([3])
     other.keys(2_000, 100)

@@ -1,4 +1,4 @@
-"""The files of deploy/ say what is so: their commands, settings and variables exist, and they agree with each other."""
+"""The files of deploy/ are consistent: their commands, settings and variables exist, and they agree with each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ IMAGE = f"pgcdc_assets:{PROJECT['version']}"
 
 
 def ours() -> dict[str, dict[str, Any]]:
-    """compose's services of our image."""
+    """The services in compose that use our image."""
     return {name: one for name, one in COMPOSE["services"].items() if "pgcdc_assets" in one["image"]}
 
 
@@ -70,14 +70,14 @@ def settings_env() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("command", [one for one in commands() if one[:1] == ["pgcdc"]], ids=" ".join)
-def test_a_command_of_ours_is_one(command: list[str]) -> None:
+def test_each_pgcdc_command_of_the_deployment_exists(command: list[str]) -> None:
     context = click.Context(pgcdc)
     name, found, rest = pgcdc.resolve_command(context, list(command[1:]))
     assert found is not None, name
     found.make_context(name, rest, parent=context)
 
 
-def test_all_other_commands_are_of_what_the_image_has() -> None:
+def test_all_other_commands_are_in_the_image() -> None:
     named = {one[0] for one in commands() if one}
     assert named == {"pgcdc", "dagster", "dagster-daemon", "spark-class", "python"}
     modules = {one[2] for one in commands() if one[:2] == ["python", "-m"]}
@@ -86,7 +86,9 @@ def test_all_other_commands_are_of_what_the_image_has() -> None:
 
 
 @pytest.mark.parametrize("environment", [ours()["code"]["environment"], settings_env()], ids=["compose", "kubernetes"])
-def test_settings_exist_and_hold_what_they_may(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_deployment_exist_and_are_valid(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert unknown_variables(environment) == []
     assert sorted(name for name in environment if name.startswith("PGCDC_")) == sorted(VARIABLES.split())
     for name, value in environment.items():
@@ -99,7 +101,7 @@ def test_settings_exist_and_hold_what_they_may(environment: dict[str, str], monk
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_dagster_s_instance_is_ours_with_another_storage(name: str) -> None:
+def test_dagster_instance_differs_only_in_its_storage(name: str) -> None:
     found = dict(INSTANCES[name])
     storage = found.pop("storage")["postgres"]["postgres_db"]
     assert found.pop("compute_logs")["class"] == "NoOpComputeLogManager"
@@ -119,7 +121,7 @@ def test_the_code_location_is_found_under_its_name() -> None:
     assert MANIFESTS["Service/code"]["spec"]["ports"][0]["port"] == 4000
 
 
-def test_whoever_works_gets_more_time_to_end_than_it_needs() -> None:
+def test_grace_periods_exceed_the_time_that_a_run_needs_to_end() -> None:
     assert float(COMPOSE["services"]["code"]["stop_grace_period"].removesuffix("s")) > END_SECONDS
     assert pods()["Deployment/code"]["terminationGracePeriodSeconds"] > END_SECONDS
     launched = INSTANCES["kubernetes/instance.yaml"]["run_launcher"]["config"]["run_k8s_config"]
@@ -129,7 +131,7 @@ def test_whoever_works_gets_more_time_to_end_than_it_needs() -> None:
     assert '\nENTRYPOINT ["tini", "--"]\n' in (DEPLOY / "Dockerfile").read_text(), "not -g, for the same reason"
 
 
-def test_secrets_reach_only_who_needs_them_and_stand_nowhere() -> None:
+def test_secrets_reach_only_services_that_need_them() -> None:
     secret = {"PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     has = {name for name, one in ours().items() if secret & set(one.get("environment", {}))}
     assert has == {"setup", "code", "spark-worker"}
@@ -147,14 +149,14 @@ def test_secrets_reach_only_who_needs_them_and_stand_nowhere() -> None:
 
 
 def labels() -> dict[str, dict[str, str]]:
-    """Labels of every kind of pod, by what it is."""
+    """The labels of each kind of pod."""
     found = {name: MANIFESTS[name]["spec"]["template"]["metadata"]["labels"] for name in pods()}
     metadata = LAUNCHER["run_k8s_config"]["pod_template_spec_metadata"]
     return {**{name.partition("/")[2]: one for name, one in found.items()}, "run": metadata["labels"]}
 
 
 def selected(selector: dict[str, Any]) -> set[str]:
-    """The kinds of pods that a selector means."""
+    """The kinds of pods that a selector matches."""
     wanted = {key: {value} for key, value in selector.get("matchLabels", {}).items()}
     for one in selector.get("matchExpressions", []):
         assert one["operator"] == "In"
@@ -163,7 +165,7 @@ def selected(selector: dict[str, Any]) -> set[str]:
 
 
 def ports(way: str) -> dict[str, set[int]]:
-    """Ports that each kind of pod may be reached at (``ingress``), or reach (``egress``)."""
+    """For each kind of pod, the ports at which it may be reached (``ingress``) or which it may reach (``egress``)."""
     found: dict[str, set[int]] = {name: set() for name in labels()}
     for policy in POLICIES:
         assert set(policy["podSelector"].get("matchLabels", {})) <= {"app"}
@@ -172,7 +174,7 @@ def ports(way: str) -> dict[str, set[int]]:
     return found
 
 
-def test_pods_reach_and_answer_only_whom_they_need() -> None:
+def test_pods_have_only_the_connections_that_they_need() -> None:
     (denied,) = [policy for policy in POLICIES if not policy["podSelector"] and len(policy["policyTypes"]) == 2]
     assert denied == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     assert set(labels()) == {"code", "webserver", "daemon", "run"}
@@ -185,20 +187,20 @@ def test_pods_reach_and_answer_only_whom_they_need() -> None:
     assert "network.yaml" in kustomization["resources"]
 
 
-def test_a_run_s_tags_choose_nothing_of_its_pod() -> None:
-    """Empty means that nothing is allowed; without the fields all is."""
+def test_tags_of_a_run_cannot_change_its_pod() -> None:
+    """An empty value allows nothing. Without these fields everything is allowed."""
     assert LAUNCHER["only_allow_user_defined_k8s_config_fields"] == {}
     assert LAUNCHER["only_allow_user_defined_env_vars"] == []
 
 
-def test_images_of_others_are_named_by_their_full_versions() -> None:
+def test_third_party_images_have_full_versions() -> None:
     found = [one["image"] for name, one in COMPOSE["services"].items() if name not in ours()]
     found += re.findall(r"^ARG DEBIAN=(.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert len(found) == 4
     assert not [image for image in found if not re.search(r":\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?\}?$", image)]
 
 
-def test_spark_s_parts_know_one_secret_by_a_file() -> None:
+def test_spark_services_share_a_secret_in_a_file() -> None:
     folder = COMPOSE["x-spark"]["SPARK_CONF_DIR"]
     parts = {name for name, one in ours().items() if "SPARK_CONF_DIR" in one.get("environment", {})}
     assert parts == {"code", "spark-master", "spark-worker"}
@@ -208,7 +210,7 @@ def test_spark_s_parts_know_one_secret_by_a_file() -> None:
     assert content == {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 
 
-def test_the_role_of_compose_follows_the_whole_shop_and_may_do_no_more(database: Database) -> None:
+def test_compose_role_has_exactly_the_rights_that_it_needs(database: Database) -> None:
     role, slot, password = f"r_{secrets.token_hex(4)}", f"s_{secrets.token_hex(4)}", secrets.token_hex(8)
     text = (DEPLOY / "compose/role.sql").read_text()
     assert "host=source dbname=shop user=replicator" in COMPOSE["services"]["code"]["environment"]["PGCDC_SOURCE"]
@@ -240,7 +242,7 @@ def test_the_role_of_compose_follows_the_whole_shop_and_may_do_no_more(database:
             conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
 
 
-def test_pods_are_held_to_what_the_namespace_enforces() -> None:
+def test_pods_meet_the_security_standard_of_the_namespace() -> None:
     for pod in pods().values():
         assert pod["securityContext"]["runAsNonRoot"]
         for container in (*pod["containers"], *pod.get("initContainers", [])):
@@ -250,7 +252,7 @@ def test_pods_are_held_to_what_the_namespace_enforces() -> None:
             assert {"/scratch", "/tmp"} <= mounted, "its root is read only"
 
 
-def test_the_image_is_one_of_this_version_and_its_dependencies() -> None:
+def test_image_has_this_version() -> None:
     assert {one["image"] for one in ours().values()} == {f"${{PGCDC_IMAGE:-{IMAGE}}}"}
     kustomization = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())
     (image,) = kustomization["images"]
@@ -265,8 +267,8 @@ def test_the_image_is_one_of_this_version_and_its_dependencies() -> None:
             assert f"!{path}" in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
 
 
-def test_what_the_image_has_is_what_the_tests_have() -> None:
-    """The lock of the image differs from that of the checkout by whole packages alone."""
+def test_image_and_checkout_have_the_same_package_versions() -> None:
+    """The two locks may differ in which packages they list, but not in the version of a package."""
     pinned = [dict(re.findall(r"^([a-z][\w.-]*)(?:\[\w+\])?==(\S+)", path.read_text(), re.MULTILINE))
               for path in (DEPLOY.parent / "requirements.lock", DEPLOY / "requirements.lock")]  # fmt: skip
     here, image = pinned

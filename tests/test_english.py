@@ -1,4 +1,4 @@
-"""Words of docstrings and comments that have a plainer one."""
+"""Docstrings and comments do not use words that have a plainer replacement."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ INSTEAD = {
     "wherever": "a rewrite",
     "whoever": "a rewrite",
 }
-"""What has to be read twice, and what says the same."""
+"""Words that must be read twice, and their replacement."""
 _FOUND = re.compile(rf"\b({'|'.join(INSTEAD)})\b", re.IGNORECASE)
 
 
 def texts(source: str) -> Iterator[str]:
-    """The docstrings, also those under fields, and the comments."""
+    """The docstrings, including docstrings of fields, and the comments."""
     for node in ast.walk(ast.parse(source)):
         for inner in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
             if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant):

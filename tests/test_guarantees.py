@@ -8,10 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("test_*.py")}
 _NAMED = re.compile(r"`(tests/[\w/]+/|(?:tests/[\w/]*)?test_\w+\.py)?(?:…)?(?:::(\w+?)(…?))?`")
-"""A folder, a file (maybe without its folder), and a function: in that file, or in the file named before (`…::`)."""
+"""A folder or a file (maybe without its folder), and a function in this file or in the file named before (`…::`)."""
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_tests_named_in_the_guarantees_exist() -> None:
     missing = []
     last = ""
     for file, function, more in _NAMED.findall((ROOT / "docs" / "guarantees.md").read_text()):

@@ -1,4 +1,4 @@
-"""Tests stand alone: what several of them need is in a module without tests."""
+"""Test modules import no other test module: shared code is in modules without tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_no_module_imports_a_test_module() -> None:
 
 
 def _imported(path: Path) -> set[str]:
-    """Modules that a file imports, and whatever it imports from them that is a module too."""
+    """The modules that a file imports, including modules that it imports by name from a package."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

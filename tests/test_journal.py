@@ -1,4 +1,5 @@
-"""The oracle of the published boundaries, itself tested: against the source, at commits of overlapping transactions."""
+"""The oracle of published boundaries is tested itself: compared with the source, at commits of overlapping
+transactions."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def test_the_journal_knows_each_table_at_every_commit(database: Database) -> Non
         )
         journal = Journal.keep(conn, "public.t", "public.part")
         states: list[tuple[Rows, Rows]] = []
-        # One statement at a time; transactions overlap, commit in another order than they began, and roll back.
+        # One statement at a time. Transactions overlap, commit in another order than they began, and roll back.
         left.execute("BEGIN; UPDATE t SET id = -id; INSERT INTO part VALUES (2, 's'), (2, 's')")
         right.execute(
             "BEGIN; INSERT INTO t VALUES (100, NULL, 'NaN'); SAVEPOINT a; INSERT INTO t VALUES (101, 'gone', 1)"

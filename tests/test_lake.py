@@ -1,4 +1,4 @@
-"""Lake.at: mirrors as they were, with deletion vectors, mapped columns, odd names."""
+"""`Lake.at` without points, below the first point, and for a missing version."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     pass
 
 
-def test_importing_the_package_loads_nothing() -> None:
+def test_importing_the_package_loads_no_library() -> None:
     code = (
         "import sys, pgcdc_assets; "
         "assert not {'deltalake', 'pyarrow', 'pyspark', 'dagster'} & set(sys.modules); "
@@ -30,7 +30,7 @@ def test_importing_the_package_loads_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_lake_without_points(tmp_path: Path) -> None:
+def test_lake_without_points_has_no_tables(tmp_path: Path) -> None:
     assert Lake(tmp_path).tables == []
     with pytest.raises(LakeError, match="no consistent point"):
         Lake(tmp_path).at()
@@ -45,7 +45,7 @@ def test_an_lsn_below_the_first_point_is_refused(tmp_path: Path) -> None:
         Lake(tmp_path).at().arrow("orders")
 
 
-def test_a_version_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_missing_version_is_reported(tmp_path: Path) -> None:
     name = TableName("public", "t")
     publish_at(ConsistentPoints(Layout.of(tmp_path)), 100, {name: 3})
     with pytest.raises(LakeError, match="lacks a commit"):

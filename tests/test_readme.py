@@ -1,4 +1,4 @@
-"""The README is short, its commands and settings exist, and its links lead somewhere."""
+"""The README is short, its commands and settings exist, and its links have a target."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_command_of_the_readme_exists(words: tuple[str, ...]) -> None:
     assert {word for word in rest if word.startswith("--")} <= known
 
 
-def test_the_settings_of_the_readme_are_settings() -> None:
+def test_settings_in_the_readme_are_valid() -> None:
     for words in LINES:
         if words[:1] == ["echo"]:
             Settings(**yaml.safe_load(words[1]))
@@ -47,7 +47,7 @@ def test_a_target_of_the_readme_is_in_the_makefile(words: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_a_link_of_the_readme_leads_somewhere(link: str) -> None:
+def test_link_in_the_readme_has_a_target(link: str) -> None:
     place, _, anchor = link.partition("#")
     assert (ROOT / place).exists()
     if anchor:

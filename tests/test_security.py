@@ -1,4 +1,4 @@
-"""SECURITY.md names what exists, and the examples of the docs follow its advice."""
+"""SECURITY.md links to existing places, and the examples of the docs follow its advice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ SECURITY = (ROOT / "SECURITY.md").read_text()
 TEXTS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").rglob("*.env*"))]
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_in_security_md_have_a_target() -> None:
     for place, anchor in re.findall(r"\]\((?!https?:)([^)#]+)#?([^)]*)\)", SECURITY):
         assert (ROOT / place).exists(), place
         headings = re.findall(r"^#+ (.*)$", (ROOT / place).read_text(), re.MULTILINE)
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
 
 
-def test_examples_of_a_far_source_check_its_certificate() -> None:
+def test_examples_with_a_remote_source_verify_its_certificate() -> None:
     examples = [(path.name, line) for path in TEXTS for line in path.read_text().splitlines()
                 if re.search(r"\bhost=[\w-]+\.", line)]  # fmt: skip
     assert examples

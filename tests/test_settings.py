@@ -1,4 +1,4 @@
-"""A wrong setting is one sentence that names it."""
+"""A wrong setting is refused with one sentence that names it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ODD = [*string.punctuation.replace("/", ""), " ", "%41", "%zz", "ü", "~2F"]
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_lake_is_refused_exactly_where_no_table_could_be_opened(
+def test_lake_path_is_refused_if_and_only_if_delta_cannot_open_it(
     odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = tmp_path / f"a{odd}b"
@@ -41,7 +41,7 @@ def test_a_lake_may_be_in_an_object_store(url: str, monkeypatch: pytest.MonkeyPa
     "url", ["file:///tmp/lake", "s3://", "s3:///lake", "s3://key:secret@bucket/lake", "abfss://container/lake",
             "abfss://c:secret@account/lake", "https://bucket/lake", "s3a://bucket", "s3://bucket?secret=x"],
 )  # fmt: skip
-def test_a_lake_is_no_other_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lake_with_another_url_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_LAKE", url)
     with pytest.raises(SettingsError, match=r"setting `lake`: is neither .* nor s3://bucket") as raised:
         Settings.load()
@@ -49,17 +49,17 @@ def test_a_lake_is_no_other_url(url: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("odd", ["a//b", "a/../b", "a%20b", "a\\b", "a\tb"])
-def test_a_lake_is_in_a_folder_of_plain_letters(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lake_url_with_special_characters_is_refused(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_LAKE", f"s3://bucket/{odd}")
     with pytest.raises(SettingsError, match="not every program can open"):
         Settings.load()
 
 
 @pytest.mark.parametrize("lake", [".", "..", "{project}", "{home}", "/", "link", "sub/.."])
-def test_a_lake_does_not_hold_the_project_or_the_home(
+def test_lake_that_contains_the_project_or_the_home_is_refused(
     lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`teardown --lake` deletes it."""
+    """`teardown --lake` deletes the lake."""
     project, home = tmp_path / "a/project", tmp_path / "home"
     (project / "sub").mkdir(parents=True)
     home.mkdir()
@@ -74,7 +74,7 @@ def test_a_lake_does_not_hold_the_project_or_the_home(
         Settings.load()
 
 
-def test_a_lake_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_lake_setting_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text('lake: ""\n')
     with pytest.raises(SettingsError, match="setting `lake`: is empty; name a folder"):
@@ -89,7 +89,7 @@ def _settled(lake: Path) -> bool:
 
 
 def _opened(folder: Path) -> bool:
-    """As we use delta-rs: commits of our own files, checkpoints, VACUUM."""
+    """Uses delta-rs as our code does: commits of our own files, checkpoints, VACUUM."""
     try:
         table = DeltaTable.create(folder, pa.schema([("a", pa.int64())]))
         pq.write_table(pa.table({"a": [1, 2]}), folder / "f.parquet")
@@ -101,7 +101,7 @@ def _opened(folder: Path) -> bool:
         table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
         table.update_incremental()
         return DeltaTable.is_deltatable(str(folder)) and table.to_pyarrow_table()["a"].to_pylist() == [1, 2]
-    except Exception:  # noqa: BLE001 - of whatever kind delta-rs makes it
+    except Exception:  # noqa: BLE001 - delta-rs raises errors of several kinds
         return False
 
 
@@ -116,7 +116,7 @@ def _opened(folder: Path) -> bool:
         ("STREAMING", "on", "setting `streaming`: 'on' is neither `auto` nor `off`"),
     ],
 )
-def test_what_is_asked_of_the_stream_is_refused_in_one_line(
+def test_invalid_stream_setting_is_refused_in_one_line(
     name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"PGCDC_{name}", value)
@@ -126,7 +126,7 @@ def test_what_is_asked_of_the_stream_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:443", "local-cluster[2,1,700]"])
-def test_executors_elsewhere_need_a_lake_that_they_reach(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_of_a_cluster_need_a_shared_lake(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
     with pytest.raises(SettingsError) as refused:
         Settings.load()
@@ -152,14 +152,14 @@ def test_unknown_masters_are_refused(master: str, monkeypatch: pytest.MonkeyPatc
     assert "secret" not in str(caught.value)
 
 
-def test_the_master_has_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_spark_master_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """``spark.master`` would pass all checks of ``master``."""
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"spark.master": "yarn"}))
     with pytest.raises(SettingsError, match=r"setting `spark`: names the master as `spark.master`; write `master`"):
         Settings.load()
 
 
-def test_switches_of_spark_are_written_as_spark_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_values_are_written_as_spark_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text("spark: {spark.dynamicAllocation.enabled: true, spark.ui.port: 4040}\n")
     found = Settings.load().spark
@@ -167,7 +167,7 @@ def test_switches_of_spark_are_written_as_spark_reads_them(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[*,4]"])
-def test_executors_in_the_driver_reach_any_lake(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_master_works_with_any_lake(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
     assert Settings.load().master == master
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master, "archive": "env.tar.gz"}))
@@ -175,7 +175,7 @@ def test_executors_in_the_driver_reach_any_lake(master: str, monkeypatch: pytest
         Settings.load()
 
 
-def test_messages_and_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_and_origin_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (Settings.load().messages, Settings.load().origin) == ((), "any")
     monkeypatch.setenv("PGCDC_MESSAGES", '["outbox.*", "app"]')
     monkeypatch.setenv("PGCDC_ORIGIN", "none")
@@ -198,7 +198,7 @@ def test_streaming_comes_from_the_environment_or_the_file(
 
 
 @pytest.mark.parametrize("written", ["on", "parallel", "1", "0", "[]"])
-def test_another_word_for_streaming_is_refused(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_values_of_streaming_are_refused(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f"streaming: {written}\n")
     with pytest.raises(SettingsError, match=r"setting `streaming`: .* is neither `auto` nor `off`") as refused:
@@ -209,9 +209,7 @@ def test_another_word_for_streaming_is_refused(written: str, tmp_path: Path, mon
 @pytest.mark.parametrize(
     "written", ["-3 days", "999999999999 days", "36501 days", "-P3D", "P9999999999D", "soon", "-5"]
 )
-def test_retention_is_a_span_that_the_calendar_has(
-    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retention_outside_its_range_is_refused(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f"retention: {written}\n")
     with pytest.raises(SettingsError, match=r"setting `retention`: .* is not a span of time from 0 to") as refused:
@@ -220,7 +218,7 @@ def test_retention_is_a_span_that_the_calendar_has(
 
 
 @pytest.mark.parametrize(("written", "days"), [("0 days", 0), ("36500 days", 36500), ("P3D", 3), ("86400", 1)])
-def test_retention_may_be_written_in_more_than_one_way(
+def test_retention_may_be_written_in_several_forms(
     written: str, days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -230,13 +228,13 @@ def test_retention_may_be_written_in_more_than_one_way(
 
 @pytest.mark.parametrize("name", ["source", "lake", "slot", "publication"])
 @pytest.mark.parametrize("written", ["123", "", "true", "[a]"])
-def test_a_text_that_yaml_reads_as_another_value_is_to_be_quoted(
+def test_unquoted_value_that_is_not_text_is_refused(
     name: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(f"PGCDC_{name.upper()}", raising=False)
     if name == "source" and not written:
-        return  # As if no source were named.
+        return  # This counts as no source.
     Path("pgcdc.yaml").write_text(f"{name}: {written}\n")
     with pytest.raises(SettingsError) as refused:
         Settings.load()
@@ -248,7 +246,7 @@ def test_a_text_that_yaml_reads_as_another_value_is_to_be_quoted(
     [("slot: a\nslot: b\n", "slot"), ("slot: a\nSlot: b\n", "Slot"),
      ("spark:\n  master: local\n  master: yarn\n", "master")],
 )  # fmt: skip
-def test_a_name_that_the_file_has_twice_is_refused(
+def test_repeated_name_in_the_settings_file_is_refused(
     text: str, twice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -259,14 +257,14 @@ def test_a_name_that_the_file_has_twice_is_refused(
 
 
 @pytest.mark.parametrize("text", ["~/lake", "~", "~someone/lake"])
-def test_a_lake_is_not_a_folder_called_tilde(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lake_in_a_folder_named_tilde_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f'lake: "{text}"\n')
     with pytest.raises(SettingsError, match="setting `lake`: names a folder that is called ~; write the whole path"):
         Settings.load()
 
 
-def test_a_lake_is_not_a_file_nor_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lake_that_is_a_file_or_inside_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.touch()
     for lake in (file, file / "lake"):
@@ -278,7 +276,7 @@ def test_a_lake_is_not_a_file_nor_in_one(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "source", ["host=db replication=true", "postgresql://db/shop?replication=database", "host=db replication=''"]
 )
-def test_a_source_does_not_say_which_connections_replicate(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_that_sets_replication_is_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_SOURCE", source)
     with pytest.raises(SettingsError, match=r"setting `source`: sets `replication`, which pgcdc sets .*; remove it"):
         Settings.load()

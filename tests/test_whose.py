@@ -1,4 +1,5 @@
-"""Whose failure an error is: every class of ours and every SQLSTATE with a meaning of its own, in one table."""
+"""Whether an error concerns one table or all tables: every error class of ours and every SQLSTATE with a special
+meaning."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def _kinds(kind: type[PgcdcError]) -> set[type[PgcdcError]]:
     return {kind}.union(*(_kinds(below) for below in kind.__subclasses__() if below.__module__ == errors.__name__))
 
 
-def test_every_error_of_ours_says_whose_it_is() -> None:
+def test_every_error_class_says_whom_it_concerns() -> None:
     found: dict[Whose, set[str]] = {one: set() for one in Whose}
     for kind in _kinds(PgcdcError):
         found[whose(kind.__new__(kind))].add(kind.__name__)
@@ -38,13 +39,13 @@ def test_every_error_of_ours_says_whose_it_is() -> None:
 
 
 OF_A_COPY = {
-    "42501": Whose.WAITS,  # a right on the table, its schema or a function of its row filter; row-level security
+    "42501": Whose.WAITS,  # a missing right on table, schema or a function of the row filter; row-level security
     "55P03": Whose.WAITS,  # a lock
     "42P01": Whose.WAITS,  # dropped or renamed
     "3F000": Whose.WAITS,  # its schema was dropped or renamed
     "42703": Whose.WAITS,  # a column was dropped or renamed
-    "57014": Whose.WAITS,  # cancelled, for somebody waits for the table
-    "40001": Whose.WAITS,  # a standby's replay goes first
+    "57014": Whose.WAITS,  # cancelled, because another session waits for the table
+    "40001": Whose.WAITS,  # a standby's replay has priority
     "40P01": Whose.WAITS,  # a deadlock
     "42704": Whose.ASIDE,  # a type is missing
     "42883": Whose.ASIDE,  # a function is missing
@@ -52,7 +53,7 @@ OF_A_COPY = {
     "58030": Whose.ASIDE,  # a block cannot be read
     "XX001": Whose.ASIDE,  # damaged data
     "XX002": Whose.ASIDE,  # a damaged index
-    "XX000": Whose.ASIDE,  # an internal error, as for a type that was dropped
+    "XX000": Whose.ASIDE,  # an internal error, as after a type was dropped
     "22012": Whose.ASIDE,  # a row filter divides by zero
     "22021": Whose.ASIDE,  # bytes that are no text
     "22P05": Whose.ASIDE,  # a text without UTF-8
@@ -61,7 +62,7 @@ OF_A_COPY = {
     "53100": Whose.ALL,  # the source's disk is full
     "53200": Whose.ALL,  # the source has no memory
     "53300": Whose.ALL,  # too many connections
-    "57P01": Whose.ALL,  # terminated; a copy is begun again a few times
+    "57P01": Whose.ALL,  # terminated; a copy is repeated a few times
     "57P02": Whose.ALL,
     "57P03": Whose.ALL,
     "08006": Whose.ALL,  # the connection was lost
@@ -69,18 +70,18 @@ OF_A_COPY = {
     "28P01": Whose.ALL,
     "3D000": Whose.ALL,
 }
-"""By SQLSTATE of a statement that concerns one table."""
+"""By SQLSTATE of a statement on one table."""
 
 
 @pytest.mark.parametrize(("state", "expected"), OF_A_COPY.items(), ids=OF_A_COPY)
-def test_whose_an_error_of_a_copy_is(state: str, expected: Whose) -> None:
+def test_error_of_a_copy_concerns_one_table_or_all(state: str, expected: Whose) -> None:
     error = ServerError(state, "refused").of_table("public.t")
-    # What an interrupted reading ends with is CopyBlocked or CopyOutdated, unless the source is gone.
+    # An interrupted read ends with CopyBlocked or CopyOutdated, unless the source is gone.
     found = Whose.WAITS if state in INTERRUPTED and whose(error) is not Whose.ALL else whose(error)
     assert found is expected
 
 
-def test_missing_right_is_everybodys_where_no_table_is_concerned() -> None:
+def test_missing_right_without_a_table_concerns_all_tables() -> None:
     assert whose(ServerError("42501", "permission denied to start WAL sender").typed()) is Whose.ALL
 
 
@@ -105,5 +106,5 @@ OTHERS: list[tuple[BaseException, Whose]] = [
 
 
 @pytest.mark.parametrize(("error", "expected"), OTHERS, ids=lambda one: repr(one)[:40])
-def test_whose_the_error_of_a_library_is(error: BaseException, expected: Whose) -> None:
+def test_error_of_a_library_concerns_one_table_or_all(error: BaseException, expected: Whose) -> None:
     assert (of_one_table(error) is not None) is (expected is Whose.ASIDE)

@@ -1,4 +1,4 @@
-"""Tests that share an expensive fixture run in one worker, so that it is made once."""
+"""Tests that share an expensive fixture run in one worker, so the fixture is made only once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Groups, group, pytest_xdist_make_scheduler
 
 
-def test_what_shares_a_server_or_a_command_is_one_group(request: pytest.FixtureRequest) -> None:
+def test_tests_that_share_a_server_or_a_command_are_one_group(request: pytest.FixtureRequest) -> None:
     for item in request.session.items:
         names = getattr(item, "fixturenames", ())
         if "up" in names:
@@ -34,7 +34,7 @@ def test_workers_are_given_whole_groups(pytestconfig: pytest.Config, monkeypatch
 
 
 @pytest.mark.long
-def test_what_kills_its_worker_is_run_once(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_test_that_kills_its_worker_is_run_once(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     tests = """
 import os, pathlib
 def test_before(): pass

@@ -1,4 +1,4 @@
-"""Waiting for something that another thread, process or server brings about."""
+"""Waits for a change that another thread, process or server makes."""
 
 from __future__ import annotations
 
