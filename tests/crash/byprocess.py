@@ -54,7 +54,7 @@ FIRST = (
     FaultPoint.STATE_WRITTEN, FaultPoint.MIRROR_MADE, FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTING,
     FaultPoint.COPY_COMMITTED,
 )  # fmt: skip
-"""Passed by a sync that creates the lake. A sync that was killed leaves the later points to the next sync."""
+"""Points that a sync passes when it creates the lake. A killed sync leaves the later points to the next sync."""
 _COPIES = (FaultPoint.COPY_COMMITTED, FaultPoint.COPY_REGISTERED, FaultPoint.COPY_RECORDED)
 _TURNS = (
     FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
@@ -86,7 +86,7 @@ _WITH_JVM = (
     FaultPoint.POINT_PUBLISHED,
 )  # fmt: skip
 AGAIN = "run again: it takes a new snapshot"
-"""What a run says that left a table behind, because the table was truncated in each of its snapshots."""
+"""What a run prints if it left a table behind because the table was truncated in each of its snapshots."""
 CASES = (
     Case("setup", FaultPoint.SLOT_MADE),
     *(Case("sync", point) for point in FIRST),
@@ -102,7 +102,7 @@ CASES = (
     *(Case("maintain", point) for point in _UPKEEP),
     Case("maintain", FaultPoint.MIRROR_VACUUMED, Kind.JVM),
 )
-"""In the order in which one project can reach them."""
+"""Cases in the order in which one project can reach them."""
 
 
 @dataclass
@@ -137,8 +137,8 @@ class ByProcess(LakeRig):
         if not first and not published(self.lake.text):
             self._sync()
         if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:
-            # Writes changes after the table's last copy, since only those can be derived again, and files that nothing
-            # refers to.
+            # Writes changes after the table's last copy, because only these changes can be derived again. Also leaves
+            # files that nothing refers to.
             self._nudge(case)
             self._sync()
 
@@ -198,7 +198,6 @@ class ByProcess(LakeRig):
             process.wait()
 
     def environment(self) -> dict[str, str]:
-        """The environment of a command of this project."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PGCDC_", "DAGSTER_"))}
         return {**clean, **self.project.settings}
 
@@ -211,7 +210,7 @@ class ByProcess(LakeRig):
         return (case.command,)
 
     def _nudge(self, case: Case) -> None:
-        """Write a change for every way into a mirror, whatever else the writers draw."""
+        """Writes a change for every way into a mirror, in addition to the random writers."""
         self._done("INSERT INTO entry (note) VALUES ('nudge'); UPDATE u SET v = v + 1 WHERE a > 30")
         self._done("BEGIN; TRUNCATE wiped; INSERT INTO wiped VALUES (1, 'nudge'); COMMIT")
         if case.point is FaultPoint.MIRROR_WIDENED:

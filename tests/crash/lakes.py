@@ -28,7 +28,7 @@ from tests.oracle import assert_equal
 
 TABLES = ("public.t", "public.u", "public.part", "public.bag", "public.entry", "public.wiped")
 WIDE = "public.wide"
-"""This table gets new columns, which the journal cannot follow."""
+"""The table that gets new columns, which the journal cannot follow."""
 CHANGING = ("t", "u", "part", "bag", "entry")
 _TABLE = re.compile(r"^(?:INSERT INTO|UPDATE|DELETE FROM) (\w+)")
 _MAKE = """
@@ -99,7 +99,7 @@ def work(chance: random.Random) -> Sequence[tuple[Draw, int]]:
 
 @dataclass
 class LakeRig:
-    """What both whole-path tests share: the source, and the checks of the lake."""
+    """The parts that both whole-path tests share: the source, and the checks of the lake."""
 
     server: EmbeddedServer
     faults: Faults
@@ -162,7 +162,8 @@ class LakeRig:
         return len(fresh)
 
     def assert_all_there(self) -> None:
-        """After an undisturbed run without writers, the last point lists all tables and equals the live source."""
+        """Checks, after an undisturbed run without writers, that the last point lists all tables and equals the live
+        source."""
         assert self.look() > 0 or published(self.lake.text)
         assert set(published(self.lake.text)[-1][1]) == {*TABLES, WIDE}
         assert_equal(self.conn, self.lake.text, *TABLES, WIDE)

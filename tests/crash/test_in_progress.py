@@ -43,7 +43,7 @@ class Rig:
     connections: list[psycopg.Connection]
     rounds: int = 0
     looks: list[tuple[Lsn, list[Row]]] = field(default_factory=list)
-    """After each crash: the log's position, and the rows below it."""
+    """The log's position and the rows below it, after each crash."""
 
     def steps(self) -> Iterator[tuple[int, str]]:
         """Connection and statement of each step of one round. Transaction 0 may hold a message that was rolled back.
@@ -70,8 +70,8 @@ class Rig:
                 self.connections[number].execute(statement.encode())
 
     def _wait(self, what: str, until: Callable[[], bool]) -> None:
-        """Wait until the server has sent everything, or until all is in the log: an unsure transaction makes the rest
-        come again."""
+        """Waits until the server has sent everything (LOOK), or until everything is in the log (LAND). An unsure
+        transaction makes the server send the rest again."""
         lsn, log = self.twins.flushed(), self.twins.streamed.log
 
         def there() -> bool:
@@ -115,7 +115,7 @@ def rig(crash_server: EmbeddedServer, tmp_path: Path) -> Iterator[Rig]:
 def test_receiver_killed_at_each_step_loses_and_repeats_nothing(
     rig: Rig, faults: Faults, chance: random.Random, tally: Tally, points: tuple[FaultPoint, ...]
 ) -> None:
-    """From the start of a round, or from the first commit of a transaction that was in progress."""
+    """The receiver is killed at the start of a round, or at the first commit of a transaction that was in progress."""
     rig.twins.start()
     for point in points:
         for _ in range(3):

@@ -55,7 +55,7 @@ class Leaders(ByProcess):
     program: str = _SHORT + PROGRAM
 
     def met(self, case: Case) -> bool:
-        """Whether the case was reached. Repeats if the command ended before it reached the point."""
+        """Whether the case was reached. Tries again if the command ended before it reached the point."""
         stopped = self.chance.choice([*Stopped])
         started = time.monotonic()
         met = any(self.overtaken(case, stopped) for _ in range(4))
@@ -63,8 +63,7 @@ class Leaders(ByProcess):
         return met
 
     def overtaken(self, case: Case, stopped: Stopped) -> bool:
-        """Whether the command reached the point, was stopped there, and woke after another command had done its
-        work."""
+        """Whether the command was stopped at the point and resumed after another command had done its work."""
         self.prepare(case)
         self._nudge(case)
         self.faults.arm(case.point)  # type: ignore[arg-type]
@@ -75,7 +74,7 @@ class Leaders(ByProcess):
                 return False
             asleep = _stopped(first, stopped)
             self.faults.clear()
-            # The server itself does so when it hears nothing.
+            # The server does this by itself after its timeout.
             self._cut_off()
             assert wait_until(lambda: self._succeeded() == 0, SECONDS), "nobody could take over"
             self.look()
@@ -127,7 +126,7 @@ class Leaders(ByProcess):
         )
 
     def _commits(self) -> dict[str, tuple[int, float]]:
-        """All files of the lake that count, with size and time."""
+        """Size and time of all files of the lake that count."""
         found = storage.walk(self.lake, hidden=True)
         return {entry.name: (entry.size, entry.written) for entry in found if _counts(entry.name)}
 

@@ -30,7 +30,7 @@ TAKING = (
 
 
 OWN = (FaultPoint.PREPARED_KEPT, FaultPoint.PREPARED_COMMITTING, FaultPoint.PREPARED_DROPPED)
-"""Points that only prepared transactions pass. All other points but one are in the long set."""
+"""Points that only prepared transactions pass. All points except one run only in the long set."""
 
 
 def case(point: FaultPoint, when: str) -> Any:

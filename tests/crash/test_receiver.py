@@ -43,7 +43,7 @@ POINTS = (
     FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED,
 )  # fmt: skip
 UNCONFIRMED = (FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE)
-"""At these points the log has moved, and its position must not be confirmed."""
+"""At these points the log has advanced, and its position must not be confirmed yet."""
 ALL = (*POINTS, *POINTS, *[None] * 6)
 SURE = (FaultPoint.SEGMENT_WRITTEN, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
 """A point of each stage that every run passes: the default set."""
@@ -65,7 +65,7 @@ CREATE PUBLICATION p FOR TABLE a, b, c, big;
 
 @dataclass
 class Receiver:
-    """The process, and the parent's end of its pipe."""
+    """The receiver process, and the parent's end of its pipe."""
 
     process: subprocess.Popen[bytes]
     said: Path
@@ -98,7 +98,7 @@ class Receiver:
         self.process.stdin.close()
 
     def finish(self) -> None:
-        """The receiver was hit. It ends by itself, and the last error that it reports is one of the allowed classes."""
+        """Fails unless the receiver ends by itself and its last error is one of the allowed classes."""
         assert wait_until(lambda: self.ended, SECONDS), f"still runs: {self.events()[-3:]}"
         self.leave()
         said = self.events()
@@ -241,7 +241,7 @@ class Rig:
             )
 
     def finish(self) -> None:
-        """After an undisturbed run to the end, nothing is missing and every batch is whole."""
+        """Checks, after an undisturbed run to the end, that nothing is missing and every batch is complete."""
         with self.connect() as conn:
             end = Lsn(_lsn(conn, "pg_current_wal_insert_lsn()"))
         receiver = self._start(end)
@@ -254,7 +254,7 @@ class Rig:
         assert self.log.verify(LsnRange(self.log.start, self.log.position()))
 
     def _moved(self) -> tuple[int, int]:
-        """Position, and number of files, those of the spill folder included."""
+        """The log's position, and the number of its files including the spill folder."""
         files = sum(1 for _ in path_of(self.log.path).glob("*.parquet")) + sum(
             1 for _ in path_of(self.log.path).glob("_spill/*")
         )

@@ -51,7 +51,7 @@ WITHOUT_ROWS = (
     "ALTER TABLE t RENAME v TO a; ALTER TABLE t ADD v text", "ALTER TABLE t RENAME a TO b; ALTER TABLE t RENAME v TO a",
     "ALTER TABLE t DROP b; ALTER TABLE t ADD b text", "ALTER TABLE t ALTER n TYPE numeric(12,2)",
 )  # fmt: skip
-"""Changes that give no row another value."""
+"""Changes that change no value of any row."""
 
 
 _RENAMES = (
@@ -164,7 +164,7 @@ def _kill(stage: _Stage, changes: dict[FaultPoint, str]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_rename_killed_at_each_step_loses_nothing(stage: _Stage) -> None:
-    """At every second step, the table has its former name again when the next run checks the catalog."""
+    """At every second step, the table gets its former name back before the next run checks the catalog."""
     name = "t"
     for number, step in enumerate(_RENAMES):
         former, name = name, f"t{number}"

@@ -71,7 +71,7 @@ FEW = 20
 
 
 class Aborted(BaseException):
-    """As close as a thread comes to being killed: after the point, only ``finally`` blocks run."""
+    """Stops a thread almost like a kill: after the point, only ``finally`` blocks run."""
 
 
 class Listening(Silent):
@@ -92,7 +92,7 @@ class InProcess(LakeRig):
     points: Sequence[FaultPoint | None] = ALL
     """Each cycle draws one of these points."""
     aborted: FaultPoint | None = None
-    """A thread at this point, or one that reaches it, goes no further."""
+    """A thread at this point waits there, and so does every thread that reaches it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,5 +38,5 @@ def no_spark() -> Any:
 
 
 def delta_target(layout: Layout, owner: Identity) -> DeltaTarget:
-    """For tests that need no Spark."""
+    """A Delta target for tests that do not use Spark."""
     return DeltaTarget(layout, owner, SparkOnDemand(no_spark), timedelta(0))

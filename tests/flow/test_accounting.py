@@ -1,4 +1,4 @@
-"""In every turn, each row that the receiver counted is in a feed, below a copy, or reported as taken by no mirror."""
+"""Every row that the receiver counted is in a feed, below a copy, or reported as taken by no mirror, in every turn."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
     target = delta_target(settings.layout, log.identity)
     progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
     a, b, _ = tables
-    # The state after a copy: nothing in this test reads a mirror.
+    # The state of a table after its copy. The test reads no mirror.
     progress._tables[a.name] = TableRecord(a, TableState.CATCHING_UP, start, 0)
     progress.put_aside(b.name, start, "as a test has it")
     work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
@@ -118,7 +118,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
 
 
 def _check(rig: Rig, span: LsnRange, untaken: dict[int, int]) -> None:
-    """Compare the sums of a range: what the log holds of each table, and where it went."""
+    """Compares, for each table, the rows of a range in the log with the rows in the feed and the rows reported."""
     counts = LogSpan(ChangeLog(rig.settings.layout), span).rows
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
@@ -157,7 +157,7 @@ def _below_copy(rig: Rig, table: Table, span: LsnRange, relations: Iterable[int]
 
 
 def test_rows_of_an_added_partition_are_not_reported_as_removed(database: Database, tmp_path: Path) -> None:
-    """The mirror's table knows the partition as one whose rows are not streamed, or as one that has left."""
+    """The mirror's table has the partition in ``outside`` or in ``left``."""
     with database.connect() as conn:
         conn.execute(_PARTITIONED.encode())
         for part in (3, 4):

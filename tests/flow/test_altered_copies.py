@@ -1,4 +1,4 @@
-"""Tables that are altered or locked while they are copied: no other table suffers, and the table only for a short
+"""Tables that are altered or locked during their copy. Other tables are not affected, and the table only for a short
 time."""
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.spark
 
 
 def after_the_snapshot(patch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[int]:
-    """Runs one step per round, after its snapshot and before the first row is read. Returns each round's number of
-    tables."""
+    """Runs one step in each round, between its snapshot and the first read. Returns the number of tables per round."""
     left, rounds = list(steps), []
 
     def meanwhile(session: Any, conninfo: str, tables: Any, *more: Any) -> Any:
@@ -75,8 +74,8 @@ def test_locked_table_waits_for_the_next_run_and_names_the_lock_holder(
 
 
 @pytest.mark.long
-def test_table_that_keeps_changing_does_not_keep_the_run_from_ending(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the run checks the catalog many times."""
+def test_run_ends_although_a_table_keeps_changing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run checks the catalog many times."""
     rig.setup()
     rig.settings = rig.settings.model_copy(update={"range_seconds": 0.01})
     rounds = after_the_snapshot(monkeypatch, *[lambda: rig.conn.execute("TRUNCATE u")] * 6)
@@ -90,9 +89,9 @@ def test_table_that_keeps_changing_does_not_keep_the_run_from_ending(rig: Rig, m
 def test_copy_that_is_outdated_when_it_lands_is_repeated_by_the_next_run(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changes between the two publications are not streamed. The table's state records this, so it survives the run.
+    """Changes between the two publications are not streamed. The table's state records this, so the next run knows it.
 
-    A run below its goal would repeat the copy itself, so this run may not begin a second round.
+    This run may not begin a second round. Otherwise it would repeat the copy itself, since it is below its goal.
     """
     rig.setup()
     begin = copies.Copies.begin

@@ -34,7 +34,7 @@ def _table(oid: int, name: str, *columns: str) -> Table:
 
 
 class Told(Silent):
-    """Collects the lines that are reported as progress."""
+    """Collects the progress lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def test_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
 
 
 def test_many_changes_are_logged_once_in_one_line(work: Work) -> None:
-    """While mirrors must not change, each catalog check shows the same changes."""
+    """Each catalog check shows the same changes again, because the mirrors may not change."""
     observer = Told()
     work.observer = observer
     more = tuple(Column(number, f"c{number}", INT, missing="1") for number in range(3, 38))
@@ -177,7 +177,7 @@ def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
     ids=["renamed back", "still renamed"],
 )
 def test_log_line_says_that_an_undone_change_was_not_followed(work: Work, now: Table, said: str) -> None:
-    """Rows came under the new name of a column, and the catalog is read later."""
+    """Rows came under the new name of a column before the catalog was read."""
     told = Told()
     work.observer = told
     after = successor(B, now, Lsn(20))

@@ -1,5 +1,5 @@
-"""Comments of tables and columns on their mirrors, and how they change there. Comments never cause a copy, and no point
-lacks a table because of them."""
+"""Comments of tables and columns on their mirrors. A changed comment never causes a copy, and no point lacks a table
+because of a comment."""
 
 from __future__ import annotations
 
@@ -192,7 +192,6 @@ def test_mirror_that_cannot_store_comments_delays_nothing(rig: Rig, monkeypatch:
 
 
 def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
-    """The saved table, and its mirror as Dagster shows it."""
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
     table = catalog.table(T)
@@ -228,8 +227,8 @@ def test_not_null_changes_only_the_dagster_definitions(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_comments_follow_each_catalog_check(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While applying is paused, comments wait. If a run dies after it committed them, the next run finds them. They
-    reach Dagster, and a renamed table."""
+    """Comments wait while applying is paused. The next run finds comments that a dead run has committed. Comments reach
+    Dagster, and stay with a renamed table."""
 
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

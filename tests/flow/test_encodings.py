@@ -35,7 +35,7 @@ TEXTS = {
     "EUC_JP": ["日本語", "①～￢", "ｶﾅ", "plain"],
     "KOI8U": ["Київ", "ґ", "plain"],
 }
-"""In EUC_JP, characters that Python converts differently, or not at all."""
+"""Characters of EUC_JP that Python converts differently or not at all."""
 LABEL = {"WIN1252": "é", "EUC_JP": "語", "KOI8U": "ї"}
 
 

@@ -48,7 +48,7 @@ def test_table_that_cannot_be_copied_holds_back_no_other_table(rig: Rig, monkeyp
 
 @pytest.mark.long
 def test_stop_ends_a_copy_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the copy has no job yet that could be cancelled."""
+    """The copy may not have a Spark job yet that could be cancelled."""
     rig.setup()
     stop = threading.Event()
     real = export.exported_snapshot

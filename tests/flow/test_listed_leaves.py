@@ -1,4 +1,4 @@
-"""Our publication lists the partitions of a table one by one: no point lacks the rows of a new partition."""
+"""The publication lists the partitions of a table one by one. Each point has all rows of a new partition."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def rig(rig: Rig) -> Rig:
 
 
 def _days(rig: Rig) -> list[tuple[int, int]]:
-    """For each point that lists the table: the rows of the second day that it has, and those that the source had
-    then."""
+    """For each point that lists the table: its rows of the second day, and the source's rows of that day at the
+    point."""
     lake, found = Lake(rig.lake), []
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -66,7 +66,7 @@ def test_no_point_lacks_the_rows_of_a_new_partition(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_empty_new_partition_causes_no_copy(rig: Rig) -> None:
-    """Also if the table now has a key, by which setup would list it as a whole."""
+    """The table may have a key, with which setup would publish it as a whole."""
     rig.commit("ALTER TABLE k ADD id int GENERATED ALWAYS AS IDENTITY", "ALTER TABLE k ADD PRIMARY KEY (day, id)")
     rig.sync()
     copies = len(rig.observer.copies)
@@ -80,7 +80,7 @@ def test_empty_new_partition_causes_no_copy(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_new_partition_without_an_identity_sets_its_table_aside(rig: Rig) -> None:
-    """If the partition were published, an UPDATE would fail."""
+    """The partition is not published, because its UPDATEs would then fail."""
     rig.commit(_NEW, _ROW, "UPDATE t SET v = 'a' WHERE id = 1")
     report = rig.sync()
     assert report.set_aside == [(K, _REASON)]

@@ -150,7 +150,7 @@ def test_lock_files_can_be_locked_only_by_their_owner(layout: Layout) -> None:
 
 
 class Waiting:
-    """A command that waits for the lake, in a thread, until ``stop`` is set. ``told`` is its outcome."""
+    """A command that waits for the lake in a thread until ``stop`` is set. ``told`` has its outcome."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.stop, self.told = layout, threading.Event(), list[str]()

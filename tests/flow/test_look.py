@@ -119,7 +119,7 @@ def test_no_point_lists_a_table_that_ddl_has_made_wrong(run: Run, done: str, sta
 
 @pytest.mark.parametrize("done", ["ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO w"])
 def test_followed_column_change_removes_the_table_only_from_later_points(run: Run, done: str) -> None:
-    """A point below the change lists the table as it was. Another point at that LSN lists it as well."""
+    """The point before the change lists the table, so another point at the same LSN must list it, too."""
     assert run.listed() == {QUIET, T}
     version = run.work.progress[T].version
     run.user.execute(done.encode())
@@ -133,7 +133,7 @@ def test_followed_column_change_removes_the_table_only_from_later_points(run: Ru
 
 
 def test_copy_is_listed_only_after_a_catalog_check_that_confirms_its_table(run: Run) -> None:
-    """Covers changes after the copy's snapshot and before a catalog check that the copy was not part of."""
+    """A table may change between the snapshot of its copy and the next catalog check."""
     at_the_snapshot = run.work.progress[T].table
     assert run.listed() == {QUIET, T}
     run.user.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'")
@@ -157,7 +157,7 @@ def test_table_renamed_back_is_not_listed_where_it_had_another_name(run: Run) ->
 
 
 def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_time(run: Run) -> None:
-    """The log ends below all of it, or where the table was a partition. The current catalog does not show which."""
+    """The current catalog does not show whether the log ends before the table was a partition, or while it was."""
     points, catalog = run.work.progress.points, run.sync._catalog
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     assert run.listed() == {QUIET, T}
@@ -174,7 +174,7 @@ def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_tim
 
 
 def test_table_that_was_a_partition_before_the_first_check_is_not_listed_then(run: Run) -> None:
-    """No run was active then. The catalog rows of its columns are compared with those of the last run."""
+    """No run was active then. The column marks of the last run are compared with the current ones."""
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
     run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
@@ -185,7 +185,7 @@ def test_table_that_was_a_partition_before_the_first_check_is_not_listed_then(ru
 
 
 def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(run: Run) -> None:
-    """The copy lands after a catalog check that saw the table as it was afterwards."""
+    """The copy's snapshot is older than the ATTACH. The copy lands after a catalog check that follows the DETACH."""
     at_the_snapshot, at = run.work.progress[QUIET].table, run.work.log.position()
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")

@@ -44,15 +44,15 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
 
 
 def order(rig: Rig, number: int) -> None:
-    """As an application does: row and message in one transaction."""
+    """Writes a row and a message in one transaction, as an application does."""
     with rig.conn.transaction():
         rig.conn.execute("INSERT INTO orders VALUES (%s, 'new')", [number])
         rig.conn.execute("SELECT pg_logical_emit_message(true, 'outbox.orders', %s::text)", [str(number)])
 
 
 def emit(rig: Rig, prefix: str, content: str) -> Lsn:
-    """A message between transactions, which no commit flushes: the WAL writer does, and a sync ends at what is
-    durable."""
+    """Emits a message outside of transactions. No commit flushes it. The WAL writer does, and a sync ends at flushed
+    WAL."""
     found = rig.conn.execute("SELECT pg_logical_emit_message(false, %s, %s)::text", [prefix, content]).fetchall()
     lsn = Lsn.parse(found[0][0])
     wait_for(lambda: rig.flush() >= lsn, what="the WAL writer")
@@ -64,7 +64,7 @@ def contents(rows: pa.Table) -> list[str]:
 
 
 def check_points(rig: Rig) -> None:
-    """Check that each point has the messages of exactly those orders that the mirror has."""
+    """Checks that each point has exactly the messages of the orders in its mirror."""
     lake = Lake(rig.lake)
     seen = 0
     for point in ConsistentPoints(rig.settings.layout).all():
@@ -94,7 +94,7 @@ def test_row_and_message_of_a_transaction_appear_at_the_same_point(rig: Rig) -> 
     assert told["transactional"].to_pylist() == [True, True, True, False, True]
     row = told.slice(3, 1).to_pylist()[0]
     assert (row["lsn"], row["order_lsn"], row["xid"], row["commit_lsn"]) == (loose, loose - 1, None, None)
-    # The messages since an earlier read: none is repeated, none is missing.
+    # Messages since an earlier read are neither repeated nor missing.
     first = Lake(rig.lake).at(ConsistentPoints(rig.settings.layout).all()[1].replay_lsn)
     assert contents(first.messages()) + contents(Lake(rig.lake).at().messages(first.lsn)) == contents(told)
     (row,) = rig.conn.execute("SELECT xmin::text::bigint FROM orders WHERE id = 3").fetchall()

@@ -1,5 +1,5 @@
-"""Mirrors that follow schema changes by metadata alone. Every writer and reader must then handle files from before and
-after the change."""
+"""Mirrors follow schema changes by metadata alone. Writers and readers must handle files from before and after a
+change."""
 
 from __future__ import annotations
 
@@ -103,8 +103,7 @@ def test_files_stay_in_place_and_take_changes_of_every_kind(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_maintenance_works_on_files_from_before_and_after_the_change(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files from before and after the change are merged, a checkpoint replaces commits, and unneeded files are
-    deleted."""
+    """Files from before and after the change are merged, a checkpoint replaces commits, unneeded files are deleted."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(compaction, "MOST_SMALL", 1)
     follow_all(rig)
@@ -132,7 +131,7 @@ def test_maintenance_works_on_files_from_before_and_after_the_change(rig: Rig, m
 
 @pytest.mark.long
 def test_repair_rewrite_and_copy_work_after_a_metadata_change(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with a merge of small files after each turn."""
+    """Small files are also merged after each turn."""
     monkeypatch.setattr(DeltaTarget, "compaction", Compaction(look_every=1, most_small=1))
     start = rig.flush()
     rig.commit("UPDATE t SET v = 'before' WHERE id < 5", "UPDATE u SET v = 2 WHERE a < 5")

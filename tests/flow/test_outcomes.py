@@ -1,4 +1,4 @@
-"""The outcome of each operation stays known to every later reader. Without Spark: no test gets that far."""
+"""The outcome of each operation stays known to later readers. No test needs Spark."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_point_below_a_change_stays_as_it_is(progress: TablesProgress) -> None:
 
 
 def test_structure_survives_the_run_that_committed_it(tmp_path: Path) -> None:
-    """The run died right after the mirror's commit."""
+    """The run died right after it had committed the structure to the mirror."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(20))
     follows = replace(B, lineage=Lineage(1, 1, 25))
@@ -215,7 +215,7 @@ def test_table_that_is_back_is_listed_from_where_its_name_was_seen(tmp_path: Pat
 
 
 def test_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) -> None:
-    """Also if the run that recorded the new name was killed before it published a point."""
+    """The run that recorded the new name may have been killed before it published a point."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     renamed = replace(B, name=TableName("public", "z"))
@@ -249,7 +249,7 @@ def test_point_at_an_old_lsn_keeps_tables_that_wait_for_their_rename(tmp_path: P
 
 
 def test_renamed_table_stays_set_aside(tmp_path: Path) -> None:
-    """Also if another table takes its former name. A requested copy ends this state, and nothing is left of it."""
+    """Another table may take its former name. A requested copy ends the state without a trace."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     first.put_aside(B.name, Lsn(20), "waits for a word")
@@ -272,8 +272,8 @@ def test_renamed_table_stays_set_aside(tmp_path: Path) -> None:
     assert [entry.former for entry in third.renamed_tables()] == [elsewhere.name]
 
 
-def test_mirror_itself_says_whose_rows_it_holds(tmp_path: Path) -> None:
-    """If the stored state says otherwise, the table is copied."""
+def test_mirror_with_rows_of_another_table_is_not_used(tmp_path: Path) -> None:
+    """The mirror holds another table's rows, although the stored state does not say so."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     delta_target(layout, OWNER).rename(B.name, replace(B, name=A.name), first[B.name].version, Lsn(20))
@@ -283,7 +283,7 @@ def test_mirror_itself_says_whose_rows_it_holds(tmp_path: Path) -> None:
 
 
 def test_copy_that_no_point_listed_is_listed_at_its_position(tmp_path: Path) -> None:
-    """The table was never gone from the catalog. A later bounded run may have no other LSN at which to list it."""
+    """The table was always in the catalog. A later bounded run may have no other LSN at which to list it."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
@@ -328,7 +328,8 @@ def test_unreadable_mirror_holds_up_no_other_mirror(tmp_path: Path) -> None:
 
 
 def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: Path) -> None:
-    """Found when a point is made or a run begins, and kept in the state. ``status`` reports it even before that."""
+    """The change is found when a point is made or a run begins, and is kept in the state. ``status`` reports it
+    earlier."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.changed == {}
@@ -368,8 +369,8 @@ def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: 
 def test_table_below_the_start_of_the_log_is_copied_again(
     tmp_path: Path, began: int, start: int, state: TableState
 ) -> None:
-    """The table was copied at 10 and is at 20. It can go on if this is its first log and the log holds all changes
-    above 20."""
+    """The table was copied at 10 and is at 20. It can continue only if this is its first log, with all changes above
+    20."""
     layout = Layout.of(tmp_path)
     copied_at_10_applied_to_20(layout, A)
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
@@ -391,7 +392,7 @@ def test_no_point_is_above_the_log(progress: TablesProgress) -> None:
 
 
 def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progress: TablesProgress) -> None:
-    """Rows may bring the columns until the mirror has reached the LSN at which they were first seen."""
+    """Rows may bring the columns before the mirror has reached the LSN at which the columns were first seen."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -413,7 +414,7 @@ def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progres
 
 
 class Reached:
-    """Of no table: asked for one, it lets another thread do something first, if nothing keeps that from it."""
+    """Contains no table. The first lookup starts another thread, and waits up to 0.5 s until it has finished."""
 
     def __init__(self, done: Callable[[], None]) -> None:
         self.thread = Thread(target=done)
@@ -425,7 +426,7 @@ class Reached:
 
 
 def test_catalog_check_keeps_the_state_of_a_copy_that_begins_beside_it(progress: TablesProgress) -> None:
-    """The copies' thread notes the copy while the run's thread notes the columns."""
+    """The copy's thread sets the state while the run's thread records the columns."""
     begins = Reached(lambda: progress.copying([B], Lsn(10)))
     progress.note_columns([B], begins)
     begins.thread.join()

@@ -1,4 +1,4 @@
-"""Tables created after setup: a sync publishes those that the settings include, if the publication is ours."""
+"""Tables created after setup: a sync publishes the tables that the settings include, if the publication is ours."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def rig(rig: Rig) -> Rig:
 
 
 def test_new_table_is_published_and_copied(rig: Rig) -> None:
-    """A table without a usable identity is published for inserts only, so that no UPDATE fails. Excluded tables are
-    not."""
+    """A table without a usable identity is published for inserts only, so no UPDATE fails. Excluded tables are not
+    published."""
     rig.commit(
         "CREATE TABLE new (id int PRIMARY KEY, v text)", "INSERT INTO new VALUES (1, 'before')",
         "CREATE TABLE keyless (v text)", "CREATE TABLE secret (id int PRIMARY KEY)", "CREATE SCHEMA other",

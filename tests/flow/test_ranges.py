@@ -61,7 +61,7 @@ def test_position_without_rows_opens_no_range_and_the_next_range_covers_it() -> 
     assert gathered.empty
 
 
-def test_turns_of_a_range_add_up() -> None:
+def test_numbers_of_two_turns_are_summed() -> None:
     left = TableTurn(ORDERS, Lsn(1), 4, 1, 2, 3, {"insert": 1}, 0.5, 0.5)
     right = TableTurn(ORDERS, Lsn(2), 5, 10, 20, 30, {"insert": 2, "delete": 1}, 1.0, 1.0)
     assert summed(left, right) == TableTurn(ORDERS, Lsn(2), 5, 11, 22, 33, {"insert": 3, "delete": 1}, 1.5, 1.5)

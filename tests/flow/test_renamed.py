@@ -31,7 +31,7 @@ def rig(rig: Rig) -> Rig:
 
 
 def test_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
-    """With rows before, after and in the transaction of the change, and with deletion vectors."""
+    """Rows change before, in and after the transaction of the rename. The mirror has deletion vectors."""
     before = Lake(rig.lake).at().lsn
     rig.commit("UPDATE t SET v = 'y' WHERE id = 1", "ALTER TABLE t RENAME TO w", "DELETE FROM w WHERE id IN (2, 30)")
     rig.commit("INSERT INTO w VALUES (1000, 'new', NULL)")
@@ -102,7 +102,7 @@ def test_files_under_the_former_name_are_deleted_by_forget(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_forgotten_name_may_be_used_again(rig: Rig) -> None:
-    """By a renamed table, and by a new table, while the run from before the forget goes on."""
+    """A renamed table and a new table reuse names while the run goes on that was active before `forget`."""
     rig.commit("CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone VALUES (1)")
     gone = TableName("public", "gone")
     with following(rig):

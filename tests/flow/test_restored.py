@@ -1,4 +1,4 @@
-"""A source that was restored to an earlier time, and has since gone past everything that the lake knows of it."""
+"""A source that was restored to an earlier time, and has then written WAL beyond every LSN that the lake knows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def server(pg_version: int, tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server that may be stopped, under the name of the shared fixture, so that the rig's database is created on
-    it."""
+    """A server that the test may stop. It replaces the shared fixture, so that the rig's database is created on it."""
     with new_server(tmp_path / "server", pg_version, settings=TEST_SETTINGS) as server:
         yield server
 
@@ -45,8 +44,8 @@ def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
 def test_source_restored_to_below_the_newest_point_is_refused(
     rig: Rig, server: EmbeddedServer, database: Database, tmp_path: Path
 ) -> None:
-    """Nothing was published on the source between the backup and the point that ``verify`` had made. So only positions
-    show that the restored source writes other transactions there."""
+    """Nothing was published between the backup and the point that ``verify`` made. Only positions show that the
+    restored source has other transactions there."""
     rig.setup()
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'before' WHERE id < 10")

@@ -1,4 +1,4 @@
-"""The operator's requests to running syncs: an end for runs that follow, and whether to apply."""
+"""The operator's requests to running syncs: end at an LSN, pause or resume applying."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.spark
 
 
 def _write(rig: Rig, number: int) -> Lsn:
-    """Returns a position above the commit. A record of the server's own may lie between, and it causes no turn, so the
-    tests wait for the change itself."""
+    """Returns a position above the commit. A record of the server itself may follow, which causes no turn. So the tests
+    wait for the change itself."""
     rig.conn.execute("INSERT INTO t VALUES (%s, 'new')", (number,))
     return rig.flush()
 

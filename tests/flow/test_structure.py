@@ -1,4 +1,4 @@
-"""Tables whose structure changes while a run follows them, before that, and after they were set aside."""
+"""Tables whose structure changes during a run, before a run, or after they were set aside."""
 
 from __future__ import annotations
 

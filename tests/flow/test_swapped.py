@@ -29,8 +29,7 @@ _SWAP = ("ALTER TABLE a RENAME TO x", "ALTER TABLE b RENAME TO a", "ALTER TABLE 
 
 @pytest.fixture
 def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """Three tables alike. ``v`` says in each row to which table it belongs: *one*, which was first called a, or
-    another."""
+    """Three similar tables. Each row's ``v`` names its table: *one* was created as ``a``, and so on."""
     monkeypatch.chdir(tmp_path)
     settings = named_settings(database, range_seconds=1)
     with database.connect() as conn:
@@ -57,8 +56,8 @@ def _change(rig: Rig, one: str, two: str, number: int) -> None:
 
 
 def _hold(rig: Rig, *tables: str, copied: int = 0, swapped: Lsn = ZERO) -> None:
-    """Every point lists the rows of one table under each name, and the last point equals the source. Below ``swapped``,
-    each table has its first name."""
+    """Checks that every point lists rows of only one table under each name, and that the last point equals the source.
+    Below ``swapped`` each table has its first name."""
     lake = Lake(rig.lake)
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -75,7 +74,7 @@ _DEPLOY = ("ALTER TABLE a RENAME TO a_old", "ALTER TABLE b RENAME TO a")
 
 
 def test_table_that_takes_the_name_of_another_is_copied(rig: Rig) -> None:
-    """The old table's new name is free, so its mirror moves. The new table takes the name that this mirror had."""
+    """The old table's new name is free, so its mirror moves. The new table takes the mirror's former name."""
     _change(rig, "a", "b", 1)
     swapped = rig.commit(*_DEPLOY, "UPDATE a SET n = 3", "DELETE FROM a_old WHERE id < 7")
     rig.sync()
@@ -85,7 +84,7 @@ def test_table_that_takes_the_name_of_another_is_copied(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_feeds_of_swapped_tables_do_not_mix_rows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run derives both feeds, and dies before it applies them. Each feed then holds the rows of the other table."""
+    """A run derives both feeds and dies before it applies them. Each feed then has the rows of the other table."""
 
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

@@ -90,7 +90,7 @@ def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> 
 
 @pytest.mark.long
 def test_range_applied_by_hand_is_in_a_point_after_the_next_sync(rig: Rig) -> None:
-    """The state is the same as after a kill between apply and point. No table waits for any other change."""
+    """The state is the same as after a kill between apply and point. No table has any other change."""
     rig.setup()
     rig.sync()
     before = newest(rig).replay_lsn

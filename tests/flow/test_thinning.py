@@ -1,4 +1,4 @@
-"""A run that goes on deletes old points and versions. The remaining points read as before."""
+"""A following run deletes old points and versions. The remaining points are read as before."""
 
 from __future__ import annotations
 

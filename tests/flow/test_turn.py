@@ -1,4 +1,4 @@
-"""A turn looks for rows of unknown partitions beyond its own end, with a log that is made of summaries alone."""
+"""A turn searches the log beyond its own end for rows of unknown partitions. The log has only summaries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNKNOWN_LEAF = 200
 
 @dataclass
 class Progress:
-    """Stands in for the records of all tables."""
+    """Replaces the records of all tables."""
 
     records: dict[TableName, TableRecord]
     router: Router = field(default_factory=lambda: Router.of([ROOT]))
@@ -52,8 +52,10 @@ def batch(start: int, end: int, *leaves: int) -> BatchSummary:
     [(1, True), (2, True), (None, False)],
     ids=["in the turn's batch", "in a later batch", "no stray"],
 )
-def test_a_table_is_held_for_a_stray_anywhere_in_the_log_that_was_read(stray_batch: int | None, held: bool) -> None:
-    """The partition may have been attached before the turn's end, with rows that the stream never sends."""
+def test_table_is_held_for_rows_of_an_unknown_partition_anywhere_in_the_log(
+    stray_batch: int | None, held: bool
+) -> None:
+    """The partition may have been attached before the turn's end, with rows that are never streamed."""
     batches = [batch(number * 16, number * 16 + 16, *([UNKNOWN_LEAF] if number == stray_batch else []))
                for number in (1, 2)]  # fmt: skip
     log = cast(ChangeLog, SimpleNamespace(batches=lambda start: [one for one in batches if one.end > start]))

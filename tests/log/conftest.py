@@ -49,7 +49,7 @@ class Source:
     folder: Path
     running: list[ReceiverProcess] = field(default_factory=list)
     bucket: Location | None = None
-    """Where its logs are, if they are not in the folder."""
+    """The bucket of its logs. None if they are in the folder."""
 
     def run(self, *statements: str) -> Lsn:
         """Run each statement as its own transaction (or several statements, by BEGIN). Returns the insert position
@@ -142,12 +142,12 @@ class Source:
 in_each_place = pytest.mark.parametrize(
     "place", ["folder", pytest.param("bucket", marks=[pytest.mark.long, pytest.mark.timeout(900)])], indirect=True
 )
-"""For tests of logs in a folder and, in the long set, in an object store as well."""
+"""Runs a test with logs in a folder and, in the long set, also with logs in an object store."""
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> Location | None:
-    """The bucket of the logs; None for a folder."""
+    """The bucket of the logs, or None for a folder."""
     return request.getfixturevalue("bucket") if getattr(request, "param", "folder") == "bucket" else None
 
 
@@ -214,5 +214,5 @@ def batch_ends(log: ChangeLog) -> list[Lsn]:
 
 
 def content(log: ChangeLog, *, but: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-    """What must not depend on how the stream was cut: all columns of a row ``but`` these."""
+    """All columns of the rows except ``but``. They must not depend on how the stream was cut."""
     return [tuple(value for key, value in row.items() if key not in but) for row in rows(log)]

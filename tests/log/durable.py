@@ -1,7 +1,7 @@
 """What a crash of the machine leaves of a folder: only what was fsynced.
 
-The rules are those of POSIX, which a file system may use to the full: a file holds the content of its last fsync
-(nothing without an fsync), and a folder lists the names of its own last fsync.
+This uses the rules of POSIX to the full: a file has the content of its last fsync (nothing without an fsync), and a
+folder lists the names of its own last fsync.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Disk:
     contents: dict[int, bytes] = field(default_factory=dict)
     """Durable content of files, by inode."""
     names: dict[int, dict[str, int]] = field(default_factory=dict)
-    """By inode of a folder: the inodes of its entries."""
+    """The inodes of a folder's entries, by the folder's inode."""
     folders: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -20,7 +20,7 @@ Row = tuple[Any, ...]
 
 NO_DRAIN = 1 << 40
 SEGMENT_BYTES = 1 << 16
-"""As much of a transaction as a server with little memory sends at once. Nearly each block becomes a segment."""
+"""As many bytes as a server with little memory sends at once, so nearly each block becomes a segment."""
 _SENT = """
 SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
 WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
@@ -29,11 +29,11 @@ WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
 
 @dataclass
 class Reading:
-    """The rows of a log that count. Each file is read once."""
+    """The rows of a log that count, without rolled-back rows. Each file is read once."""
 
     log: ChangeLog
     late: int = 0
-    """Files that were written before their transaction ended."""
+    """Number of files that were written before their transaction ended."""
     _rows: list[Row] = field(default_factory=list)
     _read: set[str] = field(default_factory=set)
     _described: dict[int, tuple[bytes, RelationFacts]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Twins:
         return receiver
 
     def flushed(self) -> Lsn:
-        """A commit, which flushes what open transactions wrote before it."""
+        """Commits a transaction, which flushes the WAL of open transactions. Returns its position."""
         return self.source.run("INSERT INTO foreign_table VALUES (1)")
 
     def catch_up(self) -> None:
@@ -134,8 +134,8 @@ class Twins:
         eventually(lambda: sent(self, lsn))
 
     def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
-        """Check that both logs are sound and say the same. Returns their rows. Receives ``whole`` here unless its
-        receiver runs."""
+        """Checks that both logs are valid and equal. Returns their rows. Receives ``whole`` here unless its receiver
+        runs."""
         if self.whole.receiver is None:
             self.whole.receive(upto or self.flushed())
         found, expected = (twin.reading.rows(facts=facts) for twin in (self.streamed, self.whole))
@@ -149,7 +149,7 @@ class Twins:
 
     @property
     def spilled(self) -> list[str]:
-        """Names in the folder of segments that have no batch yet."""
+        """Names of segments that have no batch yet."""
         place = self.streamed.log.path / SPILL
         return sorted(path.name for path in Path(storage.store_of(place).scratch(place)).iterdir())
 
@@ -164,7 +164,7 @@ def sent(twins: Twins, lsn: Lsn) -> bool:
 
 
 def assert_same(found: list[Row], expected: list[Row]) -> None:
-    """Reports only the first row that differs: pytest's own comparison of thousands of rows takes minutes."""
+    """Reports only the first different row, because pytest's comparison of thousands of rows takes minutes."""
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         if one != other:
             differ = ", ".join(str(pair)[:300] for pair in zip(one, other, strict=True) if pair[0] != pair[1])
@@ -173,13 +173,13 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 
 
 def little_memory(source: Source, *, immediate: bool = False) -> None:
-    """Stream transactions from 64 kB on, or change by change with ``immediate``, on all later connections."""
+    """Makes the server stream transactions from 64 kB on, or each change with ``immediate``, on later connections."""
     name, value = ("debug_logical_replication_streaming", "immediate") if immediate else (
         "logical_decoding_work_mem", "64kB")  # fmt: skip
     source.run(f"ALTER DATABASE {source.database.name} SET {name} = '{value}'")
 
 
 def many(first: int, count: int = 400, table: str = "a") -> str:
-    """Half of what the receiver takes in at once, and more than fits into the memory of the decoding server."""
+    """Inserts rows: half of what the receiver takes in at once, and more than the server's decoding memory."""
     rows = f"generate_series({first}, {first + count - 1}) g"
     return f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM {rows}"

@@ -1,9 +1,9 @@
 """A small model of a server that streams transactions with savepoints: what it sends, and what commits.
 
-It behaves like real servers (tests/versions plays savepoints on them). A subtransaction gets its xid with its first
-change, after the subtransactions around it. What is rolled back before its block is cut is never sent. A rollback to a
-savepoint sends an abort for each subtransaction that it takes, including released ones. A whole rollback also sends one
-for the top transaction.
+Real servers do the same (tests/versions plays savepoints on them). A subtransaction gets its xid with its first change,
+after the subtransactions around it. Changes that are rolled back before their block is cut are never sent. A rollback
+to a savepoint sends an abort for each subtransaction that it removes, also for released ones. The rollback of a whole
+transaction also sends an abort for the top transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hand-made pgoutput streams, and the rows that the log must make of them, computed in a plain way."""
+"""Hand-made pgoutput streams, and the log's expected rows, computed in a simple way."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_late_facts_are_filled_into_the_rows() -> None:
 @given(BATCHES)
 @example([list(batch) for batch in HISTORY])
 def test_any_history_reads_the_same_with_early_files(batches: list[list[Transaction]]) -> None:
-    """Also after the log is compacted, or cut off batch by batch."""
+    """The same holds after the log is compacted or cut off batch by batch."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder) / "compacted", batches)
         _same(plain, early)
@@ -265,7 +265,7 @@ def test_wrong_tag_is_detected(tmp_path: Path, old: str, new: str) -> None:
 
 
 def test_row_that_was_never_written_is_detected_as_missing(tmp_path: Path) -> None:
-    """Its file is complete, and so is the file's checksum."""
+    """Neither the file nor the file's checksum shows the missing row."""
     twin = Twin(tmp_path, early=True)
     put, lost = twin._put, []
 

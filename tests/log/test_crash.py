@@ -92,8 +92,7 @@ def _alive(pid: int) -> bool:
 
 @pytest.mark.long
 def test_full_disk_is_reported_with_its_folder(source: Source) -> None:
-    """The error has the folder and the system's message. A limit on the file size stands for all refusals of the
-    system."""
+    """The error has the folder and the system's message. A limit on the file size replaces a full disk."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")

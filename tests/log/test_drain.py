@@ -101,7 +101,7 @@ def test_drained_log_equals_the_streamed_log(source: Source, limits: RangeLimits
 
 
 def test_stream_goes_on_where_the_drain_ended(source: Source, commands: list[str]) -> None:
-    """In the same run: nothing is received twice, nothing is left out, and the copy of the slot is dropped."""
+    """One run drains and then streams. Nothing is received twice or left out, and the copy of the slot is dropped."""
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     ends: list[Lsn] = []
@@ -159,8 +159,8 @@ def test_slot_is_advanced_only_to_durable_positions(source: Source) -> None:
 
 
 def test_drain_acquires_the_slot_often_enough_to_keep_it_valid(source: Source) -> None:
-    """Since 18, the server can invalidate a slot that no session acquires. The drain acquires only the copy of the
-    slot."""
+    """Since 18, the server can invalidate a slot that no session acquires. During a drain only the slot's copy is in
+    use."""
     limits = ranges_of(4000, touch_seconds=0.1)
     log = source.log("drained")
     source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))
@@ -194,7 +194,7 @@ def test_long_open_transaction_is_streamed_instead_of_drained(source: Source, co
 def test_complete_transactions_are_drained_though_a_later_record_is_incomplete(
     source: Source, commands: list[str]
 ) -> None:
-    """A page was flushed ahead of a commit, in the middle of a record, and the source has become idle."""
+    """A page was flushed before the commit, in the middle of a record, and the source has become idle."""
     limits = replace(RANGE_LIMITS, unsure_bytes=64 << 10)
     for attempt in range(3):
         commands.clear()

@@ -1,4 +1,4 @@
-"""The case table of endpos, against a real server: where a run ends, and that the next run loses nothing."""
+"""The case table of endpos, with a real server: where a run ends. The next run loses nothing."""
 
 from __future__ import annotations
 

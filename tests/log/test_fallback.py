@@ -134,7 +134,7 @@ def test_transaction_whose_messages_may_be_rolled_back_is_received_whole(twins: 
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_slot_behind_the_log_receives_the_overlap_whole(twins: Twins) -> None:
-    """The repeated part is compared with the log, whole. Later commits are streamed."""
+    """The repeated part comes whole and is compared with the log. Later commits are streamed."""
     source, log = twins.source, twins.streamed.log
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
@@ -153,13 +153,13 @@ def test_slot_behind_the_log_receives_the_overlap_whole(twins: Twins) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_restored_source_is_noticed_by_its_streamed_transactions(twins: Twins) -> None:
-    """The log's newest transaction is large, and is no longer where the log has it."""
+    """The log's newest transaction is large. In the source it is no longer at the LSN that the log has."""
     source, log = twins.source, twins.streamed.log
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
     twins.streamed.receive(source.run("BEGIN", many(1), many(1001), "COMMIT"))
     with_other = source.run("BEGIN", many(5001), many(6001), "COMMIT")
-    # The log ends above a transaction that it does not hold. The slot says that the transaction is still to come.
+    # The log ends above a transaction that it does not have. The slot is still below this transaction.
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
     _move(twins, with_other)

@@ -1,4 +1,4 @@
-"""While nothing of ours is written, the slot still follows the WAL, and nothing accumulates."""
+"""While no published table is written, the slot still advances, and nothing accumulates."""
 
 from __future__ import annotations
 

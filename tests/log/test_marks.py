@@ -11,7 +11,7 @@ FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_se
 
 @pytest.mark.parametrize("goal", [True, False], ids=["goal", "no goal"])
 def test_log_reaches_a_mark_that_only_keepalives_pass(source: Source, goal: bool) -> None:
-    """This is the case at a snapshot's LSN: no published change is near it, and the server is already far above it."""
+    """A snapshot's LSN is such a mark: no published change is near it, and the server is already far above it."""
     log, before = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     mark = source.run(FOREIGN)
     source.run(FOREIGN)

@@ -1,4 +1,4 @@
-"""What the settings exclude from the stream, compared with a plain walk over it, however the stream is cut."""
+"""What the settings exclude from the stream. Compared with a plain walk over the stream, cut in any way."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_kept_frames_hold_no_bytes_of_dropped_frames() -> None:
 
 @pytest.mark.parametrize("wanted", [MessageFilter(()), MessageFilter(("p",), origins=False)])
 def test_transaction_with_only_excluded_messages_leaves_no_row(wanted: MessageFilter) -> None:
-    """It leaves no row, and its end is a position."""
+    """Its end is still a position."""
     frames = [begin(100, 7), origin("elsewhere"), message(50, b"x", transactional=True), commit(100, 148)]
     relations, pending = Relations(), PendingBatch()
     intake = Intake(lambda asked: {}, relations, ZERO, wanted=wanted)

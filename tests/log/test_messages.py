@@ -67,7 +67,7 @@ def test_each_message_is_stored_once_wherever_a_run_ends(source: Source) -> None
 
 
 def test_messages_that_a_slot_behind_the_log_repeats_are_stored_once(source: Source) -> None:
-    """This is the case after a kill between a batch's commit and its confirmation."""
+    """The slot is behind after a kill between a batch's commit and its confirmation."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
@@ -87,12 +87,12 @@ def test_messages_that_a_slot_behind_the_log_repeats_are_stored_once(source: Sou
 def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     source: Source, first: list[str], second: list[str]
 ) -> None:
-    """What comes again is compared with the log. Messages do not count in this comparison, in either direction."""
+    """Repeated transactions are compared with the log. This comparison ignores messages, in either direction."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
     ended = source.run("INSERT INTO a VALUES (1, 'x')", INSIDE.format("one"), INSIDE.format("two"))
-    # A goal need not be a boundary: the run may end below WAL of which nothing is sent.
+    # A goal need not be a boundary: the run may end below WAL for which nothing is sent.
     while log.position() < ended:
         source.run("INSERT INTO foreign_table VALUES (1, 'x')")
         source.receive(log, source.lsn(), messages=first)

@@ -115,7 +115,7 @@ def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest
 
 
 def test_announcement_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a full disk nor another receiver with its own announcement, which may outlive its run by a second."""
+    """A full disk, or another receiver's announcement, which may outlive its run by a second."""
     monkeypatch.setattr(progressfile, "ANNOUNCE_SECONDS", 0)
     layout, open_ = Layout.of(tmp_path), TransactionsInProgress()
     open_.start(StreamStart(771, True), Lsn(8), 0.0)

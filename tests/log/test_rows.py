@@ -1,4 +1,4 @@
-"""The vectorised bookkeeping against a plain walk over the same stream, however the stream is cut."""
+"""The vectorised bookkeeping compared with a plain walk over the same stream, cut in any way."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_unknown_frames_are_refused() -> None:
 
 
 def test_transactions_without_changes_make_no_batch() -> None:
-    """PostgreSQL 14 sends them for each decoded transaction of which nothing is published."""
+    """PostgreSQL 14 sends Begin and Commit for each decoded transaction without published changes."""
     pending = PendingBatch()
     empty = [frame(begin(10, 1)), frame(origin("o")), frame(commit(10, 20))] * 3
     run = run_of(empty, 0)

@@ -1,4 +1,4 @@
-"""A server that sends nothing any more on a living connection ends the run; a server that is only idle does not."""
+"""A server that sends nothing on an open connection ends the run. A server that is only idle does not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadPath]:
 
 
 def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Receiver], None]:
-    """An order to a receiver that is given once, this many seconds after its start."""
+    """Gives a receiver one order, this many seconds after its start."""
     due = [time.monotonic() + seconds]
 
     def order(receiver: Receiver) -> None:

@@ -1,5 +1,4 @@
-"""Slot, log and source after something happened to one of them: what goes on, and what is refused with a clear
-error."""
+"""Slot, log and source after something happened to one of them: the run continues, or is refused with a clear error."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_connection_survives_a_parent_that_does_not_read(source: Source) -> None
 @pytest.mark.long
 @pytest.mark.usefixtures("short")
 def test_connection_survives_a_paused_receiver(source: Source) -> None:
-    """A paused machine comes back: our sessions have their own timeout, whatever the timeout of the server is."""
+    """When the machine resumes, the connection is alive: our sessions have their own timeout, not the server's."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")

@@ -1,4 +1,4 @@
-"""From frames to the log without a server: which changes of transactions in progress count, wherever they were held."""
+"""The receiver without a server: which changes of transactions in progress enter the log, in memory or in files."""
 
 from __future__ import annotations
 
@@ -164,8 +164,8 @@ WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spill", "spill
 def test_log_holds_exactly_the_committed_changes(
     steps: list[tuple[str, int, int]], works: list[tuple[int, str]], finished: bool
 ) -> None:
-    """Changes may be spilled, staged or in memory when they are rolled back or committed. Each batch says what it
-    holds."""
+    """Changes may be spilled, staged or in memory when they are rolled back or committed. Each batch counts its
+    changes."""
     server = StreamingServer()
     for step, session, depth in steps:
         if step == "rollback_to":
@@ -211,7 +211,7 @@ def test_rolled_back_rows_are_not_counted(receiving: Receiving) -> None:
 
 @pytest.mark.parametrize("work", ["spill", "stage", ""])
 def test_transaction_whose_savepoints_were_all_rolled_back_leaves_nothing(receiving: Receiving, work: str) -> None:
-    """A rollback to its first savepoint took everything: no Commit, no file, no batch."""
+    """A rollback to the first savepoint removes everything: no Commit, no file, no batch."""
     receiving.take(block((SUB, row(1)), (OTHER, row(2))))
     if work == "spill":
         receiving.spill()
@@ -267,7 +267,7 @@ def test_transaction_below_the_position_is_not_taken_again(tmp_path: Path) -> No
 def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
     receiving: Receiving, goal: int, taken: bool, boundary: int
 ) -> None:
-    """There is no boundary inside the commit record: the transaction belongs to the next run."""
+    """No boundary is inside the commit record, so the transaction belongs to the next run."""
     receiving.intake.positions.goal = Endpos(Lsn(goal), wal_writer_delay=0.2)
     receiving.take(block((TOP, row(1))))
     receiving.spill()
@@ -281,7 +281,7 @@ def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
 
 
 def test_message_that_may_be_rolled_back_is_requested_whole(receiving: Receiving) -> None:
-    """A transaction that the log already has, or does not want yet, is never in doubt."""
+    """A transaction that the log already has, or that is above the goal, is not requested again."""
     emitted = LogicalMessage(True, Lsn(1), "p", b"content")
     receiving.take(block((TOP, emitted), (SUB, row(1))) + abort(SUB))
     with pytest.raises(StreamUnsure) as unsure:
@@ -295,7 +295,7 @@ def test_message_that_may_be_rolled_back_is_requested_whole(receiving: Receiving
 
 @pytest.mark.parametrize("origins", [True, False])
 def test_transaction_whose_origin_may_be_missing_is_requested_whole(receiving: Receiving, origins: bool) -> None:
-    """If the first change is not at the start of the block, and the source uses origins."""
+    """The first change is not at the start of the block, and the source uses origins."""
     receiving.intake._origins = lambda: origins
     told = block((TOP, row(1)))
     start, description, change, stop = (sent[25:] for sent in told)
@@ -310,7 +310,7 @@ def test_transaction_whose_origin_may_be_missing_is_requested_whole(receiving: R
 
 
 def test_transaction_without_changes_needs_no_origin(receiving: Receiving) -> None:
-    """Empty blocks of a large transaction that writes only other tables."""
+    """A large transaction that writes only other tables has empty blocks."""
     receiving.intake._origins = lambda: True
     start, *_, stop = (sent[25:] for sent in block((TOP, row(1))))
     receiving.take([frame(start, 1000), frame(stop, 1000), *commit()])
@@ -344,9 +344,9 @@ def test_overlay_counts_only_for_its_own_transaction_until_it_commits() -> None:
         in_force(Overlay(), 5)
 
 
-def test_relation_sent_later_to_another_transaction_stays_in_force() -> None:
-    """The transaction saw the table under a savepoint and lost its lock with a rollback. Then another transaction
-    altered it."""
+def test_relation_sent_later_for_another_transaction_stays_in_force() -> None:
+    """The transaction saw the table under a savepoint, and a rollback released its lock. Then another transaction
+    altered the table."""
     relations, overlay = Relations(), Overlay()
     overlay.see(*column("old"), 5)
     altered = relations.see(*column("altered"), FACTS, 7).schema_id
@@ -356,7 +356,7 @@ def test_relation_sent_later_to_another_transaction_stays_in_force() -> None:
 
 
 def test_relation_that_was_sent_last_is_in_force_after_two_commits() -> None:
-    """Not only by the order of commits: the server assumes that the Relation message it sent last is known."""
+    """The order of commits does not decide alone: the server assumes that its last Relation message is known."""
     relations, one, other = Relations(), Overlay(), Overlay()
     one.see(*column("one"), 5)
     other.see(*column("other"), 6)
@@ -366,7 +366,7 @@ def test_relation_that_was_sent_last_is_in_force_after_two_commits() -> None:
 
 
 def test_repeated_relation_version_keeps_its_id() -> None:
-    """A rolled-back structure: the earlier structure comes again, with its earlier id."""
+    """After a rollback the earlier structure is sent again, and gets its earlier id."""
     overlay, relations = Overlay(), Relations()
     for sequence, name in enumerate(["c", "rolled back", "c"]):
         overlay.see(*column(name), 10 * sequence)
@@ -377,7 +377,7 @@ def test_repeated_relation_version_keeps_its_id() -> None:
 
 
 def test_relation_inside_a_block_does_not_change_other_transactions(receiving: Receiving) -> None:
-    """Whole transactions between the blocks keep their relation, though it was sent earlier."""
+    """Whole transactions between the blocks keep the Relation that was sent before the block."""
     base = StreamingServer()
     base.whole(0)
     receiving.take(base.frames)
@@ -418,7 +418,8 @@ def end(*aborted: int) -> CommitFacts:
 
 
 def test_file_lists_only_its_own_aborted_subtransactions(folder: SpillFolder) -> None:
-    """Only those between the lowest and the highest that it holds. A file without any of them need not be read."""
+    """A file lists the aborted subtransactions between the lowest and highest xid that it holds. A reader skips a file
+    with none."""
     segment = spilled(folder, 710, 712, 712, 714)
     assert (segment.lowest, segment.highest, segment.tally.rows) == (710, 714, 4)
     nothing: tuple[int, ...] = ()
@@ -440,7 +441,7 @@ def test_file_with_only_aborted_rows_is_dropped(folder: SpillFolder) -> None:
 
 
 def test_first_and_last_transaction_follow_commit_order() -> None:
-    """Segments of streamed and of whole transactions are counted in any order."""
+    """The rows of streamed and of whole transactions are counted in any order."""
     total = Tally()
     for lsn in (30, 10, 20):
         total.add(Tally(transactions=1, first=TransactionEnd(lsn, lsn, lsn), last=TransactionEnd(lsn + 5, lsn + 5, 0)))
@@ -450,7 +451,7 @@ def test_first_and_last_transaction_follow_commit_order() -> None:
 
 
 def test_sizes_in_memory_and_in_files_are_counted(receiving: Receiving) -> None:
-    """Memory holds streams and ended transactions. What is in files counts only for the size of the batch."""
+    """Memory holds streams and ended transactions. Files count only for the size of the batch."""
     pending = receiving.pending
     receiving.take(block((TOP, row(1))))
     size = pending.in_progress.size

@@ -1,4 +1,5 @@
-"""The primary is gone and its standby promoted: followed with a synchronised slot, refused without one."""
+"""The primary is gone and its standby promoted: the run continues with a synchronised slot, and is refused without
+one."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def rolled_back(first: int) -> list[str]:
 
 
 def little_memory(source: Source) -> None:
-    """For this connection and every later one, including the walsenders."""
+    """Reduces the decoding memory of this connection and of later ones, including walsenders."""
     setting = "SET logical_decoding_work_mem = '64kB'"
     source.run(setting, f"ALTER DATABASE {source.database.name} {setting}")
 

@@ -1,5 +1,5 @@
-"""Runs of frames with transactions in progress, located by column as the reference locates them, however they are
-cut."""
+"""Runs of frames with transactions in progress, located column by column. Compared with the reference, with any
+cuts."""
 
 from __future__ import annotations
 

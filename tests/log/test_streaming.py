@@ -92,8 +92,8 @@ def killed(receiver: ReceiverProcess) -> None:
 def test_transaction_open_at_the_end_of_a_run_is_received_again(
     twins: Twins, end: Callable[[ReceiverProcess], None]
 ) -> None:
-    """It comes again from its start, in other blocks or whole. Nothing is stored twice, and nothing of the first part
-    is left."""
+    """The server sends it again from its start, in other blocks or whole. Nothing is stored twice, and its first part
+    is deleted."""
     source, receiver = twins.source, twins.start()
     with source.database.connect() as one, source.database.connect() as two:
         one.execute("BEGIN; " + many(1) + "; SAVEPOINT s; " + many(1001))
@@ -120,7 +120,7 @@ def test_transaction_open_at_the_end_of_a_run_is_received_again(
 
 @pytest.mark.long
 def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
-    """Below their commits, and above their commits with all their rows."""
+    """A mark below a transaction's commit, and a mark above it, where the log has all its rows."""
     source, receiver = twins.source, twins.start(batch_seconds=3600)
     with source.database.connect() as one:
         one.execute("BEGIN; " + many(1))
@@ -144,7 +144,7 @@ def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
 
 @pytest.mark.long
 def test_withdrawn_goal_stays_withdrawn_after_a_reconnect(twins: Twins) -> None:
-    """A reconnect gives the orders again."""
+    """After a reconnect the receiver reads the orders again."""
     source, receiver = twins.source, twins.start()
     receiver.until(Lsn(source.lsn() + (1 << 16)))
     receiver.follow()

@@ -135,7 +135,7 @@ def test_prepared_transaction_ends_with_its_commit_or_rollback() -> None:
 
 
 def test_repeated_prepare_changes_nothing() -> None:
-    """Its content is kept, and the repeated content is the same."""
+    """The first content is kept, and the repeated content is the same."""
     held, first = PreparedTransactions(), prepared(7, "g", 100)
     assert held.prepare(first)
     assert not held.prepare(prepared(7, "g", 100))

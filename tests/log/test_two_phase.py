@@ -1,4 +1,4 @@
-"""Transactions whose content comes at PREPARE leave the same log as whole transactions, whenever they end."""
+"""Transactions that are sent at PREPARE leave the same log as whole transactions, whenever they end."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
 @pytest.mark.long
 @both
 def test_only_changes_that_count_are_reported_of_a_prepared_transaction(twins: Twins) -> None:
-    """Without changes that were rolled back to a savepoint. The ordinals of its rows have gaps there."""
+    """Changes that were rolled back to a savepoint do not count. The ordinals have gaps in their place."""
     source = twins.source
     twins.start()
     prepare(source, many(1, 1000), "SAVEPOINT s", many(1001, 500), "ROLLBACK TO s", "INSERT INTO b VALUES (1, 1)")
@@ -343,7 +343,7 @@ def test_origin_none_depends_on_the_session_that_prepares(source: Source) -> Non
 @pytest.mark.long
 @pytest.mark.since(18, "two_phase of a slot can be changed")
 def test_kept_content_is_deleted_after_two_phase_is_switched_off(source: Source) -> None:
-    """Without two_phase, the whole transaction comes at COMMIT PREPARED."""
+    """Without two_phase, the server sends the whole transaction at COMMIT PREPARED."""
     log = source.log(two_phase=True)
     receiver = source.receiver(log, two_phase=True)
     lsn = prepare(source, "INSERT INTO a VALUES (1, 'x')")

@@ -52,7 +52,7 @@ TABLES: Final = {
     for number in (1, 2, 3)
 }
 COLUMNS: Final = "cd"
-"""By version of the relation: the name of its only column."""
+"""The name of the relation's only column, by version of the relation."""
 
 
 @dataclass(frozen=True)
