@@ -1,5 +1,3 @@
-"""Fixtures that the tests of this folder share."""
-
 from __future__ import annotations
 
 from pathlib import Path

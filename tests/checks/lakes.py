@@ -54,7 +54,6 @@ class Lake:
         return verify(settings, self.catalog(), names, lambda lsn: Point(lsn, versions))
 
     def version(self, table: str) -> int:
-        """The newest version of a mirror."""
         return DeltaTable(str(self.path(table))).version()
 
     def only(self) -> TableReport:

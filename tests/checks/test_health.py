@@ -92,7 +92,7 @@ def _published(*names: TableName, **operations: bool) -> dict[str, Any]:
 
 OLD = Blocker(733, 4711, None, "shop", "psql", timedelta(hours=3))
 SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
-    # Changes of the facts; severity, thing, part of the problem's text, part of the advice.
+    # Changes of the facts, then severity, thing, part of the problem's text, and part of the advice.
     "before setup": (
         {"catalog": None, "slot": None, "log": None, "tables": ()}, "error", "project", "not set up", "pgcdc setup",
     ),
@@ -263,7 +263,7 @@ def test_a_renamed_table_is_only_a_warning() -> None:
 
 
 def test_a_table_whose_name_is_not_text_must_be_renamed() -> None:
-    """No run can continue with this mirror, neither before nor after the next look at the catalog."""
+    """No run can continue with this mirror, neither before nor after the next catalog check."""
     garbage = TableName("public", Encoding.of("EUC_JP").shown(b"\xa9\xa1"))
     publication = PublicationFacts("pgcdc", frozenset({garbage, LEAF_A, LEAF_B}))
     renamed = _source(publications={"pgcdc": publication}, called={1: garbage, 2: EVENTS})
@@ -339,7 +339,7 @@ def test_errors_are_listed_first() -> None:
 def test_rows_that_no_mirror_took_are_reported(
     table: TableName | None, copied: Lsn | None, told: tuple[str, str, str] | None
 ) -> None:
-    """They are also reported after the run has ended."""
+    """The report stays after the run has ended."""
     rows = UntakenRows(9, TableName("public", "detached"), 12, Lsn(AT - 100), Lsn(AT - 100), Lsn(AT - 50))
     found = [p for p in problems(replace(WELL, untaken=(UntakenFacts(rows, table, copied),))) if "12 rows" in p.what]
     assert [(p.severity, p.thing) for p in found] == ([told[:2]] if told else [])

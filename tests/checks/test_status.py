@@ -1,4 +1,4 @@
-"""Status from the first moment: without setup, lake or source, and then with each of them."""
+"""Status at each stage: without setup, lake or source, and then with each of them."""
 
 from __future__ import annotations
 
@@ -182,8 +182,7 @@ def test_status_shows_positions_and_states_of_tables(project: Project) -> None:
 
 @pytest.mark.long
 def test_status_and_lake_at_do_not_import_pandas(project: Project) -> None:
-    """pyarrow imports pandas in many of its calls. The import takes a new process 0.2 s, half of the time that it needs
-    otherwise."""
+    """Many calls of pyarrow import pandas. In a new process the import takes 0.2 s, half of the command's time."""
     settings, catalog = project.settings, project.setup()
     begin, folder = project.log(catalog), path_of(settings.layout.root)
     TableStates(settings.layout).set_all(catalog.tables, TableState.SET_ASIDE, begin, "for some reason")
@@ -239,14 +238,14 @@ def test_a_table_without_identity_is_reported(project: Project) -> None:
 
 @pytest.mark.long
 def test_a_live_table_whose_mirror_is_not_followed_is_reported(project: Project) -> None:
-    """It is still reported after a run has saved a catalog without the table, and until the table is followed again."""
+    """The report stays after a run has saved a catalog without the table, until the table is followed again."""
     catalog = project.setup()
     start = project.log(catalog)
     for table in catalog.tables:
         _mirrored(project, table, start)
     assert project.status().ok
     with project.source.connect() as conn:
-        # As a deployment does that swaps tables, and as a deployment does that recreates them.
+        # A deployment may swap tables (a) or drop and create them (b).
         conn.execute("CREATE TABLE a_new (id int PRIMARY KEY); ALTER TABLE a RENAME TO a_old; "
                      "ALTER TABLE a_new RENAME TO a; DROP TABLE b; CREATE TABLE b (id int PRIMARY KEY)")  # fmt: skip
         with connect(project.source.conninfo) as own:
@@ -274,7 +273,7 @@ def _mirrored(project: Project, table: Table, at: Lsn) -> None:
     identity = ChangeLog(layout).identity
     write_deltalake(str(path), pa.table({"id": pa.array([], pa.int32())}))
     (first,) = path_of(path / "_delta_log").glob("*0.json")
-    # This is Spark's own property. delta-rs writes no properties that it does not know.
+    # This property is Spark's. delta-rs writes no properties that it does not know.
     ours = f'"configuration":{{"{IDENTITY}":"{identity.app_id()}"'
     first.write_text(first.read_text().replace('"configuration":{', ours))
     mirror = Mirrors(layout, identity).open(table.name)

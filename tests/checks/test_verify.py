@@ -531,8 +531,8 @@ def test_a_table_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
 
 
 def test_a_table_truncated_during_the_wait_for_the_mirrors_is_compared(lake: Lake) -> None:
-    """This holds however often it is truncated: under a second snapshot the table is read before the mirrors have
-    reached its LSN."""
+    """The number of truncates does not matter: under a second snapshot, the table is read before the mirrors reach its
+    LSN."""
     report = _beside(lake, "TRUNCATE t; INSERT INTO t VALUES (1, 'a')")
     assert [table.verdict for table in report.tables] == ["equal", "equal"]
 
@@ -544,7 +544,7 @@ def test_a_difference_is_reported_even_if_its_rows_cannot_be_read_again(lake: La
 
 
 def test_a_mirror_that_changed_its_columns_is_not_compared_with_rows_read_earlier(lake: Lake) -> None:
-    """The source was read for a text column, and the mirror now has numbers."""
+    """The source's column was read as text, and the mirror now has numbers."""
     schema = mirrors.mirror_schema(id=pa.int32(), note=pa.int32())
     points = 0
 
@@ -588,8 +588,8 @@ def _beside(
     lake: Lake, ddl: str = "", *, after_snapshot: str = "", times: int = 99, other: str = "a",
     on_reach: Callable[[], None] = lambda: None,
 ) -> VerifyReport:  # fmt: skip
-    """Verifies two tables of one row. ``after_snapshot`` runs right after each of the first ``times`` snapshots, and
-    ``ddl`` while the mirrors are brought to the snapshot's LSN."""
+    """Verifies two tables of one row. ``after_snapshot`` runs right after each of the first ``times`` snapshots.
+    ``ddl`` runs while the mirrors are brought to the snapshot's LSN."""
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
     lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "a")))

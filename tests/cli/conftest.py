@@ -29,7 +29,7 @@ class Shell:
                 self.patch.setenv(f"PGCDC_{name}", value)
 
     def pgcdc(self, *arguments: str, expect: int | None = 0) -> str:
-        """Returns all output of the command. Fails if the command exits with another code."""
+        """Returns all output of the command. Fails if the exit code is not ``expect``."""
         self.streams.readouterr()
         code = run(arguments)
         out, err = self.streams.readouterr()
@@ -37,7 +37,6 @@ class Shell:
         return out + err
 
     def files(self) -> dict[str, bytes]:
-        """Every file in the project directory."""
         return {str(path.relative_to(self.folder)): path.read_bytes() if path.is_file() else b""
                 for path in sorted(self.folder.rglob("*"))}  # fmt: skip
 

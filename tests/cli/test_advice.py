@@ -1,4 +1,4 @@
-"""The advice of a command is followed, and then the command succeeds."""
+"""A command succeeds after its advice was followed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def slot_of(shell: Shell) -> str:
 
 
 def _log_ahead(shell: Shell) -> None:
-    """As after the source was restored to an earlier time."""
+    """The state after the source was restored to an earlier time."""
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -76,7 +76,7 @@ def _held(shell: Shell) -> None:
 def _terminate_as_told(shell: Shell, said: str) -> None:
     statement = re.search(r"SELECT pg_terminate_backend\((\d+)\)", said)
     assert statement is not None
-    # With a time to wait, so that the slot is free when the call returns.
+    # Waits until the slot is free when the call returns.
     run_sql(shell, f"SELECT pg_terminate_backend({statement[1]}, 10000)")
     OTHERS.pop().close()
 
@@ -95,7 +95,7 @@ def _publication_by_hand(shell: Shell) -> None:
 @dataclass(frozen=True)
 class Case:
     advice: str
-    """The advice as :mod:`tests.advice` has it."""
+    """The advice as :mod:`tests.advice` writes it."""
     prepare: Callable[[Shell], object]
     command: str
     code: int
@@ -146,7 +146,7 @@ def test_a_command_succeeds_after_its_advice_was_followed(case: Case, shell: She
 
 
 def _drop_any_physical(shell: Shell) -> None:
-    """A physical slot belongs to no database, so it would stay on the server."""
+    """A physical slot belongs to no database, so dropping the database would leave it on the server."""
     with shell.database.connect() as conn:
         conn.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND "
                      "slot_type = 'physical'", [slot_of(shell)])  # fmt: skip

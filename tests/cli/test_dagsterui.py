@@ -1,4 +1,4 @@
-"""Which requests to the UI are refused."""
+"""The requests that the UI refuses."""
 
 from __future__ import annotations
 

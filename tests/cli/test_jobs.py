@@ -1,4 +1,4 @@
-"""How a command's own run ends. Without a source."""
+"""How a command's own run ends. No source is needed."""
 
 from __future__ import annotations
 

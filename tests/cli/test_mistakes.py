@@ -1,7 +1,7 @@
-"""The most common mistakes, one row each: the message names what is wrong, with which object, and what to do.
+"""The most common mistakes, one per row. The message names the problem, the object, and what to do.
 
-A row has a folder as the mistake leaves it, the command, its exit code, and the phrases that the message must contain.
-It never contains a traceback, a secret, or words of the libraries below.
+A row has a folder in the state that the mistake leaves, the command, its exit code, and phrases that the message must
+contain. The message never contains a traceback, a secret, or words of the libraries.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ LINES = 12
 
 @dataclass
 class Rig:
-    """A shell, and what the mistakes need in addition."""
+    """A shell, and what the mistakes need in addition to it."""
 
     shell: Shell
     role: str
-    """A role without rights, which needs a password over the socket."""
+    """A role without rights, which needs a password on the socket."""
     undone: ExitStack
     ports: list[int] = field(default_factory=list)
 

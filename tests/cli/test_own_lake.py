@@ -1,4 +1,4 @@
-"""A project uses its own lake and no other, whatever variables a shell has."""
+"""A project uses only its own lake, with any variables in the shell."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS = (
     ["teardown", "--yes"], ["teardown", "--lake", "--forget", "--yes"],
 )  # fmt: skip
 WITHOUT_A_LAKE = {"pack", "demo"}
-"""``demo`` creates a project of its own in a new folder."""
+"""``demo`` creates its own project in a new folder."""
 
 
 @pytest.fixture
@@ -214,8 +214,7 @@ def test_a_link_to_the_lake_is_the_same_lake(noted: Shell) -> None:
 
 @pytest.mark.long
 def test_a_project_whose_lake_was_deleted_can_start_again(synced: Shell) -> None:
-    """An empty folder in its place may be a disk that is not mounted. The advice in the message leads to a working
-    project."""
+    """An empty folder in place of the lake may be an unmounted disk. The project works after the message's advice."""
     shutil.rmtree("lake")
     Path("lake").mkdir()
     said = synced.pgcdc("sync", expect=2)
@@ -231,7 +230,7 @@ def test_a_project_whose_lake_was_deleted_can_start_again(synced: Shell) -> None
 
 @pytest.mark.long
 def test_another_project_cannot_take_over_the_slot(synced: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A colleague's checkout of the same project, which has only the settings."""
+    """A colleague's checkout of the same project has only the settings."""
     other = synced.folder.with_name("other")
     other.mkdir()
     monkeypatch.chdir(other)
@@ -250,7 +249,7 @@ def test_another_project_cannot_take_over_the_slot(synced: Shell, monkeypatch: p
 def test_of_two_projects_with_the_same_settings_only_one_gets_the_slot(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither had a lake at its setup. The project that syncs first gets the slot."""
+    """Neither project had a lake at its setup. The project that syncs first gets the slot."""
     shell.pgcdc("setup")
     other = shell.folder.with_name("other")
     other.mkdir()
@@ -286,7 +285,7 @@ def test_an_unreadable_note_is_reported(noted: Shell, content: str) -> None:
 
 @pytest.mark.long
 def test_a_lost_slot_is_reported_by_every_command(synced: Shell) -> None:
-    """A new slot would begin after the end of the lake's log, with a gap between."""
+    """A new slot would begin after the end of the lake's log, and leave a gap."""
     with synced.database.connect() as conn:
         conn.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"

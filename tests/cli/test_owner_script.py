@@ -90,7 +90,7 @@ def test_an_unlogged_partition_needs_the_right_to_read_it(shell: Shell, conn: ps
 
 
 def test_a_publication_of_the_owner_is_enough(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """An owner's publication of any kind, and a role with REPLICATION and SELECT."""
+    """The owner's publication may be of any kind. The role needs only REPLICATION and SELECT."""
     quoted = sql.Identifier(role)
     conn.execute(sql.SQL("CREATE ROLE {0} LOGIN REPLICATION; GRANT USAGE ON SCHEMA hr TO {0};"
                          'GRANT SELECT ON hr."Staff list" TO {0}; CREATE PUBLICATION theirs FOR TABLE hr."Staff list"')

@@ -1,4 +1,4 @@
-"""A project works with the source that it was set up with and with no other, whatever variables a shell has."""
+"""A project works only with the source that it was set up with, with any variables in the shell."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_without_a_source_and_without_setup_the_message_shows_both_choices(shell
 
 
 def test_setup_writes_the_source_into_the_settings_file(shell: Shell) -> None:
-    """The rest of the file, with its comments, belongs to the user and stays. The next shell needs no variable."""
+    """The rest of the file, with the user's comments, is not changed. The next shell needs no variable."""
     Path("pgcdc.yaml").write_text("# ours\nbatch_seconds: 2  # small\n")
     shell.set(SOURCE=f"{shell.database.conninfo} password=geheim sslpassword=secret2")
     said = shell.pgcdc("setup")
@@ -132,7 +132,7 @@ def test_a_file_in_flow_style_is_not_changed(shell: Shell) -> None:
 
 
 def test_the_same_system_under_another_host_name_is_accepted(shell: Shell, tmp_path: Path) -> None:
-    """The server moved, or a standby was promoted: the system's identity decides."""
+    """The server moved, or a standby was promoted: the identity of the system decides."""
     shell.pgcdc("setup")
     moved = tmp_path / "moved"
     moved.symlink_to(shell.database.server.socket_folder)

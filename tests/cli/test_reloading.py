@@ -1,4 +1,4 @@
-"""Dagster is asked to reload the definitions when tables come, go or change their columns, and for nothing else."""
+"""Dagster is asked to reload the definitions only when tables are added or removed, or when their columns change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _saved(*names: str, version: int = 180000, **facts: Any) -> None:
-    """Each save gets another timestamp, even if the file system's clock is coarse."""
+    """Saves a catalog with a later timestamp, even if the file system's clock is coarse."""
     before = CATALOG_FILE.stat().st_mtime_ns if CATALOG_FILE.exists() else 0
     tables = tuple(Table(number, TableName("public", name), **{"columns": (), **facts})
                    for number, name in enumerate(names))  # fmt: skip
@@ -33,7 +33,7 @@ def _saved(*names: str, version: int = 180000, **facts: Any) -> None:
     os.utime(CATALOG_FILE, ns=(before + 1_000_000, before + 1_000_000))
 
 
-def test_definitions_are_reloaded_when_tables_come_or_go() -> None:
+def test_definitions_are_reloaded_when_tables_are_added_or_removed() -> None:
     asked: list[bool] = []
     answers = [False, True, True]
 
@@ -79,7 +79,7 @@ def test_definitions_are_reloaded_when_columns_or_comments_change() -> None:
     assert len(asked) == 2
 
 
-def test_a_look_does_not_wait_for_the_reload() -> None:
+def test_the_check_of_the_saved_catalog_does_not_wait_for_the_reload() -> None:
     _saved("a")
     asked: list[int] = []
 
@@ -97,6 +97,6 @@ def test_a_look_does_not_wait_for_the_reload() -> None:
     assert asked == [1]
 
 
-def test_a_reload_that_nobody_answers_reports_failure() -> None:
+def test_a_reload_without_an_answer_is_reported_as_failed() -> None:
     assert not by_webserver("http://127.0.0.1:9")
     assert not by_code_server("127.0.0.1", 9)

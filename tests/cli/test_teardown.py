@@ -1,4 +1,4 @@
-"""Teardown removes what setup made, keeps what other owners made or read, and reports all of it."""
+"""Teardown removes what setup made, keeps what other owners made or read, and reports everything."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def as_role(shell: Shell, role: str) -> None:
 def test_teardown_removes_our_slot_beside_a_publication_of_the_owner(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
-    """Nothing on the source shows that the slot is ours. The project's note does."""
+    """Nothing on the source shows that the slot is ours. The project's note shows it."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -82,7 +82,7 @@ def test_a_slot_without_a_note_is_kept_and_reported(shell: Shell, conn: psycopg.
 
 
 def test_a_slot_is_noted_before_it_is_created(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """A setup that is ended while it waits for its slot leaves no slot without a note."""
+    """If setup is killed while it waits for its slot, it leaves no slot without a note."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -197,7 +197,7 @@ def test_a_comment_of_another_owner_does_not_hide_what_setup_made(shell: Shell, 
 
 
 def test_publications_are_noted_before_the_slot_exists(shell: Shell, conn: psycopg.Connection) -> None:
-    """A setup that is ended while it waits leaves nothing without a note."""
+    """If setup is killed while it waits, it leaves nothing without a note."""
 
     def dies(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
@@ -223,7 +223,7 @@ def test_one_missing_publication_of_two_gets_one_advice(shell: Shell, conn: psyc
 def test_a_missing_publication_gets_the_same_advice_from_every_command(
     shell: Shell, conn: psycopg.Connection, sharing: tuple[Path, Path]
 ) -> None:
-    """Following the advice works, even for a project that read another project's publication."""
+    """The project works after the advice was followed, even if another project made its publication."""
     first, second = sharing
     in_project(shell, second, "second")
     shell.pgcdc("pause", "apply")

@@ -1,4 +1,4 @@
-"""Text in a server's encoding: which bytes are text, which bytes are not, and how the two are told apart afterwards."""
+"""Text in a server's encoding: valid and invalid bytes, and how both are distinguished after decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that receives a signal to end does so in time, whatever it is doing."""
+"""A process ends in time after a signal, in any state."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_second_signal_interrupts_at_once() -> None:
 
 @pytest.mark.parametrize("what", ["stubborn", "deaf"])
 def test_work_that_cannot_be_interrupted_is_ended_with_the_process(what: str) -> None:
-    """Its threads and the calls that it waits for do not keep it alive."""
+    """Threads and calls that the command waits for do not keep the process alive."""
     code, words, seconds = run(AT_BOUNDARY, what, [signal.SIGTERM])
     assert code == ending.CODE
     assert "nothing is half done" in words
@@ -116,7 +116,7 @@ def test_work_that_cannot_be_interrupted_is_ended_with_the_process(what: str) ->
 
 @pytest.mark.long
 def test_process_that_hangs_after_the_boundary_is_ended() -> None:
-    """Exit handlers, for example, or threads that are joined."""
+    """Exit handlers or threads that are joined may hang, for example."""
     code, words, seconds = run(AT_BOUNDARY, "boundary", [signal.SIGINT], boundary=50, rest=50)
     assert (code, seconds < AT_ONCE) == (ending.CODE, True)
     assert words.startswith("at a boundary\nend\n")
@@ -132,7 +132,7 @@ def test_commands_without_a_boundary_end_at_once() -> None:
 
 
 def test_process_that_we_do_not_own_goes_on_after_the_run() -> None:
-    """Dagster's process, for example, or a test's. Nothing is interrupted after the run has ended."""
+    """A process of Dagster or of a test, for example. Nothing is interrupted after the run has ended."""
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=0.3):
         os.kill(os.getpid(), signal.SIGTERM)

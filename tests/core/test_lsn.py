@@ -50,7 +50,7 @@ def test_key_and_text_round_trip(points: list[Lsn]) -> None:
 
 @given(st.lists(st.integers(0, (1 << 48) - 1).map(Lsn), min_size=3, max_size=8, unique=True).map(sorted))
 def test_keys_sort_like_their_ranges(points: list[Lsn]) -> None:
-    """Holds up to 2^48 bytes of WAL: a petabyte a day for most of a year."""
+    """This holds up to 2^48 bytes of WAL: a petabyte a day for most of a year."""
     keys = [span.key for span in _chain(points)]
     assert keys == sorted(keys)
 
@@ -69,8 +69,7 @@ def test_a_commit_belongs_to_one_range(points: list[Lsn], commit_lsn: int) -> No
 
 
 def test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range() -> None:
-    """A slot that is confirmed at the boundary sends the transaction. The range below leaves it, and the next range
-    takes it."""
+    """A slot that is confirmed at the boundary sends the transaction. The range below leaves it to the next range."""
     before, after = LsnRange(Lsn(10), Lsn(20)), LsnRange(Lsn(20), Lsn(30))
     assert not before.holds_commit(20)
     assert after.holds_commit(20)

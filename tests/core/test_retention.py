@@ -1,4 +1,4 @@
-"""Where the log is cut, for any files, consumers and ages."""
+"""The LSN at which the log is cut, for any files, consumers and ages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_file_that_ends_in_the_first_kept_batch_is_kept_whole() -> None:
 
 
 MINUTE = 60_000_000
-"""In microseconds."""
+"""Microseconds."""
 ages = st.lists(st.integers(0, 5 * 24 * 60), max_size=300, unique=True).map(lambda found: sorted(found, reverse=True))
 
 
@@ -77,8 +77,7 @@ def left(times: list[int], now: int) -> list[int]:
 
 @given(ages, st.integers(0, 3 * 24 * 60))
 def test_points_are_thinned_out_with_age(minutes: list[int], later: int) -> None:
-    """All young points stay, and the newest point of each step. The result does not depend on how often points are
-    thinned."""
+    """All young points stay, and the newest point of each step. Thinning once or several times has the same result."""
     now = 10**15
     times = [now - minute * MINUTE for minute in minutes]
     kept = left(times, now)

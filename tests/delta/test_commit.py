@@ -1,4 +1,4 @@
-"""Commits with deletion vectors, compared with a plain model: every version as other engines read it."""
+"""Commits with deletion vectors. Other engines read the rows of a plain model in every version."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_si
 @given(STEPS)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_version_holds_the_rows_of_the_model(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:
-    """Versions are read across checkpoints, and each time again from the log alone."""
+    """Versions are read across checkpoints, and again from the log alone."""
     shutil.rmtree(tmp_path / "public", ignore_errors=True)
     mirror = Mirrors(Layout.of(tmp_path), OWNER).open(TableName("public", "t"))
     make(mirror, MirrorSchema(SCHEMA), {})
@@ -110,8 +110,7 @@ def test_statistics_keep_every_digit_of_their_bounds(stats: str, expected: str) 
 
 
 def test_small_files_are_merged_into_one(rows: Rows) -> None:
-    """The merged file lacks the rows that deletion vectors removed. Earlier versions stay as they were, and no position
-    changes."""
+    """The merged file lacks the rows that deletion vectors removed. Earlier versions and positions do not change."""
     compaction = Compaction(most_small=5)
     for number in range(6):
         assert compaction.small_files(live_files(rows.path)) == ()
@@ -143,7 +142,7 @@ def test_staged_commits_of_a_killed_writer_are_deleted_at_a_checkpoint(rows: Row
 
 
 def test_the_file_with_the_most_deleted_rows_is_rewritten(rows: Rows) -> None:
-    """One file at a time. A deletion vector costs time in each turn that touches its file."""
+    """One file is rewritten at a time. A deletion vector costs time in each turn that touches its file."""
     compaction = Compaction(fewest_worn=4)
     rows.change(list(range(100)), set())
     rows.change(list(range(100, 200)), {0, 1, 2})
@@ -170,8 +169,8 @@ def test_a_compaction_that_loses_rows_is_refused(rows: Rows) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 def test_spark_reads_our_commits_and_adds_its_own(spark: SparkSession, tmp_path: Path) -> None:
-    """Its DELETE extends our vectors, our commits extend its vectors, and OPTIMIZE removes them. Its change feed
-    reports the rows."""
+    """Spark's DELETE extends our vectors, our commits extend Spark's vectors, and OPTIMIZE removes them. Spark's change
+    feed reports the rows."""
     path = tmp_path / "t"
     create_mirror(Location.of(path), MirrorSchema(SCHEMA), {"delta.enableChangeDataFeed": "true"}, Location.of(path))
     rows, name = Rows(path), f"delta.`{path}`"

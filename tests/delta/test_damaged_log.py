@@ -1,4 +1,4 @@
-"""A log that lost or changed data: the transform detects it, names the file, and applies none of it."""
+"""A log that lost or changed data: the transform detects the damage, names the file, and applies no row of it."""
 
 from __future__ import annotations
 

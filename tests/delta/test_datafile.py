@@ -1,4 +1,4 @@
-"""Data files: which statistics they may contain, and what a commit refuses."""
+"""Data files: the statistics that they may contain, and the files that a commit refuses."""
 
 from __future__ import annotations
 

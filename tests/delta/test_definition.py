@@ -1,4 +1,4 @@
-"""Tables that are created here and given other columns: other engines can open them, and their rows are still there."""
+"""Tables that we create and whose columns we change: other engines can open them, and their rows are unchanged."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_columns_without_a_time_zone_are_declared_as_a_feature(tmp_path: Path, f
     assert DeltaTable(tmp_path / "t").protocol().reader_features == ["timestampNtz"]
     assert [row["a"] for row in _rows(tmp_path)] == [1, 2]
     assert (_rows(tmp_path)[0]["at"] is None) == (first is NUMBER)
-    # A checkpoint was made in between, and declares the same features.
+    # The checkpoint between the versions declares the same features.
     assert DeltaTable(tmp_path / "t").version() == 3
     assert _now(tmp_path).features >= {"timestampNtz", "appendOnly"}
 

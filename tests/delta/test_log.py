@@ -1,5 +1,4 @@
-"""A table's log read by commit number, compared with delta-rs, which lists the folder: the same table at every
-version."""
+"""A table's log read by commit number. Compared with delta-rs, which lists the folder: every version is the same."""
 
 from __future__ import annotations
 
@@ -56,13 +55,13 @@ class Grown:
         return sorted(int(path.name[:20]) for path in self.log.glob("*.checkpoint.parquet"))
 
     def forget(self) -> None:
-        """Deletes what any clean-up may delete: everything before the newest checkpoint."""
+        """Deletes everything before the newest checkpoint, as any clean-up may do."""
         for path in sorted(self.log.glob("0*")):
             if int(path.name[:20]) < max(self.checkpoints(), default=0):
                 path.unlink()
 
     def hint_old(self) -> None:
-        """A writer died after its checkpoint and before the hint."""
+        """A writer died after its checkpoint and before it wrote the hint."""
         older = self.checkpoints()[:-1]
         if older:
             (self.log / "_last_checkpoint").write_text(json.dumps({"version": older[-1], "size": 1}))
@@ -83,7 +82,7 @@ def same(mine: DeltaVersion | None, theirs: DeltaTable) -> None:
 @example(["checkpoint", "hint lost", "checkpoint"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_our_reader_and_delta_rs_read_the_same_table(tmp_path: Path, steps: list[str]) -> None:
-    """The table is read afresh, and read on from each earlier handle, whether or not a clean-up ran in between."""
+    """The table is read from scratch and from each earlier handle, with and without a clean-up between."""
     shutil.rmtree(tmp_path / "t", ignore_errors=True)
     table = Grown(tmp_path / "t")
     awake, asleep = DeltaLog(Location.of(table.folder)), [DeltaLog(Location.of(table.folder))]
@@ -123,7 +122,7 @@ def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log of one day has 60,000 files. No look, first or later, may list all of them."""
+    """The log of one day has 60,000 files. No read, first or later, may list them."""
     table = Grown(tmp_path / "t")
     for kind in ("append", "checkpoint", "append"):
         table.step(kind)

@@ -1,4 +1,4 @@
-"""The Delta engine needs from a lake's place only what a store promises. In these tests it works in memory."""
+"""The Delta engine needs only what a store promises. In these tests the store is in memory."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_columns_are_added_and_files_are_removed(table: Location) -> None:
 
 
 class Clock:
-    """The current time as the test sets it."""
+    """A clock that the test sets."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 1_000_000.0
@@ -101,7 +101,7 @@ class Clock:
 
 
 def test_a_file_removed_recently_is_not_swept(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The age of the file does not matter: another process may be reading the version that contains it."""
+    """The age of the file does not matter: another process may still read the version that contains it."""
     clock = Clock(monkeypatch)
     commit_files(now(table), [written(table, 1)], "append", {})
     clock.hours_pass(5)

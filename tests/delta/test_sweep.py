@@ -1,4 +1,4 @@
-"""Which files versions refer to, compared with a model that keeps every version's files; and when OPTIMIZE is
+"""The files that versions refer to, compared with a model of every version's files. Also when OPTIMIZE is
 worthwhile."""
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def _names(held: set[File]) -> set[str]:
 
 
 def _write(log: Path, versions: list[list[File]], checkpoints: set[int]) -> list[set[File]]:
-    """Each commit's files replace files of the same path and add all others. Returns the state after each commit."""
+    """Each commit's files replace files of the same path, and its other files are added. Returns the state per
+    commit."""
     held: set[File] = set()
     states = []
     for number, added in enumerate(versions):

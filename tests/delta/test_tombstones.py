@@ -1,4 +1,4 @@
-"""A VACUUM by another program: promised versions stay readable, although checkpoints name few removed files."""
+"""Another program runs VACUUM: promised versions stay readable, although checkpoints name few removed files."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def named_as_gone(path: Path) -> set[str]:
 
 
 def lived_long_and_short(rows: Rows) -> tuple[str, str]:
-    """Replaces one file after ten days and one file right after it was written, three hours ago. Then makes a
-    checkpoint."""
+    """Removes a file that lived ten days, and a file that was removed right after it was written three hours ago. Then
+    makes a checkpoint."""
     rows.change([1, 2, 3], set())
     (long,) = live_files(rows.path)
     older(rows.path, timedelta(days=10))
@@ -105,7 +105,7 @@ def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> N
     rows = Rows(path_of(mirror.path))
     long, short = lived_long_and_short(rows)
     assert (rows.delta.number % 5, named_as_gone(rows.path)) == (0, {long})
-    # The next checkpoint is made from the one before.
+    # The next checkpoint is made from this checkpoint.
     for number in range(5):
         rows.change([1000 + number], set())
     assert named_as_gone(rows.path) == {long}
@@ -150,7 +150,7 @@ def _as_promised(rows: Rows) -> None:
 
 
 def test_a_mirror_that_lacks_a_file_is_not_read(tmp_path: Path) -> None:
-    """A full VACUUM by delta-rs deletes all files that no commit names. It takes deletion vectors for such files."""
+    """A full VACUUM by delta-rs deletes all files that no commit names. It takes deletion vectors for unnamed files."""
     layout = Layout.of(tmp_path)
     mirror, points = Mirrors(layout, OWNER).open(NAME), ConsistentPoints(layout)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), **retention_properties(7 * DAY)})

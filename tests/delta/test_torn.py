@@ -1,4 +1,4 @@
-"""Logs as a power cut leaves them: damage is always noticed, and put aside where no published point depends on it."""
+"""Logs after a power cut: damage is always noticed, and put aside if no published point depends on it."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_log_without_a_valid_first_commit_is_begun_again(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("last", ["metaData", "protocol"])
 def test_a_first_commit_cut_at_the_end_of_a_line_is_begun_again(tmp_path: Path, last: str) -> None:
-    """Spark writes the protocol last, and delta-rs the columns. Neither records the number of lines."""
+    """Spark writes the protocol last, delta-rs the columns. Neither records the number of lines."""
     table = Grown(tmp_path / "t")
     lines = (table.log / commit_name(0)).read_bytes().splitlines()
     left = b"".join(line + b"\n" for line in lines if not line.startswith(f'{{"{last}"'.encode()))
@@ -179,7 +179,7 @@ def test_a_first_commit_cut_at_the_end_of_a_line_is_begun_again(tmp_path: Path, 
 
 
 def test_torn_checksum_files_of_other_writers_are_deleted(table: Grown) -> None:
-    """Hadoop trusts the checksum and not the file, so Spark could not read an intact file. Files that a point depends
+    """Hadoop trusts the checksum more than the file, so Spark could not read an intact file. Files that a point depends
     on were synced."""
     rival = DeltaTable(table.folder)
     for _ in range(2):
@@ -209,7 +209,7 @@ def test_blank_lines_and_known_actions_are_accepted_and_unknown_actions_named(ta
 
 
 def test_a_commit_needs_no_hard_links(table: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system without hard links: commits are whole, and a number is still committed only once."""
+    """On a file system without hard links, commits are still complete, and a number is committed only once."""
 
     def refused(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")

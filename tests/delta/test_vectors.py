@@ -1,4 +1,4 @@
-"""Deletion vectors: the bytes as the protocol specifies them, and how other readers read ours."""
+"""Deletion vectors: their bytes follow the protocol, and other readers read them."""
 
 from __future__ import annotations
 

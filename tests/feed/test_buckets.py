@@ -1,4 +1,4 @@
-"""How a table's changes are divided by key: by the number of rows and of bytes that the log's files report."""
+"""How a table's changes are divided by key, by the numbers of rows and bytes in the log's files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.protocol import wire
 
 LARGE, SMALL = 1, 2
 VALUE = "x" * 100_000
-"""The value compresses to nothing, but what counts is the memory that a task needs."""
+"""The value compresses to nothing. Only the memory that a task needs matters."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Which changes the messages of a table mean, and where the table can no longer be followed."""
+"""The changes that the messages of a table mean, and the messages after which a table can no longer be followed."""
 
 from __future__ import annotations
 

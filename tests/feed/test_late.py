@@ -1,4 +1,4 @@
-"""Feeds derived from files with commit facts equal those from the same rows in ordinary files."""
+"""Feeds derived from files with commit facts equal the feeds of the same rows in ordinary files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HISTORY = (
 
 
 def _derived(log: ChangeLog, span: LsnRange) -> tuple[dict[TableName, list[Any]], Any]:
-    """The feeds' rows of a span, derived by one task, and the task's other results."""
+    """The feeds' rows of a span that one task derived, and the task's other results."""
     router = Router.of(TABLES.values())
     shapes = log.shapes(span).values()
     task = Derivation(
@@ -71,7 +71,7 @@ def test_late_facts_give_the_same_feeds_for_a_fixed_history(tmp_path: Path) -> N
 @settings(max_examples=10)
 @given(BATCHES)
 def test_late_facts_give_the_same_feeds_for_any_history(batches: list[list[Transaction]]) -> None:
-    """The same holds for the feed of messages and for the shapes that rows have."""
+    """This includes the feed of messages and the shapes of rows."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder), batches)
         ids = set(plain.shapes(whole(plain)))
@@ -97,7 +97,7 @@ def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
 @pytest.mark.long
 @pytest.mark.spark
 def test_the_transform_takes_as_many_rows_as_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
-    """With commit facts that are sent to Spark's workers."""
+    """Spark's workers receive the commit facts."""
     _, log = twins(tmp_path, HISTORY)
     # The rows have only this column.
     tables = [replace(TABLES[number], columns=TABLES[number].columns[:1]) for number in (1, 2)]

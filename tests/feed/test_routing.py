@@ -1,4 +1,4 @@
-"""Which table takes the rows of a relation: this depends on OIDs alone, not on names or on the catalog."""
+"""The table that gets the rows of a relation. Only OIDs decide, not names or the catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Maintenance of a feed: merged files hold the same rows, and files that the log has dropped are deleted whole."""
+"""Maintenance of a feed: merged files have the same rows, and files of rows that the log has dropped are deleted
+whole."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ FILES = 12
 
 
 def _derive(layout: Layout, table: Table, number: int, **row: Any) -> None:
-    """One turn with a single change at 10 x number, which covers (10 x number, + 10]."""
+    """One turn with a single change at 10 × number, which covers (10 × number, + 10]."""
     at, feed = 10 * number, Feeds(layout, WHO).open(table)
     writer = FeedWriter(layout.changes(table.name), 0, 2)
     values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}

@@ -1,4 +1,4 @@
-"""The transform with a real server and log: what the feeds contain, and what they do not contain."""
+"""The transform with a real server and log: what the feeds contain and what they leave out."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -
 @pytest.mark.long
 @pytest.mark.spark
 def test_changes_of_keys_are_applied_in_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exception: a value was not sent with a change of key. Its row has to be followed from key to key."""
+    """If a value was not sent with a change of key, the changes are not divided: the row must be followed from key to
+    key."""
     monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
     monkeypatch.setattr(task, "HELD_BYTES", 1)
     units: list[int] = []

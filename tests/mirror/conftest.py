@@ -1,5 +1,3 @@
-"""Fixtures of the mirror tests."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

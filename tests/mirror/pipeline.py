@@ -1,4 +1,4 @@
-"""The tests of transform and apply use this source, log, feeds and mirrors together.
+"""A source, log, feeds and mirrors that the tests of transform and apply share.
 
 Mirrors begin empty at the slot's consistent point, so tables must be empty when they are first followed.
 """
@@ -103,7 +103,7 @@ class Pipeline:
 
     def receive(self) -> Lsn:
         """Receives everything that is committed at the time of the call. Returns the position that the log then has."""
-        # A commit of another table gives the receiver a boundary above all other changes.
+        # A commit of another table gives the receiver a boundary above all earlier changes.
         goal = self.lsn("pg_current_wal_insert_lsn()")
         receiver = ReceiverProcess(ReceiverSettings(
             self.database.conninfo, str(self.layout.root), ("p",), 32 << 20, 0.1, messages=("*",)
@@ -112,7 +112,7 @@ class Pipeline:
         return self.log.position()
 
     def derive(self, upto: Lsn, *, again: bool = False) -> dict[TableName, FeedPart]:
-        """The transform of one turn."""
+        """Derives the feeds of one turn."""
         followed = [Followed(self.tables[n], self.replayed[n]) for n in self.tables if n not in self.set_aside]
         span = LogSpan(self.log, LsnRange(min(entry.after for entry in followed), upto))
         parts = transform(self.spark, span, self.feeds, followed, again=again)
@@ -137,13 +137,12 @@ class Pipeline:
         return {result.table.name.name: result for result in done}
 
     def source(self, name: str, columns: str = "*") -> list[tuple[Any, ...]]:
-        """The source's rows, sorted, every value as text."""
         texts = ", ".join(f"{c}::text" for c in self._columns(name, columns))
         rows = self.conn.execute(f'SELECT {texts} FROM "{name}"'.encode()).fetchall()
         return sorted(rows, key=repr)
 
     def mirrored(self, name: str, columns: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-        """The mirror's rows, sorted, every value as text, read by another engine than the one that wrote them."""
+        """The mirror's rows, sorted, every value as text. Another engine than the writer reads them."""
         data = self.content(name)
         wanted = list(columns) or [column.name for column in self.tables[name].columns]
         texts = [data[column].cast(pa.string()).to_pylist() for column in wanted]

@@ -62,7 +62,7 @@ def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]])
 
 
 def rows(mirror: Mirror, version: int | None = None) -> list[dict[str, Any]]:
-    """Rows without our own columns except the texts, in the order of the first column."""
+    """Rows in the order of the first column, without our own columns except the texts."""
     delta = DeltaTable(path_of(mirror.path), version=version)
     found: list[dict[str, Any]] = pa.table(
         QueryBuilder().register("t", delta).execute("SELECT * FROM t ORDER BY 1").read_all()
@@ -78,7 +78,7 @@ PLAIN: list[list[str | None]] = [["1", "2", "3"], ["one", "two", None], ["1.50",
 
 
 def relabelled(mirror: Mirror, after: Table, before: Table = T) -> Table:
-    """Relabels the columns without Spark, so no file is rewritten."""
+    """Changes the structure without Spark. No file is rewritten."""
     follows = successor(before, after, Lsn(50))
     assert isinstance(follows, Table), follows
     files = live_files(mirror.path)

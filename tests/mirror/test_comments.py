@@ -1,4 +1,4 @@
-"""Comments in a mirror's metadata: our comments change with the source, all others stay. Without Spark."""
+"""Comments in a mirror's metadata: our comments follow the source, and all other comments stay. Without Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAID: tuple[tuple[int, str], ...] = ((0, "all"), (2, "said"))
 
 
 def commented(mirror: Mirror, table: Table) -> int:
-    """Writes the comments of the table to its mirror. Returns the version after that."""
+    """Writes the comments of the table to its mirror. Returns the new version."""
     return delta_target(mirror.mirrors.layout, OWNER).comment(table)
 
 

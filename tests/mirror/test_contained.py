@@ -1,5 +1,5 @@
-"""An apply that fails for one table affects only this table: it is set aside with the reason, and the other tables
-continue in the same turn."""
+"""If an apply fails for one table, only this table is set aside with the reason. The others continue in the same
+turn."""
 
 from __future__ import annotations
 
@@ -129,8 +129,7 @@ def test_broken_mirrors_do_not_stop_other_mirrors_from_their_turn(pipe: Pipeline
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
-    """This holds for every kind of change: the feed's files lack the column, so they cannot become the mirror's
-    files."""
+    """The feed's files lack the column, so no kind of change can make them the mirror's files."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
@@ -151,7 +150,7 @@ def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_mirror_with_column_mapping_does_not_take_over_the_feeds_files(pipe: Pipeline) -> None:
-    """This holds even if its names are the original names again: its files have other column names."""
+    """The files of the mirror have other column names, even if the mirror has its original names again."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     path = pipe.mirror("t").path
@@ -193,7 +192,7 @@ def test_small_files_that_cannot_be_merged_set_their_table_aside(pipe: Pipeline)
 @pytest.mark.spark
 @pytest.mark.parametrize("times", [1, ATTEMPTS])
 def test_a_lost_commit_race_sets_no_table_aside(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Another writer commits to the mirror while a turn works on it, once or each time."""
+    """Another writer commits to the mirror during a turn, once or at each attempt."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     left = [times]

@@ -1,4 +1,4 @@
-"""Copies end to end: a real server, tables of every kind, the rows of psycopg compared with those of delta-rs."""
+"""Copies end to end: a real server, tables of every kind. The rows of psycopg equal the rows of delta-rs."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_another_copy_starts_a_new_generation(copying: Copying) -> None:
     (first,) = copying.copy(name)
     mirror = copying.mirror(name)
     assert mirror.generation_app_id is not None
-    # A change was applied after the copy, with a deletion vector. The new copy removes all of it.
+    # A change with a deletion vector was applied after the copy. The new copy removes all of it.
     commit(mirror.path, [], "append", {mirror.generation_app_id: first.consistent_point + 1})
     copying.spark.sql(f"DELETE FROM delta.`{mirror.path}` WHERE id = 1").collect()
     copying.run("UPDATE t SET v = 'c' WHERE id = 2; INSERT INTO t VALUES (3, NULL)")
@@ -305,8 +305,7 @@ def test_a_failed_copy_of_one_table_does_not_stop_other_tables(copying: Copying)
 
 
 def test_small_tables_do_not_wait_for_all_other_tables(copying: Copying) -> None:
-    """One table is locked until the first tables are copied. If that takes some seconds, the copy of the locked table
-    fails."""
+    """One table is locked until the first tables are copied. After some seconds, the copy of the locked table fails."""
     names = [TableName("public", f"small{number:02}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")

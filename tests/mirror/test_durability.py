@@ -1,4 +1,4 @@
-"""A disk that loses everything that was not synced still has every published point and all that the point names."""
+"""A disk loses everything that was not synced. It still has every published point and the versions that it names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 
 
 class Turns:
-    """Mirrors of which one takes a row in each turn."""
+    """Mirrors. Each turn changes one of them by a row."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -87,7 +87,7 @@ def test_recovery_begins_at_the_version_that_a_point_names(tmp_path: Path) -> No
 
 
 def test_a_folder_shared_by_two_tables_is_an_error(tmp_path: Path) -> None:
-    """As on a file system that ignores case."""
+    """This happens on a file system that ignores case."""
     layout, users = Layout.of(tmp_path), TableName("public", "users")
     DeltaTable.create(path_of(layout.mirror(users)), SCHEMA, raise_if_key_not_exists=False,
                       configuration={IDENTITY: OWNER.app_id(), SOURCE_TABLE: 'public."Users"'})  # fmt: skip

@@ -1,4 +1,4 @@
-"""Commits of other writers on a mirror: which of them changed its rows, and how its INT96 files are read."""
+"""Commits of other writers on a mirror: which commits changed its rows, and how INT96 files are read."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_commit_marked_as_no_data_change_is_checked_by_its_row_count(mirror: M
 
 
 def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path: Path) -> None:
-    """Readers of points and our own merges read them. A rewrite by Spark is allowed, a rewrite by delta-rs is
+    """Readers of points and our own merges read them. A rewrite by Spark is allowed. A rewrite by delta-rs is
     reported."""
     version = as_spark_writes_it(mirror)
     points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
@@ -144,7 +144,7 @@ def test_a_point_names_the_mirrors_whose_rows_another_writer_changed(mirror: Mir
     for refused in (lake.at(200).arrow, lake.at(200).path):
         with pytest.raises(LakeError, match="is not what the source has: another writer changed rows of this mirror"):
             refused(NAME)
-    # The next run also reports it, from the promised versions on. A new copy ends the report.
+    # The next run also reports it, since the promised versions. A new copy ends the report.
     again = DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     again.recover([NAME], points)
     assert again.changed.keys() == set()

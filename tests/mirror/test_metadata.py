@@ -1,5 +1,4 @@
-"""A mirror gets another structure by its metadata alone: its files stay, and engines read them under other column
-names."""
+"""A mirror gets another structure by metadata alone: engines read its unchanged files under other column names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mirrors: columns, names, properties, positions. Spark creates them, and both engines read them."""
+"""Columns, names, properties and positions of mirrors. Spark creates the mirrors, and both engines read them."""
 
 from __future__ import annotations
 

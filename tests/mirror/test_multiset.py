@@ -30,7 +30,7 @@ def test_rows_of_each_leaf_are_netted_and_removed_separately() -> None:
 
 
 def test_copies_that_come_and_go_cancel_out_and_the_latest_image_remains() -> None:
-    """Each transaction has three events."""
+    """The latest image remains. Each transaction has three events."""
     net = net_rows(
         events(("I", "x", "a"), ("D", "x", "a"), ("I", "z", "a"), ("D", "z", "a"), ("I", "x", "a"), ("D", "y", "a")),
         COLUMNS,

@@ -38,7 +38,7 @@ def test_unchanged_value_comes_from_an_earlier_image_of_the_row() -> None:
 
 
 def test_unchanged_value_never_crosses_a_delete() -> None:
-    """The row that is now on key 2 was on key 1. The value X belonged to another row."""
+    """The row that is now on key 2 was on key 1 before. The value X belonged to another row."""
     rows = net(("U", 2, "x", "X"), ("D", 2), ("M", 1, 2, "y", None, True))
     assert ("U", 2, True, "y", None, True, 1) in [essence(row) for row in rows]
 
@@ -126,8 +126,8 @@ def test_an_array_may_be_a_key() -> None:
     assert [row["id"] for row in rows] == [[], [None], None]
 
 
-# Repairs: the keys that changed in a range, derived from all events up to the mirror's position. Three events each have
-# the LSNs 100, 101, 102.
+# Repairs derive the keys that changed in a range from all events up to the mirror's position. Each transaction has
+# three events. The transactions have the LSNs 100, 101 and 102.
 
 
 def repaired(

@@ -1,4 +1,4 @@
-"""A mirror moves to another place: its rows, deletions and position, without the earlier content of either place."""
+"""A mirror moves to another name with its rows, deletions and position, without earlier content of either name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW: list[list[str | None]] = [["9"], ["nine"], ["9.00"]]
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Mirror:
-    """At position 20, with one deleted row."""
+    """A mirror at position 20 with one deleted row."""
     found = made(tmp_path)
     delta = opened(found.path)
     gone = {delta.files[0].path: BitMap64([1])}
@@ -53,7 +53,7 @@ def test_a_rename_moves_rows_deletions_and_position(mirror: Mirror) -> None:
 
 
 def test_a_rename_copies_the_version_it_was_given(mirror: Mirror) -> None:
-    """The old name may have another table's rows since then."""
+    """Later versions under the old name may have another table's rows."""
     seen, expected = mirror.version, rows(mirror)
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 40})
     _target(mirror).rename(NAME, AS_NEW, seen, Lsn(30))
@@ -61,7 +61,7 @@ def test_a_rename_copies_the_version_it_was_given(mirror: Mirror) -> None:
 
 
 def test_a_rename_replaces_another_tables_copy_of_the_same_position(mirror: Mirror) -> None:
-    """A later rename of the first table must not take the other table's position for its own."""
+    """A later rename of the first table must not use the other table's position."""
     target = _target(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     other = replace(AS_NEW, oid=T.oid + 1)
@@ -89,7 +89,7 @@ def test_a_mirror_can_be_renamed_and_back(mirror: Mirror) -> None:
 
 
 def test_a_rename_that_died_before_its_commit_is_completed(mirror: Mirror) -> None:
-    """The run left the folder, an empty table, and half a copy of a file."""
+    """The dead run left the folder, an empty table, and half a copy of a file."""
     target, expected = _target(mirror), rows(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     there = mirror.mirrors.open(NEW).path
@@ -102,7 +102,7 @@ def test_a_rename_that_died_before_its_commit_is_completed(mirror: Mirror) -> No
 
 
 def test_an_older_mirror_at_the_new_place_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
-    """A table of this name was followed earlier."""
+    """Another table of this name was followed earlier."""
     other = made(tmp_path / "other", T, FEW)
     storage.move_folder(other.path, mirror.mirrors.layout.mirror(NEW))
     target, expected = _target(mirror), rows(mirror)

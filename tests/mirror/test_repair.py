@@ -1,4 +1,4 @@
-"""Repairs: the changes of a range are derived again and applied to a mirror that has applied them before."""
+"""Repairs derive the changes of a range again, and apply them to a mirror that has already applied them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mirror gets another structure by its own rows: values, texts that do not fit, deleted rows, columns of other
+"""A mirror gets another structure by rewriting its rows: values, texts that do not fit, deleted rows, columns of other
 writers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a merge looks for in the target, and what it does where the target differs: hand-written cases, one per rule."""
+"""What a merge looks for in the target, and how it reacts to differences: hand-written cases, one per rule."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_only_row_groups_that_may_hold_a_key_are_read(held: Held, monkeypatch: p
 
 
 def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each match hashes all keys of the source. The size of what is matched at once is limited in bytes."""
+    """Each match hashes all keys of the source. The size of what is matched together is limited in bytes."""
     held.file(*(row(key, c=f"old {key}") for key in range(10)), gone=[7])
     held.file(row(20), row(21, c="old 21"))
     searched: list[int] = []
@@ -222,7 +222,7 @@ def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pyte
     monkeypatch.setattr(KeyIndex, "find", noted)
     events = [("U", 1, "x", None, True), ("D", 2), ("M", 9, 30, "y", None, True), ("M", 21, 31, "z", None, True)]
     merged = merge(held, *events)
-    # Matched by the row's own key and by its earlier key. The row groups of 4 to 7 have no wanted key.
+    # Each row is matched by its key and by its earlier key. The row groups of 4 to 7 have no wanted key.
     assert searched == [6, 6, 2, 2]
     assert essence(merged) == [(1, "x", "old 1"), (30, "y", "old 9"), (31, "z", "old 21")]
     assert held.gone(merged) == [[1, 2, 9], [1]]

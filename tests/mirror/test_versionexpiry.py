@@ -81,7 +81,7 @@ def assert_reads(rows: Rows, versions: set[int]) -> None:
 def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
     tmp_path: Path, first: int, rounds: list[set[int]], data: st.DataObject
 ) -> None:
-    """Several rounds, while the table gets new versions. A handle opened at any earlier version then finds the newest
+    """Several rounds, with new versions between them. A handle opened at an earlier version then finds the newest
     version."""
     rows = made(tmp_path)
     promised: set[int] = set()
@@ -93,7 +93,7 @@ def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
                 asleep.append(DeltaLog(Location.of(rows.path)))
                 asleep[-1].newest()
         newest = rows.delta.number
-        # A promise may be withdrawn. A deleted version is never promised again.
+        # A promise may be withdrawn, but a deleted version is never promised again.
         promised = {version for version in wanted if version in promised or version > newest - 12 or number == 0}
         promised = {version for version in promised if version <= newest}
         found = thinned(tmp_path, promised)
@@ -167,7 +167,7 @@ def test_readers_begin_above_all_deleted_versions(tmp_path: Path, hint: str | No
 @pytest.mark.long
 @pytest.mark.parametrize("damage", [b"", b"PAR1", bytes(5000)], ids=["empty", "cut", "zeros"])
 def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damage: bytes) -> None:
-    """As after a power cut while the checkpoint was made. No version depends on a checkpoint that cannot be read."""
+    """A power cut may tear a checkpoint while it is made. No version depends on an unreadable checkpoint."""
     rows = made(tmp_path)
     grown(rows, 45)
     torn = rows.path / "_delta_log" / f"{7:020}.checkpoint.parquet"
@@ -179,7 +179,7 @@ def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damag
 
 
 def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
-    """Single unlinks may be lost, and the hint too. A handle that is not at the newest version deletes nothing."""
+    """Some unlinks and the hint may be lost. A handle below the newest version deletes nothing."""
     rows = made(tmp_path)
     grown(rows, 45)
     log, stale = rows.path / "_delta_log", mirror_of(tmp_path)
@@ -249,7 +249,7 @@ def test_a_promise_of_a_version_missing_from_the_log_has_no_effect(tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.spark
 def test_spark_and_delta_rs_read_and_write_a_thinned_log(spark: SparkSession, tmp_path: Path) -> None:
-    """Time travel, history, VACUUM, OPTIMIZE and writes of others, on a log with missing versions."""
+    """Time travel, history, VACUUM, OPTIMIZE and writes of others work on a log with missing versions."""
     mirror = mirror_of(tmp_path)
     properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "10"}
     create_mirror(mirror.path, MirrorSchema(SCHEMA), properties, mirror.path)

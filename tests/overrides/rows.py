@@ -23,7 +23,7 @@ def _infinity_is_clipped(original: Original) -> Any:
 override("infinity_is_clipped", "pgcdc_assets.protocol.text.types:_cast_or_outside",
     _infinity_is_clipped,
     rule="an infinite timestamp is NULL with its text beside, never a date",
-    test="tests/protocol/test_types.py::test_timestamps")  # fmt: skip
+    test="tests/protocol/test_types.py::test_timestamps_are_cast")  # fmt: skip
 
 
 def _nan_is_clipped(original: Original) -> Any:
@@ -34,7 +34,7 @@ def _nan_is_clipped(original: Original) -> Any:
 override("nan_is_clipped", "pgcdc_assets.protocol.text.types:_CASTS",
     _nan_is_clipped,
     rule="a numeric that does not fit is NULL with its text beside, never a number",
-    test="tests/protocol/test_types.py::test_numerics")  # fmt: skip
+    test="tests/protocol/test_types.py::test_numerics_are_cast")  # fmt: skip
 
 
 # Changes of rows ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Consistent points: their order, look-ups, large numbers of them, and a copy that is not in the newest point."""
+"""Consistent points: their order, look-ups, large numbers of points, and a copy that is not in the newest point."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_points_never_fall(layout: Layout) -> None:
 
 @pytest.mark.long
 def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are tens of thousands of turns a day. The cost of a turn must not grow with their number."""
+    """There are tens of thousands of turns a day. Their cost must not grow with their number."""
     for name in ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration"):
         assert ledger._PROPERTIES[name] == "interval 1 hours"
         monkeypatch.setitem(ledger._PROPERTIES, name, "interval 0 seconds")
@@ -129,7 +129,8 @@ def test_many_points_are_kept_in_few_files(layout: Layout) -> None:
 
 
 def test_a_point_of_an_older_copy_does_not_apply_to_the_newer_copy(layout: Layout) -> None:
-    """Copied at 100, listed at 300 while the copy of 250 was under way: changes between 250 and 300 are not applied."""
+    """The table was copied at 100 and listed at 300 during its copy at 250. The copy lacks changes between 250 and
+    300."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
     DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
@@ -153,7 +154,7 @@ def test_a_point_of_an_older_copy_does_not_apply_to_the_newer_copy(layout: Layou
 
 
 def test_a_version_at_another_lsn_is_not_the_published_version(layout: Layout) -> None:
-    """The version's number was given to a later commit. It is neither used as a position nor read as the point."""
+    """A later commit has got the version's number. It is neither used as a position nor read as the point."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
     DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
@@ -192,8 +193,8 @@ def test_points_of_another_format_are_refused(layout: Layout) -> None:
 )
 @settings(max_examples=30, deadline=None)
 def test_pruning_keeps_the_promised_points(lists: list[dict[str, int]], at: int, names: set[str], files: int) -> None:
-    """Pruning keeps the recent points, the newest point, and the last point that lists each followed table. It keeps no
-    other point and changes none."""
+    """Pruning keeps the recent points, the newest point, and the last point that lists each followed table. It deletes
+    all other points and changes no point."""
     with tempfile.TemporaryDirectory() as folder:
         points = ConsistentPoints(Layout.of(Path(folder)), Merging(most_files=files))
         for number, tables in enumerate(lists):
@@ -244,7 +245,7 @@ def test_thinned_points_are_found_in_order(rounds: list[tuple[int, int]]) -> Non
 
 
 def test_appending_a_point_costs_the_same_beside_large_files(layout: Layout) -> None:
-    """Files that are never merged again do not count, and a look at all points does not keep them in memory."""
+    """Files that are never merged again do not count. Reading all points does not keep these files in memory."""
     points = ConsistentPoints(layout, Merging(most_files=4, small_rows=6))
     for number in range(1, 60):
         publish_at(points, number, {A: number})

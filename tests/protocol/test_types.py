@@ -111,23 +111,23 @@ def test_every_kind_of_string_column_is_cast() -> None:
     assert cast(pa.chunked_array([], pa.string()), array(INT4)).values.to_pylist() == []
 
 
-def test_texts_stay_as_they_are() -> None:
+def test_texts_are_not_changed() -> None:
     for of in (TEXT, BPCHAR, UUID, JSONB, TIME, TIMETZ, INTERVAL, MONEY, NUMERIC, ENUM, COMPOSITE, domain(TEXT)):
         texts = ["ab   ", "24:00:00", "", "$1,234.50", "NaN", '(1,"a b")', None, "é", "infinity"]
         assert read(texts, of) == texts
 
 
-def test_booleans() -> None:
+def test_booleans_are_cast() -> None:
     assert read(["t", None, "f", "f"], BOOL) == [True, None, False, False]
 
 
 @pytest.mark.parametrize(("of", "bits"), [(INT2, 16), (INT4, 32), (INT8, 64)])
-def test_integers(of: PgType, bits: int) -> None:
+def test_integers_are_cast(of: PgType, bits: int) -> None:
     edges = [-(1 << bits - 1), -1, 0, (1 << bits - 1) - 1]
     assert read([*map(str, edges), None], of) == [*edges, None]
 
 
-def test_floats() -> None:
+def test_floats_are_cast() -> None:
     texts = ["0.1", "1e+20", "-1.5e-07", "5e-324", "1.7976931348623157e+308", "Infinity", "-Infinity", None]
     assert read(texts, FLOAT8) == [0.1, 1e20, -1.5e-07, 5e-324, 1.7976931348623157e308, math.inf, -math.inf, None]
     nan, negative = read(["NaN", "-0"], FLOAT8)
@@ -138,7 +138,7 @@ def test_floats() -> None:
     assert math.copysign(1, single[3]) == -1
 
 
-def test_numerics() -> None:
+def test_numerics_are_cast() -> None:
     of = numeric(10, 2)
     texts = ["1.50", "-0.01", "0.00", "99999999.99", "-99999999.99", None]
     assert read(texts, of) == [None if text is None else Decimal(text) for text in texts]
@@ -185,7 +185,7 @@ def _exactly(text: str, precision: int, scale: int) -> Any:
     return number if fits else UNFIT
 
 
-def test_dates() -> None:
+def test_dates_are_cast() -> None:
     assert read(["2024-02-29", "0001-01-01", "9999-12-31", "1500-02-28", None], DATE) == [
         date(2024, 2, 29), date.min, date.max, date(1500, 2, 28), None,
     ]  # fmt: skip
@@ -193,7 +193,7 @@ def test_dates() -> None:
                  "4714-11-24 BC", None], DATE) == [date(2024, 2, 29), *[UNFIT] * 6, None]  # fmt: skip
 
 
-def test_timestamps() -> None:
+def test_timestamps_are_cast() -> None:
     assert read(["2024-02-29 23:59:59.999999", "0001-01-01 00:00:00", "1999-12-31 12:00:00.1", None], TIMESTAMP) == [
         datetime(2024, 2, 29, 23, 59, 59, 999999), datetime.min, datetime(1999, 12, 31, 12, 0, 0, 100000), None,
     ]  # fmt: skip
@@ -203,7 +203,7 @@ def test_timestamps() -> None:
     ]  # fmt: skip
 
 
-def test_timestamps_with_zone() -> None:
+def test_timestamps_with_zone_are_cast() -> None:
     noon = datetime(2024, 2, 29, 12, tzinfo=UTC)
     texts = ["2024-02-29 12:00:00+00", "2024-02-29 17:45:00+05:45", "2024-02-29 08:30:00-03:30", None]
     assert read(texts, TIMESTAMPTZ) == [noon, noon, noon, None]
@@ -248,7 +248,7 @@ def _as_timestamptz_out(at: datetime) -> str:
     return text + sign + offset
 
 
-def test_bytea() -> None:
+def test_bytea_is_cast() -> None:
     assert read([r"\x", r"\x00ff", None, r"\xDEADbeef"], BYTEA) == [b"", b"\0\xff", None, b"\xde\xad\xbe\xef"]
 
 
@@ -271,7 +271,7 @@ def _as_float8_out(value: float) -> str:
     return repr(value).removesuffix(".0")
 
 
-def test_arrays() -> None:
+def test_arrays_are_cast() -> None:
     assert read(["{1,NULL,-3}", "{}", None], array(INT4)) == [[1, None, -3], [], None]
     assert read(["{t,f,NULL}"], array(BOOL)) == [[True, False, None]]
     assert read([r'{"\\x0001","\\x",NULL}'], array(BYTEA)) == [[b"\0\1", b"", None]]

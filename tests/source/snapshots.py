@@ -1,4 +1,4 @@
-"""Table ``t`` in publication ``p``, and how a snapshot is read piece by piece."""
+"""Table ``t`` in publication ``p``, and functions that read a snapshot piece by piece."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ ROWS = 20_000
 PAUSE_SECONDS = 0.03
 """The pause between two statements of one session. It keeps the load on locks and not on the server's processors."""
 _LOOK_SECONDS = 0.05
-"""The pause between two looks at the locks: pg_blocking_pids and pg_locks stop the lock manager for a moment."""
+"""The pause between two reads of the locks: pg_blocking_pids and pg_locks stop the lock manager for a moment."""
 GIVEN_UP_SECONDS = 30
-"""A query fails after this time and is counted with this wait. Otherwise a query that is blocked for ever would not be
-counted."""
+"""A query fails after this time and is counted with this wait, so that a query that is blocked for ever counts, too."""
 BEARABLE_SECONDS = 1.0
 """How much longer a query may take than without our sessions."""
 STORMS = 3
-"""A busy machine makes single queries slow. A lock that is never released makes every query slow."""
+"""Number of repetitions. A busy machine makes single queries slow. A lock that is never released makes every query
+slow."""
 
 _CREATE = "CREATE TABLE {0} (id int PRIMARY KEY, v text, n int)"
 _FILL = f"INSERT INTO {{0}} SELECT i, repeat('v', 60), i FROM generate_series(1, {ROWS}) AS i"
@@ -60,7 +60,7 @@ WHERE NOT wanted.granted AND a.application_name LIKE 'pgcdc%' AND a.datname = cu
 
 @dataclass
 class Storm:
-    """Sessions that alter and query until the test is over. ``longest``: the longest time that a query took."""
+    """Sessions that alter and query until the test ends. ``longest``: the longest time of a query."""
 
     database: Database
     longest: float = 0
@@ -112,7 +112,7 @@ class Storm:
             self.queries += 1
 
     def _look(self) -> None:
-        """Collects sessions that both of two looks show: the server lists its locks while they come and go."""
+        """Collects sessions that appear in two reads in a row, because locks change while the server lists them."""
         before: list[Any] = []
         with self.database.connect() as conn:
             while not self._over.wait(_LOOK_SECONDS):
@@ -123,8 +123,8 @@ class Storm:
 
 @contextmanager
 def _publication_dropped() -> Iterator[None]:
-    """PostgreSQL lists the publications of a table that is written, then reads each of them. A publication that was
-    dropped between the two steps fails the statement, however and by whom it was dropped."""
+    """PostgreSQL lists the publications of a written table, then reads each of them. If a publication is dropped
+    between the two steps, the statement fails. This does not depend on who drops it."""
     try:
         yield
     except psycopg.errors.InternalError_ as error:

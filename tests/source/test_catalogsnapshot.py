@@ -1,5 +1,4 @@
-"""The fingerprint of the catalog: it differs after each change that a watch must see, and is the same after all
-others."""
+"""The fingerprint of the catalog differs after each change that a watch must see, and only then."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def test_files_and_columns_are_read_from_one_snapshot(database: Database) -> Non
 
 
 def test_a_changed_comment_is_seen_without_a_new_fingerprint(database: Database) -> None:
-    """The fingerprint stays as it is, so that no point waits for the comment. The snapshot that has the new comment is
+    """The fingerprint does not change, so no point waits for the comment. The snapshot with the new comment is
     newer."""
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")

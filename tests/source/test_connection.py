@@ -1,4 +1,4 @@
-"""Connections: session settings, typed errors, secrets that stay secret."""
+"""Connections: session settings, typed errors, and secrets that are never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can emit logical messages: every role, until the rights are revoked as docs/operations.md says."""
+"""Every role can emit logical messages, until the rights are revoked as docs/operations.md says."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BEGIN PERFORM length(raw, encoding); RETURN true; EXCEPTION WHEN character_not_i
 
 
 def _sequences(name: str) -> list[bytes]:
-    """Every character that the encoding may have, and some that it may not have."""
+    """Every possible character of the encoding, and some impossible ones."""
     single = [bytes([one]) for one in range(0x80, 0x100)]
     if not name.startswith("EUC"):
         return single

@@ -33,7 +33,8 @@ def test_the_snapshot_can_be_shared_and_the_slot_is_dropped(database: Database) 
 
 
 def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) -> None:
-    """With concurrent writers, the snapshot holds exactly the rows committed before it, by commit LSN."""
+    """Concurrent writers commit during the export. The snapshot has exactly the rows committed before it, by commit
+    LSN."""
     stop = threading.Event()
     slot = f"s_{secrets.token_hex(5)}"
 
@@ -138,12 +139,12 @@ NOT_READABLE_AFTER = [
     "ALTER TABLE t DROP x",
     "ALTER TABLE t RENAME x TO z; ALTER TABLE t RENAME y TO x; ALTER TABLE t RENAME z TO y",
 ]
-"""The last statement: in a copy by name, values would end up in each other's columns."""
+"""After the last statement, a copy by name would put values into each other's columns."""
 
 
 @pytest.mark.parametrize("ddl", READABLE_AFTER + NOT_READABLE_AFTER)
 def test_a_copy_after_ddl_is_the_snapshot_or_fails(database: Database, ddl: str) -> None:
-    """After these statements COPY would give no row, rows of another table or values of another column, without an
+    """Without this check, COPY would give no row, rows of another table, or values of another column, without an
     error."""
     with database.connect() as conn:
         publish(conn, "i int PRIMARY KEY, x text, y text")
@@ -186,7 +187,7 @@ def test_a_truncate_during_the_wait_for_the_snapshot_does_not_wait(database: Dat
 
 
 def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: Database) -> None:
-    """ADD DEFAULT rewrites nothing and sends nothing, yet old rows have the value afterwards. The copy equals the
+    """ADD DEFAULT rewrites and sends nothing, although old rows have the value afterwards. The copy equals the
     snapshot."""
     with database.connect() as conn:
         publish(conn)
@@ -198,8 +199,7 @@ def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: 
 
 
 def test_the_exporter_survives_the_timeouts_of_idle_sessions(database: Database) -> None:
-    """The source ends idle sessions, in a transaction or out of one. The exporter's session is idle while a copy
-    runs."""
+    """The source ends idle sessions in and outside of transactions. The exporter's session is idle during a copy."""
     names = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout"]
     with database.connect() as conn:
         if conn.info.server_version >= 170000:
@@ -208,7 +208,7 @@ def test_the_exporter_survives_the_timeouts_of_idle_sessions(database: Database)
             conn.execute(f"ALTER DATABASE {database.name} SET {name} = '400ms'".encode())
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1)")
-    # A session without this precaution is ended.
+    # The source ends a session without this precaution.
     with database.connect(autocommit=False) as careless:
         careless.execute("SELECT 1")
         wait_for(lambda: _ended(careless))

@@ -1,4 +1,4 @@
-"""Copies in pieces: every row once, as CSV of whole rows."""
+"""Copies in pieces: every row appears once, as CSV of whole rows."""
 
 from __future__ import annotations
 

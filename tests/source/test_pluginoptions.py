@@ -1,4 +1,4 @@
-"""What the plugin is asked for on each version of the server."""
+"""The options that are requested from the plugin on each version of the server."""
 
 from __future__ import annotations
 

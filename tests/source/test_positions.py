@@ -8,7 +8,7 @@ from tests.fix_postgres import Database
 
 
 def test_a_record_ends_before_the_header_of_the_next_page(database: Database) -> None:
-    """At the ends of pages and of files the insert position is after a page header. A flush position is never there."""
+    """At the ends of pages and files, the insert position is after a page header. A flush position never is."""
     with database.connect() as conn:
 
         def at(query: str) -> Lsn:

@@ -1,4 +1,4 @@
-"""Frames read from a socket: in whatever parts the bytes arrive, and with other messages between them."""
+"""Frames are read from a socket, split in any way and mixed with other messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A route carries all that a connection needs to a machine that has none of its variables and files."""
+"""A route has everything that a machine without our variables and files needs to connect."""
 
 from __future__ import annotations
 

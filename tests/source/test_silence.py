@@ -1,4 +1,4 @@
-"""A server that sends nothing more while the connection stays open: each wait reports it within the limit."""
+"""A server sends nothing more while the connection stays open. Each kind of wait reports this within the limit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def soon(action: Callable[[], object], seconds: float = 0.7) -> Iterator[None]:
-    """Runs ``action`` in the middle of what the block waits for."""
+    """Runs ``action`` after some seconds, while the block waits."""
     timer = threading.Timer(seconds, action)
     timer.start()
     try:
@@ -112,7 +112,7 @@ def test_a_silent_server_ends_a_connection_attempt(path: DeadPath, kind: Callabl
 
 @pytest.mark.long
 def test_a_session_that_is_at_work_is_waited_for(database: Database) -> None:
-    """A lock may be held for long. The wait reports who holds it."""
+    """A lock may be held for long. The wait reports its holder."""
     told: list[str] = []
     with database.connect() as holder, connect(database.conninfo) as conn:
         holder.execute("CREATE TABLE t ()")
@@ -134,7 +134,7 @@ def test_a_wait_is_logged_where_no_callback_reports_it(database: Database, caplo
 
 @pytest.mark.long
 def test_a_wait_can_be_interrupted(path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal's exception ends the wait at once, although no answer comes. The session cannot be used afterwards."""
+    """A signal's exception ends the wait at once, without an answer. The session cannot be used afterwards."""
     monkeypatch.setattr(SourceConnection, "patience", Patience(60, 60))
     for query in (connect(path.conninfo).execute, ReplicationConnection.open(path.conninfo).execute):
         path.die()

@@ -305,7 +305,7 @@ def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -
 
 
 def test_columns_are_read_from_one_snapshot(database: Database) -> None:
-    """To a transaction with an older snapshot, the server's own view shows the columns as they are at present."""
+    """If the transaction's snapshot is older, the server's own view would still show the current columns."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION p FOR TABLE t")
         (before,) = read_tables(conn, ["p"])

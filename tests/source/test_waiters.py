@@ -1,4 +1,4 @@
-"""A session that wants a table which we read gets it. No lock of ours blocks another session or ourselves."""
+"""A session that waits for a table that we read gets it. No lock of ours blocks another session or ourselves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def snapshot_of_many_rows(database: Database) -> Iterator[tuple[psycopg.Connecti
 
 
 def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database) -> None:
-    """The ALTER would wait for the holder's lock, the COPY for the ALTER, and all other sessions for both: for ever."""
+    """The ALTER would wait for our lock, the COPY for the ALTER, and all other sessions for both: for ever."""
     with database.connect() as conn, database.connect() as migrating, database.connect() as application:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
@@ -146,8 +146,8 @@ def test_a_copy_that_is_interrupted_each_time_gives_up(database: Database, monke
 def test_reads_that_are_terminated_each_time_are_reported_as_blocked(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by an operator's tool that terminates sessions which block others and wait for the network. The source is
-    still there."""
+    """A tool of the operator may terminate sessions that block others and wait for the network. The source is still
+    there."""
     monkeypatch.setattr(reading, "READINGS", 2)
 
     def terminated() -> None:
@@ -173,7 +173,7 @@ def test_a_copy_releases_the_table_while_an_index_is_rebuilt(database: Database)
 
 @pytest.mark.long
 def test_a_locked_table_is_divided_by_its_estimated_size(database: Database) -> None:
-    """The size is the planner's estimate in this case."""
+    """While the table is locked, its size is the planner's estimate."""
     with snapshot_of_many_rows(database) as (conn, snapshot, _), database.connect() as locker:
         conn.execute("ANALYZE t")
         locker.execute("BEGIN; LOCK TABLE t")

@@ -27,7 +27,7 @@ def slot() -> str:
 def walsender(
     database: Database, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ReplicationConnection]:
-    """The exchange over a plain connection, and over a connection that only libpq can read."""
+    """A plain connection, and a connection that only libpq can read."""
     if request.param == "libpq":
         monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
     with ReplicationConnection.open(database.conninfo) as connection:

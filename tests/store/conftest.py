@@ -1,5 +1,3 @@
-"""Fixtures of the store tests."""
-
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""A place that one process holds at a time: a lease makes the same promises on a file system and in an object store."""
+"""A lease: one process at a time holds a place. It makes the same promises on a file system and in an object store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lake in an object store costs in requests: a PUT or a listing costs twelve times as much as a GET."""
+"""Requests of a lake in an object store. A PUT or a listing costs twelve times as much as a GET."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns a Relation message means after the structure has changed since the copy."""
+"""The columns that a Relation message means after the structure has changed since the copy."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(
          "the first one of this name", "either of this name", "the dropped one may have had the name for a while",
          "the second one has another type", "the first one has another type", "swapped since, asked after", "swapped"],
 )  # fmt: skip
-def test_a_message_has_one_reading_or_none(
+def test_a_relation_message_has_at_most_one_reading(
     known: Table, told: Shape, columns: tuple[int | None, ...] | None
 ) -> None:  # fmt: skip
     assert aligned(known, told) == columns
 
 
-def test_a_column_added_and_dropped_between_looks_is_ignored() -> None:
+def test_a_column_added_and_dropped_between_catalog_checks_is_ignored() -> None:
     assert aligned(table(ID, A, copied=2), message(TOLD_ID, of("a", attnum=2), of("x"), live=(1, 2))) == (1, 2, None)
 
 
@@ -106,7 +106,7 @@ def test_rows_older_than_a_column_have_its_default_for_older_rows() -> None:
     assert [column.missing for column in route.younger] == ["5"]
 
 
-def test_after_the_look_only_the_newest_structure_is_accepted() -> None:
+def test_after_the_catalog_check_only_the_newest_structure_is_accepted() -> None:
     told = message(TOLD_ID, of("a", attnum=3), live=(1, 3))
     assert isinstance(table_of_rows(MADE_ANEW, told, after=Lsn(99)), Unreadable)
     assert table_of_rows(MADE_ANEW, told, after=Lsn(100)) is MADE_ANEW
@@ -123,7 +123,7 @@ def test_an_older_type_is_accepted_if_its_text_form_is_the_same() -> None:
     assert found.reason == "the type of column 'a' changed from int4 to text"
 
 
-def test_a_column_that_the_mirror_lacks_waits_for_the_next_look() -> None:
+def test_a_column_that_the_mirror_lacks_waits_for_the_next_catalog_check() -> None:
     told = message(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     found = table_of_rows(RENAMED, told, after=Lsn(1))
     assert isinstance(found, Unreadable)
@@ -132,7 +132,7 @@ def test_a_column_that_the_mirror_lacks_waits_for_the_next_look() -> None:
 
 @pytest.mark.parametrize("identity", ["d", "f"])
 def test_another_key_is_refused(identity: ReplicaIdentity) -> None:
-    """The key is the one in the message or, where the message has none, the one in the catalog."""
+    """The key in the message counts. If the message has no key, the key in the catalog counts."""
     columns = (replace(TOLD_ID, key=False), replace(of("b", attnum=2), key=True))
     told = replace(message(*columns, live=(1, 2)), key_attnums=(2,), key=("b",), replica_identity=identity)
     found = table_of_rows(RENAMED, told, after=Lsn(1))
@@ -141,7 +141,7 @@ def test_another_key_is_refused(identity: ReplicaIdentity) -> None:
 
 
 def test_the_key_is_the_one_that_the_message_flags() -> None:
-    """The catalog had another key when it was asked."""
+    """The catalog had another key at the time of the check."""
     told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
     assert table_of_rows(RENAMED, told, after=Lsn(1)) == RENAMED
     assert table_of_rows(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
@@ -172,8 +172,9 @@ def test_rows_of_a_leaf_are_read_with_the_columns_of_its_root() -> None:
     assert isinstance(table_of_rows(known, gone, after=Lsn(99)), Unreadable), "a leaf that the mirror does not have"
 
 
-def test_a_later_look_at_leaves_does_not_change_the_reading_of_columns() -> None:
-    """After the look that showed the columns, rows are read by column name, even if leaves come and go later."""
+def test_a_later_check_of_leaves_does_not_change_the_reading_of_columns() -> None:
+    """Rows after the check that showed the columns are read by column name. Leaves that are added or removed later do
+    not matter."""
     known = _parted(MADE_ANEW)
     told = _of_leaf(TOLD_ID, of("a", attnum=3), live=(1, 3))
     assert isinstance(table_of_rows(known, told, after=Lsn(99)), Unreadable)
@@ -184,7 +185,8 @@ def test_a_later_look_at_leaves_does_not_change_the_reading_of_columns() -> None
 
 
 def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
-    """The root lost its second column earlier, so the root's third column is the second column of the leaf."""
+    """The root lost its second column before the leaf was created. So the root's third column is the leaf's second
+    column."""
     columns = (ID, Column(3, "x", INT), Column(4, "c", INT, missing="5"))
     known = _parted(table(*columns, copied=3, former=(Column(3, "b", INT),)), ((1, 0), (2, 1)))
     for name, attnum in (("b", None), ("x", 2), ("for a while", None)):
@@ -205,8 +207,8 @@ def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
     ],
 )
 def test_a_leaf_column_replaced_under_its_old_name_is_refused(told: tuple[ShapeColumn, ...], reason: str) -> None:
-    """Before any look: if the new column were read by its name, its values would go where those of the old column are
-    dropped later."""
+    """No catalog check has shown the change yet. If the new column were read by its name, its values would go to the
+    old column, which is dropped later."""
     lineage = Lineage(1, 3, 1, left=(8,))
     known = replace(_parted(table(ID, Column(3, "b", INT), copied=3), ((1, 0), (2, 1))), lineage=lineage)
     same = _of_leaf(TOLD_ID, of("b", attnum=2), live=(1, 2))

@@ -165,8 +165,8 @@ def test_operations_removed_and_added_back_mean_republished(watched: Watched) ->
 
 
 def test_a_column_that_is_no_longer_generated_is_a_difference(watched: Watched, pg_version: int) -> None:
-    """The column had values in older rows. Before PostgreSQL 18, which can publish them, none of these values was
-    published."""
+    """The column had values in older rows. Versions before PostgreSQL 18 cannot publish generated columns, so these
+    values were not published."""
     assert watched("ALTER TABLE doubled ALTER g DROP EXPRESSION; ALTER TABLE doubled ADD later int") == [
         ("doubled", Difference.COLUMNS), ("doubled", Difference.COLUMN_ADDED)
     ]  # fmt: skip
@@ -208,7 +208,7 @@ def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
 
 
 def test_a_renamed_enum_value_is_a_difference(database: Database) -> None:
-    """The rename changes the value in every row that holds it, and the stream does not say so. An added value is in no
+    """The rename changes the value in every row that has it, and the stream does not send this. An added value is in no
     row."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN moods AS mood")
@@ -239,8 +239,7 @@ DONE_INSIDE = (
 
 
 def test_a_change_inside_a_column_type_is_a_difference(database: Database) -> None:
-    """Composites at any depth: as row type of a table, in domains, arrays and ranges. Enums inside of composites,
-    too."""
+    """Composites at any depth: row types of tables, domains, arrays and ranges. Also enums inside of composites."""
     with connect(database.conninfo) as conn, database.connect() as user:
         for done in DONE_INSIDE:
             user.execute(AFRESH)
@@ -345,7 +344,7 @@ def test_a_table_that_lost_its_last_partition_is_still_published(database: Datab
 @pytest.mark.parametrize("table", ["t", "listed"])
 @pytest.mark.parametrize("done", ["TRUNCATE {}", "TRUNCATE {}; INSERT INTO {} VALUES (7)", "VACUUM FULL {}"])
 def test_new_files_are_a_difference_where_truncate_is_not_published(database: Database, table: str, done: str) -> None:
-    """A TOAST table and an entry in the publication rule out every other cause of new files, but not an unpublished
+    """A TOAST table and a publication that lists the table rule out other causes of new files, but not an unpublished
     TRUNCATE."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE r (id int, v text) PARTITION BY LIST "
@@ -376,8 +375,8 @@ CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); ALTER TABLE r1 REPLICA IDENTIT
 
 @pytest.mark.parametrize("publication", PUBLICATIONS)
 def test_leaves_outside_of_logical_decoding_hold_no_followed_rows(database: Database, publication: str) -> None:
-    """A new leaf of this kind changes nothing. A followed leaf that becomes one is lost. A leaf that becomes decodable
-    is new."""
+    """A new leaf of this kind changes nothing. A followed leaf that becomes undecodable is lost. A leaf that becomes
+    decodable is new."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(OUTSIDE)
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -437,7 +436,7 @@ def test_a_table_moved_out_of_the_published_schema_and_back_is_a_difference(data
 
 @pytest.mark.parametrize("via_root", ["false", "true"])
 def test_a_partition_whose_detach_was_interrupted_is_lost(database: Database, via_root: str) -> None:
-    """DETACH CONCURRENTLY has two steps. After the first step no query on the table sees the partition's rows."""
+    """DETACH CONCURRENTLY has two steps. After the first step, queries on the table do not see the partition's rows."""
     with connect(database.conninfo) as conn, database.connect() as user, database.connect() as reader:
         user.execute(START)
         user.execute(f"ALTER PUBLICATION p SET (publish_via_partition_root = {via_root})".encode())

@@ -1,4 +1,4 @@
-"""Which relations can be followed into a mirror that was copied with another structure."""
+"""The relations that can be followed into a mirror that was copied with another structure."""
 
 from __future__ import annotations
 

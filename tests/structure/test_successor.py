@@ -219,7 +219,7 @@ def test_changes_of_columns_and_of_leaves_are_counted_apart() -> None:
 
 
 def test_a_column_dropped_before_the_copy_counts_as_known() -> None:
-    """The column had the last attnum. It has left no other trace, and no row since the copy has it."""
+    """The column had the last attnum. The catalog has no other trace of it, and no row since the copy has it."""
     before = replace(T, attnums_given=3)
     found = goes_on(replace(table(ID, A, Column(4, "c", VARCHAR, missing="x")), attnums_given=4), before)
     assert found.lineage is not None

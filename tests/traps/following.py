@@ -1,5 +1,3 @@
-"""A run that follows, in its own thread."""
-
 from __future__ import annotations
 
 import threading
@@ -36,7 +34,7 @@ class Following:
             self.errors.append(error)
 
     def listed(self, *tables: str, since: Lsn | None = None) -> None:
-        """Wait for a point at ``since`` or above it (by default, the source's current LSN) that lists exactly these
+        """Waits for a point at ``since`` or above (by default, the source's current LSN) that lists exactly these
         tables."""
         points, goal = ConsistentPoints(self.rig.settings.layout), since or self.rig.flush()
         wanted = {TableName("public", table) for table in tables}

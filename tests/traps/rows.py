@@ -12,8 +12,7 @@ INSERT INTO t SELECT g, 'v' || g, repeat(md5(g::text), 200) FROM generate_series
 
 
 def _begin_order_is_not_commit_order(rig: Rig, schema: str) -> None:
-    """The transaction that begins first, and writes first, commits last. Both transactions end by writing the same
-    row."""
+    """The transaction that begins and writes first commits last. Both transactions write the same row at the end."""
     assert rig.settings.source is not None
     with psycopg.connect(rig.settings.source) as first, psycopg.connect(rig.settings.source) as second:
         for conn, rows in ((first, (1, 2)), (second, (3, 4)), (first, (5,))):
@@ -231,4 +230,4 @@ OFTEN = frozenset({
     "duplicates_in_a_keyless_full_table", "a_table_without_identity", "savepoints_and_partial_rollbacks",
     "prepared_transactions", "logical_messages", "begin_order_is_not_commit_order",
 })  # fmt: skip
-"""Traps of the default set. Each table costs a MERGE."""
+"""Traps of the default set, which is small because each table costs a MERGE."""

@@ -1,8 +1,7 @@
-"""Many traps in one run: each has its own schema. All traps share one database, one copy, and one or two turns.
+"""Many traps in one run. Each trap has its own schema. All traps share a database, a copy, and one or two turns.
 
-A trap is SQL before the copy and SQL after it. At the end every table of its schema must equal the source. Where a
-schema change cannot be followed, ``aside`` is the reason that must be reported. The table is then copied again, and
-equals the source again.
+A trap is SQL before and after the copy. At the end every table of its schema must equal the source. If a schema change
+cannot be followed, ``aside`` is the expected reason. The table is then copied again, and must equal the source.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.flow.rig import Rig
 from tests.oracle import mirror_rows, source_rows
 
 Step = str | Callable[["Rig", str], None]
-"""SQL, sent as one message (one transaction, unless it says otherwise), or a function of rig and schema."""
+"""SQL that is sent as one message (one transaction, unless the SQL itself commits), or a function of rig and schema."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""DDL that lands between two turns of a run: no point lists a table that it has made wrong."""
+"""DDL between two turns of a run: no point lists a table that the DDL has made wrong."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ ROUNDS = 4
 def test_late_copy_catches_up_and_delays_no_other_table(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only inserts, which cost no MERGE. Ranges are so small here that each turn takes one batch."""
+    """The changes are inserts, which cost no MERGE. Ranges are so small that each turn takes one batch."""
     turns: list[tuple[set[str], Lsn]] = []
     gate = threading.Event()
 

@@ -57,7 +57,7 @@ def test_flush_is_not_reported_before_it_is_durable(source: Source, faults: Path
     source.run("INSERT INTO a VALUES (1, 'x')")
     reached = faults / f"{FaultPoint.BATCH_COMMITTING}{REACHED}"
     eventually(reached.exists)
-    # A later status update was sent since then, and another one in answer to a keepalive.
+    # A later status update, and one in answer to a keepalive, were sent since then.
     end = source.run("INSERT INTO a VALUES (2, 'x')")
     eventually(lambda: _written(source) >= end)
     assert source.confirmed(log) == log.position() == log.start

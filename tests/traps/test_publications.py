@@ -1,5 +1,4 @@
-"""Publications: those of other owners are followed as they are, and tables are added and removed while a run
-follows."""
+"""Publications of other owners are followed as they are. Tables are added and removed while a run follows."""
 
 from __future__ import annotations
 
@@ -159,8 +158,8 @@ def test_row_filters_column_lists_and_partitions_via_root_are_followed(rig: Rig)
 @pytest.mark.long
 @pytest.mark.parametrize("gone", ["DROP TABLE root_3", "ALTER TABLE root DETACH PARTITION root_3"])
 def test_partition_that_exists_only_between_two_catalog_checks_causes_a_copy(rig: Rig, gone: str) -> None:
-    """Its rows came under the root's OID, and disappeared without a message. No point lists the mirror that took
-    them."""
+    """The partition's rows came under the root's OID, and disappeared without a message. No point lists the mirror that
+    took these rows."""
     run, root = rig.conn.execute, TableName("public", "root")
     _named(rig, "theirs")
     run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); "
@@ -189,7 +188,7 @@ def test_partition_that_exists_only_between_two_catalog_checks_causes_a_copy(rig
 @pytest.mark.long
 @pytest.mark.parametrize("apart", ["; ", "\n"], ids=["in one transaction", "in several"])
 def test_table_that_was_a_partition_for_a_while_is_correct_in_every_point(rig: Rig, apart: str) -> None:
-    """Its rows came under the root's OID during that time. No point lists its own mirror without them."""
+    """The table's rows came under the root's OID during that time. No point lists the table's mirror without them."""
     run, own = rig.conn.execute, TableName("public", "own")
     _named(rig, "theirs")
     run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); CREATE TABLE own (LIKE root "

@@ -1,4 +1,4 @@
-"""Mirrors damaged by another engine than ours. Ranges in one run, in the wrong order, and with a gap."""
+"""Repairs of mirrors that another engine damaged: ranges in one run, in the wrong order, and with a gap."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
     with pytest.raises(NotRepairable, match=r"without a key.*pgcdc snapshot"):
         rig.engine().repair(BAG, changed)
 
-    # The same by a backfill of all ranges in one run, in any order. A second backfill changes nothing.
+    # A backfill of all ranges in one run, in any order, has the same result. A second backfill changes nothing.
     _damage(rig.lake / "public/t")
     whole = merged([added, changed, removed])
     for _ in range(2):
