@@ -1,8 +1,6 @@
 # ruff: noqa: E501
-"""Every advice that the program prints, and how the tests know that it helps.
-
-``{}`` stands for a value. New advice needs a line here, if possible in ``FOLLOWED`` with the test that follows it.
-"""
+"""Every advice that the program prints, and how the tests know that it helps. ``{}`` stands for a value. New advice
+needs a line here, if possible in ``FOLLOWED`` with the test that follows it."""
 
 from __future__ import annotations
 

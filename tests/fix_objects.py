@@ -1,7 +1,5 @@
-"""An S3 server: S3Proxy, a JVM process over a folder. It supports conditional PUTs, as S3 does.
-
-Downloaded once by the resolver that downloads Delta's jars, into the same cache.
-"""
+"""An S3 server: S3Proxy, a JVM process over a folder. It supports conditional PUTs, as S3 does. Downloaded once by the
+resolver that downloads Delta's jars, into the same cache."""
 
 from __future__ import annotations
 

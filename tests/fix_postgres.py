@@ -1,7 +1,5 @@
-"""The embedded PostgreSQL server: one server per session, a new database per test.
-
-``PGCDC_TEST_PG`` chooses the major version: 18 by default, down to 14 (see tests/servers.py).
-"""
+"""The embedded PostgreSQL server: one server per session, a new database per test. ``PGCDC_TEST_PG`` chooses the major
+version: 18 by default, down to 14 (see tests/servers.py)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ SPARK_SETTINGS = {
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with Delta."""
     from pgcdc_assets.spark.session import spark_session, stop_session
 
     folder: Path = tmp_path_factory.mktemp("spark")

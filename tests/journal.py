@@ -82,10 +82,8 @@ class Journal:
 
     @classmethod
     def keep(cls, conn: psycopg.Connection[Any], *tables: str) -> Self:
-        """Starts the journal with the existing rows. Nobody may write during this call.
-
-        The setting ``tables`` must exclude the schema ``journal``.
-        """
+        """Starts the journal with the existing rows. Nobody may write during this call. The setting ``tables`` must
+        exclude the schema ``journal``."""
         conn.execute(_MAKE)
         journal = cls(conn, tables, f"witness_{conn.info.dbname}"[:60])
         for table in tables:
@@ -105,10 +103,8 @@ class Journal:
         return {xid: f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}" for _, lsn, _, xid in begins}
 
     def rows_at(self, table: str, lsn: int, commits: dict[int, str] | None = None) -> tuple[list[str], Rows]:
-        """Column names and rows of a table after exactly the transactions with ``commit_lsn`` < ``lsn``.
-
-        Values are in the form that ``tests.oracle`` compares.
-        """
+        """Column names and rows of a table after exactly the transactions with ``commit_lsn`` < ``lsn``. Values are in
+        the form that ``tests.oracle`` compares."""
         commits = self.commits() if commits is None else commits
         schema, name = table.split(".", 1)
         columns = self._columns(table)
@@ -141,8 +137,7 @@ class Journal:
             assert not extra, f"{where}: {extra.total()} rows too many, like {next(iter(extra))}"
 
     def assert_published(self, lake: Path | str, *, after: int = 0) -> int:
-        """Compares all tables of every consistent point above ``after`` with the source at its LSN. Returns how many
-        points."""
+        """Compares every consistent point above ``after`` with the source at its LSN. Returns the number of points."""
         points = [point for point in published(lake) if point[0] > after]
         commits = self.commits()
         for lsn, versions in points:

@@ -1,5 +1,4 @@
-"""A store in this process's memory, for tests of code that uses a store. It is also the shortest example of the
-contract."""
+"""A store in this process's memory, for tests of code that uses a store. It is the shortest example of the contract."""
 
 from __future__ import annotations
 

@@ -36,10 +36,8 @@ Rows = Counter[tuple[Any, ...]]
 def source_rows(
     conn: psycopg.Connection[Any], schema: str, table: str, at: sql.Composable | None = None
 ) -> tuple[list[str], Rows]:
-    """Column names, and the rows as a multiset of comparable values.
-
-    ``at``: a query to read instead of the table, with the table's columns, such as the table at another LSN.
-    """
+    """Column names, and the rows as a multiset of comparable values. ``at``: a query to read instead of the table, with
+    the table's columns, such as the table at another LSN."""
     columns = conn.execute(
         """SELECT a.attname, coalesce(b.typname, t.typname) FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
            LEFT JOIN pg_type b ON b.oid = t.typbasetype

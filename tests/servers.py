@@ -59,7 +59,6 @@ def copied(folder: Path, into: Path, *, but: Sequence[str] = ()) -> None:
 
 
 def owned(folder: Path, owner: os.stat_result) -> None:
-    """Changes the owner of a folder and its content."""
     for path in (folder, *folder.rglob("*")):
         shutil.chown(path, owner.st_uid, owner.st_gid)
 

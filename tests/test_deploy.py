@@ -149,7 +149,6 @@ def test_secrets_reach_only_services_that_need_them() -> None:
 
 
 def labels() -> dict[str, dict[str, str]]:
-    """The labels of each kind of pod."""
     found = {name: MANIFESTS[name]["spec"]["template"]["metadata"]["labels"] for name in pods()}
     metadata = LAUNCHER["run_k8s_config"]["pod_template_spec_metadata"]
     return {**{name.partition("/")[2]: one for name, one in found.items()}, "run": metadata["labels"]}

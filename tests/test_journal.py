@@ -1,5 +1,4 @@
-"""The oracle of published boundaries is tested itself: compared with the source, at commits of overlapping
-transactions."""
+"""Tests the oracle of published boundaries itself, at commits of overlapping transactions."""
 
 from __future__ import annotations
 

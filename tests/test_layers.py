@@ -142,7 +142,6 @@ def test_the_flow_imports_no_module_of_a_target() -> None:
 
 
 def _called(name: str) -> set[str]:
-    """The names that a module calls."""
     calls = (node.func for node in ast.walk(tree(name)) if isinstance(node, ast.Call))
     return {called.id for called in calls if isinstance(called, ast.Name)}
 

@@ -1,5 +1,4 @@
-"""Whether an error concerns one table or all tables: every error class of ours and every SQLSTATE with a special
-meaning."""
+"""Whether an error concerns one table or all: every error class of ours, and every SQLSTATE with a special meaning."""
 
 from __future__ import annotations
 

@@ -95,8 +95,7 @@ def test_a_value_in_place_of_null_is_found(kinds: Kinds) -> None:
 
 @pytest.mark.long
 def test_every_value_differs_from_every_other_value_of_its_column(kinds: Kinds) -> None:
-    """-0.0 differs from 0.0, NaN from infinity, '' from NULL, {} from {NULL} ... Each row gets the value of the next
-    row."""
+    """-0.0 differs from 0.0, NaN from infinity, '' from NULL, {} from {NULL} ... Each row gets the next row's value."""
     for name, kind in mirrors.KINDS.items():
         count = len(kind.values)
         rows = mirrors.mirror_rows()
@@ -531,7 +530,7 @@ def test_a_table_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
 
 
 def test_a_table_truncated_during_the_wait_for_the_mirrors_is_compared(lake: Lake) -> None:
-    """The number of truncates does not matter: under a second snapshot, the table is read before the mirrors reach its
+    """The number of truncates does not matter: after a new snapshot, the table is read before the mirrors reach its
     LSN."""
     report = _beside(lake, "TRUNCATE t; INSERT INTO t VALUES (1, 'a')")
     assert [table.verdict for table in report.tables] == ["equal", "equal"]

@@ -84,7 +84,6 @@ class Rig:
         return self.project.folder / "events"
 
     def with_spark(self, **more: str) -> Project:
-        """The project with more Spark settings."""
         spark = {**json.loads(self.project.settings["PGCDC_SPARK"]), **more}
         return Project(self.project.folder, {**self.project.settings, "PGCDC_SPARK": json.dumps(spark)})
 

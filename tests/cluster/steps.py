@@ -15,8 +15,7 @@ SECONDS = 300
 
 @contextmanager
 def standing_at(rig: Rig, point: FaultPoint, process: subprocess.Popen[str]) -> Iterator[int]:
-    """Yields the pid of the worker that is stopped at the point. If the worker still lives, it goes on after the
-    block."""
+    """Yields the pid of the worker that is stopped at the point. The worker goes on after the block if it is alive."""
     wait_for(lambda: rig.faults.reached(point) is not None or process.poll() is not None, SECONDS, point)
     worker = rig.faults.reached(point)
     assert worker is not None, f"ended with {process.returncode} before {point}: {rig.project.log('sync')}"

@@ -89,8 +89,7 @@ def test_following_run_survives_killed_executors(rig_on: Callable[[str], Rig], i
 def test_executors_use_the_packed_environment(
     rig_on: Callable[[str], Rig], shared_folder: str, cluster: Cluster
 ) -> None:
-    """An executor without the driver's version of the package is reported in one line, before a task starts its
-    work."""
+    """An executor without the driver's version of the package is reported in one line, before a task starts work."""
     rig = rig_on(shared_folder)
     rig.project.run("pack")
     project = rig.with_spark(archive="pgcdc_env.tar.gz")

@@ -53,10 +53,8 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.fixture(scope="session")
 def crash_server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server of its own, since crashes must not disturb the session's shared server.
-
-    It runs without fsync: the machine does not crash, so what was written is still there afterwards.
-    """
+    """A server of its own, since crashes must not disturb the session's shared server. It runs without fsync: the
+    machine does not crash, so what was written is still there afterwards."""
     folder = tmp_path_factory.mktemp("crash") / "server"
     settings = {**TEST_SETTINGS, "deadlock_timeout": "100ms", "log_min_messages": "panic"}
     with EmbeddedServer(folder, version=pg_version, fsync=False, settings=settings) as server:

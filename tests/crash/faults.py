@@ -67,6 +67,5 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL, which no process can catch."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -137,7 +137,7 @@ class LakeRig:
         return tuple(sum(entry.name.endswith(".json") for entry in entries) for entries in listed)
 
     def look(self) -> int:
-        """Compare every new consistent point: all its tables equal the source at its LSN. Returns the number of new
+        """Checks that all tables of every new consistent point equal the source at its LSN. Returns the number of
         points."""
         log = ChangeLog(Layout(self.lake))
         if log.exists:
@@ -162,8 +162,7 @@ class LakeRig:
         return len(fresh)
 
     def assert_all_there(self) -> None:
-        """Checks, after an undisturbed run without writers, that the last point lists all tables and equals the live
-        source."""
+        """Checks, after a run without writers, that the last point lists all tables and equals the live source."""
         assert self.look() > 0 or published(self.lake.text)
         assert set(published(self.lake.text)[-1][1]) == {*TABLES, WIDE}
         assert_equal(self.conn, self.lake.text, *TABLES, WIDE)

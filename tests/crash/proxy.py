@@ -1,8 +1,5 @@
-"""A proxy in front of the server's socket that can cut connections on purpose.
-
-It is a separate process: libpq's blocking connect holds Python's lock, so a thread of the same process could not
-answer.
-"""
+"""A proxy in front of the server's socket that can cut connections on purpose. It is a separate process: libpq's
+blocking connect holds Python's lock, so a thread of the same process could not answer."""
 
 from __future__ import annotations
 

@@ -66,8 +66,7 @@ def test_exactly_one_thread_stops_after_the_given_number_of_passes(faults: Fault
 def test_process_stopped_at_one_point_does_not_block_other_points(
     faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock is free before the test learns of the stopped process. A process at an unarmed point does not take the
-    lock."""
+    """A stopped process has released the lock before the test sees it. An unarmed point does not take the lock."""
     point, rename, lock_was_free = FaultPoint.BATCH_COMMITTED, Path.rename, list[bool]()
 
     def renamed(path: Path, target: Path) -> Path:

@@ -60,7 +60,7 @@ class Rig:
         yield from ((0, "ROLLBACK TO t"), (0, EMIT.format("kept")), (0, "COMMIT"), (3, "LOOK"))
 
     def play(self, before: Callable[[str], None], until: Callable[[], bool] = lambda: False) -> None:
-        """Play one round. ``before`` is called with each step. A wait for the server also ends once ``until`` is
+        """Plays one round. ``before`` is called with each step. A wait for the server also ends if ``until`` is
         true."""
         for number, statement in self.steps():
             before(statement)

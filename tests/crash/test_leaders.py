@@ -1,8 +1,5 @@
 """A command is stopped, not killed, at a durable step. Another command takes the lake over, and then the first one
-wakes.
-
-The lake is in an object store, where a lock ends only by time.
-"""
+wakes. The lake is in an object store, where a lock ends only by time."""
 
 from __future__ import annotations
 
@@ -175,7 +172,6 @@ def test_leader_that_wakes_after_a_takeover_commits_nothing(
 
 
 def _lakes(cases: Sequence[Case]) -> list[list[Case]]:
-    """The cases of each lake. A command that takes over a first sync creates the whole lake, so no later case can
-    follow."""
+    """The cases of each lake. After the takeover of a first sync the whole lake exists, so no later case can follow."""
     first = [case for case in cases if case.command == "sync" and case.point in FIRST]
     return [*([case] for case in first), *filter(None, [[case for case in cases if case not in first]])]

@@ -285,7 +285,6 @@ def test_receiver_killed_at_every_step_and_at_any_time_loses_and_repeats_nothing
 def _round(
     server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally, folder: Path
 ) -> int:
-    """Run the given number of cycles that count."""
     folder.mkdir()
     with fresh_database(server) as database, Proxy(server.socket_folder) as proxy:
         writers = Writers(database.conninfo, RECEIVER_WORK, chance, most_pause=0.03 if cycles >= FEW else 0.1)

@@ -26,7 +26,6 @@ PROPERTIES = {"delta.checkpointInterval": "4", "delta.logRetentionDuration": "in
 
 @pytest.fixture
 def table() -> Iterator[Location]:
-    """An empty table."""
     root = lake_in_memory()
     create_table(root / "t", Schema.from_arrow(ROWS), PROPERTIES, {"app": 1}, root)
     yield root / "t"

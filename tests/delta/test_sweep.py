@@ -1,5 +1,4 @@
-"""The files that versions refer to, compared with a model of every version's files. Also when OPTIMIZE is
-worthwhile."""
+"""The files that versions refer to, compared with a model of each version's files; and when OPTIMIZE pays off."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def _names(held: set[File]) -> set[str]:
 
 
 def _write(log: Path, versions: list[list[File]], checkpoints: set[int]) -> list[set[File]]:
-    """Each commit's files replace files of the same path, and its other files are added. Returns the state per
-    commit."""
+    """Each commit's files replace files of the same path, and all others are added. Returns the state per commit."""
     held: set[File] = set()
     states = []
     for number, added in enumerate(versions):

@@ -78,10 +78,8 @@ class Served:
         return list(self.materialised("consistent_points"))
 
     def follow(self, statement: str) -> str:
-        """Commits a change. Returns the key of the range in which the sensor's run has applied it.
-
-        All changes of the tests go through this function, so a new range with a transaction belongs to this change.
-        """
+        """Commits a change. Returns the key of the range in which the sensor's run has applied it. All changes of the
+        tests go through this function, so a new range with a transaction belongs to this change."""
         before = set(self.ranges())
         with self.connect() as conn:
             conn.execute(statement)

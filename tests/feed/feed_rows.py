@@ -28,10 +28,7 @@ SCHEMA = pa.schema(
 
 def feed_rows(events: Iterable[tuple[Any, ...]], start: int = 0) -> pa.Table:
     """``("I"|"U", id, b, c[, c unchanged[, raw]])``, ``("D", id)``, ``("M", old id, new id, b, c[, unchanged])``,
-    ``("T",)``.
-
-    Each transaction has three events.
-    """
+    ``("T",)``. Each transaction has three events."""
     rows = []
     for place, (kind, *rest) in enumerate(events, start):
         lsn, n = 100 + place // 3, place % 3

@@ -1,5 +1,5 @@
-"""Maintenance of a feed: merged files have the same rows, and files of rows that the log has dropped are deleted
-whole."""
+"""Maintenance of a feed: merged files have the same rows, and a file is deleted once the log has dropped all its
+rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tables that are altered or locked during their copy. Other tables are not affected, and the table only for a short
-time."""
+"""Tables that are altered or locked during their copy. Other tables are not delayed, and these tables only briefly."""
 
 from __future__ import annotations
 

@@ -79,8 +79,7 @@ def counted(bucket: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPat
 def test_turns_and_idle_time_cost_a_bounded_number_of_requests(
     counted: Faults, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts requests that cost as much as a PUT. In a turn, a table writes a file and a commit of its feed, its
-    mirror, and the consistent points."""
+    """Counts requests that cost as much as a PUT. In a turn, a table commits to its feed, its mirror and the points."""
     monkeypatch.setattr(chainlease, "RENEWED", 1.0)
     rig.setup()
     rig.sync()

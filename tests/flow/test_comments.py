@@ -1,5 +1,4 @@
-"""Comments of tables and columns on their mirrors. A changed comment never causes a copy, and no point lacks a table
-because of a comment."""
+"""Comments of tables and columns on their mirrors. A changed comment causes no copy, and points keep the table."""
 
 from __future__ import annotations
 

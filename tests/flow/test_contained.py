@@ -114,8 +114,7 @@ def _tear(rig: Rig, table: str) -> None:
 
 @pytest.mark.long
 def test_unreadable_delta_log_is_moved_aside_by_a_new_copy(rig: Rig) -> None:
-    """`pgcdc snapshot TABLE` makes this copy. The other tables have continued, and the copied table continues after
-    it."""
+    """`pgcdc snapshot TABLE` makes this copy. Other tables continue before it, and the copied table after it."""
     for name in UNREADABLE:
         rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)".encode())
     rig.setup()

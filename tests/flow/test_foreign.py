@@ -140,8 +140,7 @@ def _commit_as_others(rig: Rig, spark: SparkSession) -> None:
 
 
 def _read_at_points(rig: Rig, before: int) -> None:
-    """Points below the foreign commits read as before. Above them, harmless tables do, and changed tables are
-    refused."""
+    """Points below the foreign commits are read as before. Above these commits, only harmless tables can be read."""
     lake = Lake(rig.lake)
     newest = lake.at()
     for name in CHANGED:

@@ -14,8 +14,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 class Rewriting(Silent):
-    """Rewrites the table as soon as the receiver has reached the run's goal, so that no copy can catch up in the same
-    run."""
+    """Rewrites the table when the receiver has reached the run's goal, so that no copy can catch up in the same run."""
 
     def __init__(self, rig: Rig, times: int) -> None:
         super().__init__()

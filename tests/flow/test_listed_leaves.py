@@ -40,8 +40,7 @@ def rig(rig: Rig) -> Rig:
 
 
 def _days(rig: Rig) -> list[tuple[int, int]]:
-    """For each point that lists the table: its rows of the second day, and the source's rows of that day at the
-    point."""
+    """For each point that lists the table: its rows of the second day, and the source's rows of this day."""
     lake, found = Lake(rig.lake), []
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)

@@ -198,8 +198,7 @@ def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(r
 
 
 def test_table_is_not_thinned_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old files of a copy in progress belong to no version yet. A table that no point lists keeps its older
-    versions."""
+    """Old files of a copy in progress belong to no version yet. A table that no point lists keeps older versions."""
     monkeypatch.setattr(maintenance, "THIN_AFTER_VERSIONS", 2)
     assert run.listed() == {QUIET, T}
     progress, due = run.work.progress, Thinning(run.work)

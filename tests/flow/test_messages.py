@@ -51,8 +51,7 @@ def order(rig: Rig, number: int) -> None:
 
 
 def emit(rig: Rig, prefix: str, content: str) -> Lsn:
-    """Emits a message outside of transactions. No commit flushes it. The WAL writer does, and a sync ends at flushed
-    WAL."""
+    """Emits a message outside of transactions. Only the WAL writer flushes it, and a sync ends at flushed WAL."""
     found = rig.conn.execute("SELECT pg_logical_emit_message(false, %s, %s)::text", [prefix, content]).fetchall()
     lsn = Lsn.parse(found[0][0])
     wait_for(lambda: rig.flush() >= lsn, what="the WAL writer")

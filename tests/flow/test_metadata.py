@@ -1,4 +1,4 @@
-"""Mirrors follow schema changes by metadata alone. Writers and readers must handle files from before and after a
+"""Mirrors follow schema changes by metadata alone. All writers and readers handle files from before and after a
 change."""
 
 from __future__ import annotations

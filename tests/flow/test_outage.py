@@ -1,4 +1,4 @@
-"""A run that follows reconnects after it has lost the source. It ends by its bounds, or by an error that waiting cannot
+"""A following run reconnects after it has lost the source. It ends by its bounds, or by an error that waiting cannot
 cure."""
 
 from __future__ import annotations

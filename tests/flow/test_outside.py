@@ -1,7 +1,5 @@
-"""What the stream does not carry, because of a relation's kind or because of the publication's options.
-
-Every command leaves out the partitions that logical decoding does not cover, and names them.
-"""
+"""What the stream does not carry, because of a relation's kind or because of the publication's options. Every command
+leaves out the partitions that logical decoding does not cover, and names them."""
 
 from __future__ import annotations
 

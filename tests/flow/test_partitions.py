@@ -58,8 +58,7 @@ def test_empty_new_partition_is_followed_without_a_copy(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_rows_of_a_removed_partition_leave_the_mirror(rig: Rig) -> None:
-    """Rows that moved between this partition and others before its removal are in the log above the mirror's
-    position."""
+    """Rows that moved between this partition and others before its removal are in the log above the mirror."""
     rig.commit(
         "INSERT INTO p VALUES (101, 1, 'a'), (102, 2, 'b')", "UPDATE p SET day = 2 WHERE id = 3",
         "UPDATE p SET day = 1 WHERE id = 4", "DELETE FROM p WHERE id = 6", "ALTER TABLE p DETACH PARTITION p_1",

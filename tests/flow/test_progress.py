@@ -328,7 +328,7 @@ def test_unreadable_mirror_holds_up_no_other_mirror(tmp_path: Path) -> None:
 
 
 def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: Path) -> None:
-    """The change is found when a point is made or a run begins, and is kept in the state. ``status`` reports it
+    """The change is found when a point is made or a run begins, and kept in the state. ``status`` reports it
     earlier."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
@@ -369,8 +369,7 @@ def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: 
 def test_table_below_the_start_of_the_log_is_copied_again(
     tmp_path: Path, began: int, start: int, state: TableState
 ) -> None:
-    """The table was copied at 10 and is at 20. It can continue only if this is its first log, with all changes above
-    20."""
+    """The table was copied at 10 and is at 20. It can continue if this is its first log, with all changes above 20."""
     layout = Layout.of(tmp_path)
     copied_at_10_applied_to_20(layout, A)
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))

@@ -20,8 +20,8 @@ def rig(rig: Rig) -> Rig:
 
 
 def test_new_table_is_published_and_copied(rig: Rig) -> None:
-    """A table without a usable identity is published for inserts only, so no UPDATE fails. Excluded tables are not
-    published."""
+    """A table without a usable identity is published for inserts only, so no UPDATE fails. Excluded tables stay
+    unpublished."""
     rig.commit(
         "CREATE TABLE new (id int PRIMARY KEY, v text)", "INSERT INTO new VALUES (1, 'before')",
         "CREATE TABLE keyless (v text)", "CREATE TABLE secret (id int PRIMARY KEY)", "CREATE SCHEMA other",

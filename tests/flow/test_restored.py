@@ -44,8 +44,8 @@ def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
 def test_source_restored_to_below_the_newest_point_is_refused(
     rig: Rig, server: EmbeddedServer, database: Database, tmp_path: Path
 ) -> None:
-    """Nothing was published between the backup and the point that ``verify`` made. Only positions show that the
-    restored source has other transactions there."""
+    """Nothing was published between the backup and the point of ``verify``. Only positions show the other
+    transactions."""
     rig.setup()
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'before' WHERE id < 10")

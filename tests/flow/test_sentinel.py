@@ -22,8 +22,7 @@ pytestmark = pytest.mark.spark
 
 
 def _write(rig: Rig, number: int) -> Lsn:
-    """Returns a position above the commit. A record of the server itself may follow, which causes no turn. So the tests
-    wait for the change itself."""
+    """Returns a position above the commit. Records of the server itself may follow, so tests wait for the change."""
     rig.conn.execute("INSERT INTO t VALUES (%s, 'new')", (number,))
     return rig.flush()
 

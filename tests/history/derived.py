@@ -75,10 +75,8 @@ class Derived:
         return mirror
 
     def repair(self, mirror: PlainMirror, at: Lsn, touched: LsnRange, *, damaged: bool) -> None:
-        """Repairs a range in a mirror that is at ``at``.
-
-        ``damaged``: before the repair, the mirror loses all rows that the range changed and gets back those it deleted.
-        """
+        """Repairs a range in a mirror that is at ``at``. ``damaged``: before the repair, the mirror loses all rows that
+        the range changed and gets back those it deleted."""
         part = self.parts.get(title(mirror.table))
         if part is None:
             return

@@ -98,8 +98,8 @@ class Project:
         return int(row[0])
 
     def assert_now(self) -> None:
-        """Checks that the newest consistent point lists all tables, and that the current mirrors equal the source at
-        it."""
+        """Checks that the newest consistent point lists all tables, and that the current mirrors equal the source
+        there."""
         newest, versions = published(self.lake)[-1]
         assert set(versions) == {spec.title for spec in self.specs}
         current = {spec.title: self.version(spec) for spec in self.specs}

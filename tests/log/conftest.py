@@ -52,8 +52,8 @@ class Source:
     """The bucket of its logs. None if they are in the folder."""
 
     def run(self, *statements: str) -> Lsn:
-        """Run each statement as its own transaction (or several statements, by BEGIN). Returns the insert position
-        afterwards."""
+        """Runs each statement as a transaction (or several statements, by BEGIN). Returns the insert position after
+        them."""
         for statement in statements:
             self.conn.execute(statement.encode())
         return self.lsn()

@@ -12,15 +12,13 @@ from pgcdc_assets.protocol.messages import AnyMessage, BeginPrepare, LogicalMess
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A message, and the transaction of the block that holds it, if a block holds it. The messages from Begin Prepare
-    to Prepare form one block."""
+    """A message, and the transaction of its block, if a block holds it. Begin Prepare to Prepare form one block."""
 
     message: AnyMessage
     top: int | None = None
     """The top transaction's xid. The first and last message of a block belong to it, too."""
     subxid: int | None = None
-    """The xid that the message itself carries, or the transaction's xid where the transaction comes whole at its
-    PREPARE."""
+    """The message's own xid. For a transaction that comes whole at its PREPARE, the transaction's xid."""
 
 
 class StreamDecoder:

@@ -32,8 +32,7 @@ def durable(twins: Twins, lsn: Lsn) -> None:
 
 
 def recorded(source: Source, log: ChangeLog, receiver: ReceiverProcess, lsn: Lsn) -> None:
-    """Wait by a mark: the server's own records may lie between what was received and ``lsn``, and nothing is sent for
-    them."""
+    """Waits by a mark: the server's own records may follow what was received, and nothing is sent for them."""
     receiver.mark(lsn)
     until_event(receiver, "complete")
     eventually(lambda: source.confirmed(log) >= lsn)

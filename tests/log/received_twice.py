@@ -134,7 +134,7 @@ class Twins:
         eventually(lambda: sent(self, lsn))
 
     def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
-        """Checks that both logs are valid and equal. Returns their rows. Receives ``whole`` here unless its receiver
+        """Checks that both logs are valid and equal. Returns their rows. Receives ``whole`` unless its receiver
         runs."""
         if self.whole.receiver is None:
             self.whole.receive(upto or self.flushed())

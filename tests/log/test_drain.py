@@ -159,8 +159,7 @@ def test_slot_is_advanced_only_to_durable_positions(source: Source) -> None:
 
 
 def test_drain_acquires_the_slot_often_enough_to_keep_it_valid(source: Source) -> None:
-    """Since 18, the server can invalidate a slot that no session acquires. During a drain only the slot's copy is in
-    use."""
+    """Since 18, the server can invalidate a slot that no session acquires. A drain uses a copy of the slot."""
     limits = ranges_of(4000, touch_seconds=0.1)
     log = source.log("drained")
     source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))

@@ -138,8 +138,7 @@ def test_goal_beyond_the_source_is_followed_until_it_is_reached(source: Source) 
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
     until_event(receiver, "batch")
-    # Longer than three wal_writer_delay (50 ms on this server), in which a goal in existing WAL would have been
-    # reached.
+    # Longer than three wal_writer_delay (50 ms here), in which a goal in existing WAL would have been reached.
     time.sleep(0.8)
     assert not any(event.name == "arrived" for event in receiver.events(0))
     source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")

@@ -194,8 +194,7 @@ def test_fallback_lasts_until_its_time_is_over_and_its_position_is_passed() -> N
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_transaction_whose_stream_names_no_origin_is_received_whole(twins: Twins) -> None:
-    """The server takes the origin from the first record that it decodes. Catalog changes and messages have no
-    origin."""
+    """The server takes the origin from the first decoded record. Catalog changes and messages have no origin."""
     source, receiver, name = twins.source, twins.start(), f"o_{twins.source.database.name}"
     with source.database.connect() as conn:
         conn.execute("SELECT pg_replication_origin_create(%s)", [name])

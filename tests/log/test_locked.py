@@ -40,8 +40,8 @@ def filtered(source: Source, options: dict[str, Any]) -> Twins:
 
 @contextmanager
 def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction on the filtered table commits, and another session waits for the lock. Yields the session that
-    holds it."""
+    """Commits a transaction on the filtered table while another session waits for the lock. Yields the lock's
+    holder."""
     source = twins.source
     with source.database.connect() as writer, source.database.connect() as locker:
         writer.execute(("BEGIN; " + many(1, 600, "rf")).encode())

@@ -93,9 +93,7 @@ def test_log_ahead_of_a_restored_backup_is_refused(
     own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool
 ) -> None:
     """An older copy of the data directory is restored, so the log holds transactions that this source does not know.
-
-    Once the source has written past the log's end, positions no longer show it. Its transactions do.
-    """
+    Once the source has written past the log's end, positions no longer show it. Its transactions do."""
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.conn.close()
@@ -122,9 +120,7 @@ def test_log_ahead_of_a_restored_backup_is_refused(
 
 def test_restored_source_is_noticed_by_a_transaction_the_log_lacks(source: Source) -> None:
     """The log moved over foreign WAL only. Below its position it must not meet a transaction that it does not hold.
-
-    Here the slot is set back, and the log claims a position above a transaction that it never received.
-    """
+    Here the slot is set back, and the log claims a position above a transaction that it never received."""
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     other = ChangeLog(Layout.of(source.folder / "other"))

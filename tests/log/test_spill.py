@@ -164,7 +164,7 @@ WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spill", "spill
 def test_log_holds_exactly_the_committed_changes(
     steps: list[tuple[str, int, int]], works: list[tuple[int, str]], finished: bool
 ) -> None:
-    """Changes may be spilled, staged or in memory when they are rolled back or committed. Each batch counts its
+    """Changes may be in memory, spilled or staged when they are rolled back or committed. Each batch counts its
     changes."""
     server = StreamingServer()
     for step, session, depth in steps:
@@ -345,8 +345,7 @@ def test_overlay_counts_only_for_its_own_transaction_until_it_commits() -> None:
 
 
 def test_relation_sent_later_for_another_transaction_stays_in_force() -> None:
-    """The transaction saw the table under a savepoint, and a rollback released its lock. Then another transaction
-    altered the table."""
+    """A rollback to a savepoint released the transaction's lock. Then another transaction altered the table."""
     relations, overlay = Relations(), Overlay()
     overlay.see(*column("old"), 5)
     altered = relations.see(*column("altered"), FACTS, 7).schema_id
@@ -418,8 +417,7 @@ def end(*aborted: int) -> CommitFacts:
 
 
 def test_file_lists_only_its_own_aborted_subtransactions(folder: SpillFolder) -> None:
-    """A file lists the aborted subtransactions between the lowest and highest xid that it holds. A reader skips a file
-    with none."""
+    """A file lists the aborted subtransactions between its lowest and highest xid. A reader skips a file with none."""
     segment = spilled(folder, 710, 712, 712, 714)
     assert (segment.lowest, segment.highest, segment.tally.rows) == (710, 714, 4)
     nothing: tuple[int, ...] = ()

@@ -1,5 +1,5 @@
-"""The primary is gone and its standby promoted: the run continues with a synchronised slot, and is refused without
-one."""
+"""The primary is gone and its standby promoted: the run continues if the slot was synchronised, and is refused if
+not."""
 
 from __future__ import annotations
 
@@ -91,8 +91,7 @@ def test_promoted_standby_is_followed_where_the_slot_was_synchronised(tmp_path: 
 
 
 def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> None:
-    """Wait until the standby holds a slot that outlives its promotion, which must not reach further back than the
-    standby."""
+    """Waits until the standby's slot is synchronised and permanent, so that it outlives the promotion."""
     with Database(standby, "postgres").connect() as conn:
 
         def done() -> bool:

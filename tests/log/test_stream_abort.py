@@ -47,8 +47,7 @@ def stream_aborts(source: Source) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_stream_aborts_are_skipped_by_every_way_of_receiving(source: Source, way: str) -> None:
-    """Savepoint trees rolled back in whole and in part: alone, in a row, and while other large transactions are
-    open."""
+    """Savepoint trees rolled back in whole and in part: alone, in a row, and beside other large transactions."""
     little_memory(source)
     log, start = source.log(), source.log("peeked").position()
     source.run(*rolled_back(1), one(1), *rolled_back(1), *rolled_back(1))

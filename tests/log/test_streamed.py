@@ -1,5 +1,4 @@
-"""Runs of frames with transactions in progress, located column by column. Compared with the reference, with any
-cuts."""
+"""Runs of frames with transactions in progress, located by column. Compared with the reference, with any cuts."""
 
 from __future__ import annotations
 

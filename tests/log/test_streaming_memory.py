@@ -70,7 +70,6 @@ def test_memory_is_bounded_for_many_open_transactions_and_a_large_one(roomy: Sou
 
 
 def peak_bytes(pid: int | None) -> int:
-    """The peak of resident memory."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) << 10

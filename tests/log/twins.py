@@ -1,7 +1,5 @@
-"""One history in two logs: all rows written at their commit, or some transactions' rows written before it.
-
-Files of the second log have commit facts, as a receiver writes them for transactions in progress.
-"""
+"""One history in two logs: all rows written at their commit, or some transactions' rows written before it. Files of the
+second log have commit facts, as a receiver writes them for transactions in progress."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A source, log, feeds and mirrors that the tests of transform and apply share.
-
-Mirrors begin empty at the slot's consistent point, so tables must be empty when they are first followed.
-"""
+"""A source, log, feeds and mirrors that the tests of transform and apply share. Mirrors begin empty at the slot's
+consistent point, so tables must be empty when they are first followed."""
 
 from __future__ import annotations
 

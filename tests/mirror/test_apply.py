@@ -137,8 +137,8 @@ def test_changes_of_every_kind_in_one_turn(pipe: Pipeline) -> None:
 
 @pytest.mark.long
 def test_values_of_many_megabytes_are_applied(pipe: Pipeline) -> None:
-    """The value is larger than every buffer on the way. It is sent, kept while its row changes, and sent again with
-    another key."""
+    """The value exceeds every buffer on the way. It is sent, kept while its row changes, and sent again with another
+    key."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)")
     pipe.follow("t")
     for statement in (

@@ -1,5 +1,4 @@
-"""If an apply fails for one table, only this table is set aside with the reason. The others continue in the same
-turn."""
+"""If an apply fails for one table, only this table is set aside with the reason. The others continue in the turn."""
 
 from __future__ import annotations
 

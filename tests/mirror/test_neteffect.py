@@ -117,8 +117,7 @@ def test_no_events_give_an_empty_source() -> None:
 
 
 def test_an_array_may_be_a_key() -> None:
-    """Equal lists are one key. An empty list, a list of NULL and the NULL of a value that does not fit are three
-    keys."""
+    """Equal lists are one key. An empty list, a list of NULL and the NULL of a misfit value are three keys."""
     events = feed_rows([("I", place, "x", "y") for place in range(4)] + [("D", 0)])
     keys = pa.array([[1, 2], [], [None], None, [1, 2]], pa.list_(pa.int32()))
     table = events.set_column(events.schema.get_field_index("id"), "id", keys)

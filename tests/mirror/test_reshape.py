@@ -1,5 +1,4 @@
-"""A mirror gets another structure by rewriting its rows: values, texts that do not fit, deleted rows, columns of other
-writers."""
+"""A mirror gets another structure by rewriting rows: values, texts that do not fit, deleted rows, columns of others."""
 
 from __future__ import annotations
 

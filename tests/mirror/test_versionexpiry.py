@@ -81,8 +81,7 @@ def assert_reads(rows: Rows, versions: set[int]) -> None:
 def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
     tmp_path: Path, first: int, rounds: list[set[int]], data: st.DataObject
 ) -> None:
-    """Several rounds, with new versions between them. A handle opened at an earlier version then finds the newest
-    version."""
+    """Several rounds, with new versions between them. Every handle, opened at any version, finds the newest version."""
     rows = made(tmp_path)
     promised: set[int] = set()
     asleep: list[DeltaLog] = []

@@ -129,8 +129,7 @@ def test_many_points_are_kept_in_few_files(layout: Layout) -> None:
 
 
 def test_a_point_of_an_older_copy_does_not_apply_to_the_newer_copy(layout: Layout) -> None:
-    """The table was copied at 100 and listed at 300 during its copy at 250. The copy lacks changes between 250 and
-    300."""
+    """The table was copied at 100, and listed at 300 during its copy at 250. The copy lacks changes from 250 to 300."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
     DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
@@ -193,8 +192,8 @@ def test_points_of_another_format_are_refused(layout: Layout) -> None:
 )
 @settings(max_examples=30, deadline=None)
 def test_pruning_keeps_the_promised_points(lists: list[dict[str, int]], at: int, names: set[str], files: int) -> None:
-    """Pruning keeps the recent points, the newest point, and the last point that lists each followed table. It deletes
-    all other points and changes no point."""
+    """Pruning keeps the recent points, the newest point, and the last point that lists each followed table,
+    unchanged."""
     with tempfile.TemporaryDirectory() as folder:
         points = ConsistentPoints(Layout.of(Path(folder)), Merging(most_files=files))
         for number, tables in enumerate(lists):

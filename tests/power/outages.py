@@ -1,7 +1,5 @@
-"""Power cuts in runs of this process. Each cut leaves an image, in which the next run continues.
-
-The source keeps its data: the image's log must contain what was confirmed to the slot.
-"""
+"""Power cuts in runs of this process. Each cut leaves an image, in which the next run continues. The source keeps its
+data: the image's log must contain what was confirmed to the slot."""
 
 from __future__ import annotations
 

@@ -140,8 +140,7 @@ class PowerRig:
         return Lsn.parse(row[0])
 
     def set_slot_back(self) -> None:
-        """Sets the slot back as far as possible. A cut of the source could lose confirmations, and this is the worst
-        case."""
+        """Sets the slot back as far as possible: a cut of the source could lose confirmations."""
         deadline = time.monotonic() + 30
         while True:
             try:

@@ -70,10 +70,7 @@ class Supply:
 
     def cut_during(self, act: Callable[[], Any], chance: random.Random, target: Path) -> Image:
         """Runs ``act`` and cuts the power during it or right after it. Writes what is left to ``target``, the next
-        root.
-
-        Raises an error of ``act`` only if it came before the cut.
-        """
+        root. Raises an error of ``act`` only if it came before the cut."""
         ended, found = threading.Event(), list[tuple[Folder, Syncs] | BaseException]()
         goal, rest, seed = chance.choice(STEPS), chance.random() * 0.05, chance.getrandbits(32)
         cutter = threading.Thread(target=self._cut_at, args=(self._syncs + goal, rest, ended, found))

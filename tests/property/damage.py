@@ -69,7 +69,7 @@ def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def damaged_parquet(draw: st.DrawFn, content: bytes) -> bytes:
-    """A damaged Parquet file: damaged bytes, another value in a row, or a column that is missing or has another
+    """A damaged Parquet file: damaged bytes, another value in a row, or a column that is missing or changed its
     type."""
     if draw(st.booleans()):
         return draw(damaged(content))

@@ -25,8 +25,7 @@ GIVEN_UP_SECONDS = 30
 BEARABLE_SECONDS = 1.0
 """How much longer a query may take than without our sessions."""
 STORMS = 3
-"""Number of repetitions. A busy machine makes single queries slow. A lock that is never released makes every query
-slow."""
+"""Number of repetitions. A busy machine makes single queries slow. A lock that is never released slows every query."""
 
 _CREATE = "CREATE TABLE {0} (id int PRIMARY KEY, v text, n int)"
 _FILL = f"INSERT INTO {{0}} SELECT i, repeat('v', 60), i FROM generate_series(1, {ROWS}) AS i"

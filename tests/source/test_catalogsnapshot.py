@@ -79,8 +79,7 @@ def test_files_and_columns_are_read_from_one_snapshot(database: Database) -> Non
 
 
 def test_a_changed_comment_is_seen_without_a_new_fingerprint(database: Database) -> None:
-    """The fingerprint does not change, so no point waits for the comment. The snapshot with the new comment is
-    newer."""
+    """The fingerprint does not change, so no point waits for the comment. The snapshot with the comment is newer."""
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
         seen = CatalogSnapshot.read(conn, ["p"], [])

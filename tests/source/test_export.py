@@ -33,8 +33,7 @@ def test_the_snapshot_can_be_shared_and_the_slot_is_dropped(database: Database) 
 
 
 def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) -> None:
-    """Concurrent writers commit during the export. The snapshot has exactly the rows committed before it, by commit
-    LSN."""
+    """Concurrent writers commit during the export. The snapshot has exactly the rows committed before it."""
     stop = threading.Event()
     slot = f"s_{secrets.token_hex(5)}"
 
@@ -144,7 +143,7 @@ NOT_READABLE_AFTER = [
 
 @pytest.mark.parametrize("ddl", READABLE_AFTER + NOT_READABLE_AFTER)
 def test_a_copy_after_ddl_is_the_snapshot_or_fails(database: Database, ddl: str) -> None:
-    """Without this check, COPY would give no row, rows of another table, or values of another column, without an
+    """Without this check, COPY would give no row, another table's rows, or another column's values, without an
     error."""
     with database.connect() as conn:
         publish(conn, "i int PRIMARY KEY, x text, y text")
@@ -163,8 +162,7 @@ def test_a_copy_after_ddl_is_the_snapshot_or_fails(database: Database, ddl: str)
 
 
 def test_a_truncate_during_the_wait_for_the_snapshot_does_not_wait(database: Database) -> None:
-    """The TRUNCATE has an xid, so the slot's creation waits for it. If we held a lock at that time, both would wait for
-    ever."""
+    """The slot's creation waits for the TRUNCATE's xid. If we held a lock at that time, both would wait for ever."""
     result: list[int] = []
 
     def take() -> None:
@@ -187,8 +185,7 @@ def test_a_truncate_during_the_wait_for_the_snapshot_does_not_wait(database: Dat
 
 
 def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: Database) -> None:
-    """ADD DEFAULT rewrites and sends nothing, although old rows have the value afterwards. The copy equals the
-    snapshot."""
+    """ADD DEFAULT rewrites and sends nothing, yet old rows have the value afterwards. The copy equals the snapshot."""
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")

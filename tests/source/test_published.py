@@ -130,8 +130,8 @@ def test_a_lock_on_one_table_hides_no_row_filter_of_another(database: Database, 
 @pytest.mark.long
 @pytest.mark.since(15, "row filters")
 def test_a_locked_table_keeps_its_known_row_filter(database: Database, names: list[str]) -> None:
-    """The filter is kept while no catalog row that publishes the table has changed. A prepared transaction may lock it
-    for days."""
+    """The filter is kept until a catalog row that publishes the table changes. A prepared transaction may lock it for
+    days."""
     who = Identity("1", database.name, "s")
     with database.connect() as conn, database.connect() as other:
         free = read_catalog(conn, who, ["filtered"])

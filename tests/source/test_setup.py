@@ -152,8 +152,7 @@ def test_a_key_replaced_as_setup_advises_makes_no_write_fail(
 def test_setup_waits_for_one_table_with_no_other_table_locked(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
-    """A session that alters another table during the wait gets its lock at once, and the tables that are free are
-    published."""
+    """A session that alters another table during the wait gets its lock at once. Tables without locks are published."""
     conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); "
                  "CREATE TABLE c (id int PRIMARY KEY)")  # fmt: skip
     with database.connect() as owner:

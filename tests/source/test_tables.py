@@ -64,8 +64,7 @@ def test_attnums_skip_dropped_columns_and_missing_values_are_returned(database: 
 
 @pytest.mark.since(15, "column lists")
 def test_comments_of_tables_and_columns_are_returned(database: Database) -> None:
-    """A partitioned table has its own comment. Comments of published columns are returned as written, under names of
-    any kind."""
+    """A partitioned table has its own comment. Comments of published columns are returned under names of any kind."""
     long = "x" * 100_000
     found = tables_of(
         database,
@@ -276,8 +275,7 @@ def test_a_wrong_pattern_names_the_setting(pattern: str) -> None:
 
 
 def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -> None:
-    """Partitions created as such have the root's attnums until the root loses a column. An attached leaf keeps its
-    own."""
+    """Partitions created as such have the root's attnums until the root loses a column. Attached leaves keep theirs."""
     ddl = """
       CREATE TABLE r (id int, a int, b int, PRIMARY KEY (id)) PARTITION BY LIST (id);
       CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); CREATE TABLE r2 (a int, id int PRIMARY KEY, b int);

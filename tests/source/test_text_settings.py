@@ -1,7 +1,5 @@
-"""No default of server, database, role or client environment changes the text of a value.
-
-The test finds the settings that change a text by trying every value of every setting that a session may change.
-"""
+"""No default of server, database, role or client environment changes the text of a value. The test finds the settings
+that change a text by trying every value of every setting that a session may change."""
 
 from __future__ import annotations
 
@@ -189,8 +187,7 @@ def test_each_setting_that_changes_a_text_is_pinned(made: Database, changing: li
 def test_no_default_changes_a_text(
     made: Database, changing: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Defaults of the database, the role, the role in the database, and the client's environment, from which libpq
-    takes settings too."""
+    """Defaults of the database, the role, the role in the database, and the environment, which libpq reads."""
     query, last = _query(made), dict(changing)
     with connect(made.conninfo) as conn:
         usual = _texts(conn, query)

@@ -146,8 +146,7 @@ def test_a_copy_that_is_interrupted_each_time_gives_up(database: Database, monke
 def test_reads_that_are_terminated_each_time_are_reported_as_blocked(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tool of the operator may terminate sessions that block others and wait for the network. The source is still
-    there."""
+    """A tool of the operator may terminate sessions that block others. The source is still there."""
     monkeypatch.setattr(reading, "READINGS", 2)
 
     def terminated() -> None:

@@ -26,7 +26,6 @@ Credentials are read from the environment."""
 
 @pytest.fixture(params=["local", "memory", "s3", *([OWN] if OWN in os.environ else [])])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    """An empty folder of a store."""
     if request.param == OWN:
         root = Location.of(os.environ[OWN]) / uuid.uuid4().hex
     elif request.param == "s3":

@@ -173,8 +173,8 @@ def test_rows_of_a_leaf_are_read_with_the_columns_of_its_root() -> None:
 
 
 def test_a_later_check_of_leaves_does_not_change_the_reading_of_columns() -> None:
-    """Rows after the check that showed the columns are read by column name. Leaves that are added or removed later do
-    not matter."""
+    """Rows after the check that showed the columns are read by column name, even if leaves are added or removed
+    later."""
     known = _parted(MADE_ANEW)
     told = _of_leaf(TOLD_ID, of("a", attnum=3), live=(1, 3))
     assert isinstance(table_of_rows(known, told, after=Lsn(99)), Unreadable)
@@ -185,8 +185,7 @@ def test_a_later_check_of_leaves_does_not_change_the_reading_of_columns() -> Non
 
 
 def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
-    """The root lost its second column before the leaf was created. So the root's third column is the leaf's second
-    column."""
+    """The root lost its second column before the leaf existed. So the root's third column is the leaf's second."""
     columns = (ID, Column(3, "x", INT), Column(4, "c", INT, missing="5"))
     known = _parted(table(*columns, copied=3, former=(Column(3, "b", INT),)), ((1, 0), (2, 1)))
     for name, attnum in (("b", None), ("x", 2), ("for a while", None)):

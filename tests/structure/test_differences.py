@@ -208,8 +208,7 @@ def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
 
 
 def test_a_renamed_enum_value_is_a_difference(database: Database) -> None:
-    """The rename changes the value in every row that has it, and the stream does not send this. An added value is in no
-    row."""
+    """The rename changes the value in every row that has it, and nothing is sent. An added value is in no row."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN moods AS mood")
         for number, column in enumerate(("mood", "mood[]", "moods", "moods[]")):
@@ -295,7 +294,7 @@ def test_a_table_set_unlogged_and_logged_again_has_new_files(database: Database,
 def test_new_files_without_a_toast_table_are_always_a_difference(
     database: Database, publication: str, done: str
 ) -> None:
-    """All three statements leave the same traces, so each of them causes a copy, unless a publication lists the table
+    """All three statements leave the same traces, so each causes a copy, unless a publication lists the table
     itself."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY, v text)")
@@ -344,8 +343,7 @@ def test_a_table_that_lost_its_last_partition_is_still_published(database: Datab
 @pytest.mark.parametrize("table", ["t", "listed"])
 @pytest.mark.parametrize("done", ["TRUNCATE {}", "TRUNCATE {}; INSERT INTO {} VALUES (7)", "VACUUM FULL {}"])
 def test_new_files_are_a_difference_where_truncate_is_not_published(database: Database, table: str, done: str) -> None:
-    """A TOAST table and a publication that lists the table rule out other causes of new files, but not an unpublished
-    TRUNCATE."""
+    """A TOAST table and a publication that lists the table exclude other causes, but not an unpublished TRUNCATE."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE r (id int, v text) PARTITION BY LIST "
                      "(id); CREATE TABLE listed PARTITION OF r FOR VALUES IN (7)")  # fmt: skip
@@ -375,8 +373,8 @@ CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); ALTER TABLE r1 REPLICA IDENTIT
 
 @pytest.mark.parametrize("publication", PUBLICATIONS)
 def test_leaves_outside_of_logical_decoding_hold_no_followed_rows(database: Database, publication: str) -> None:
-    """A new leaf of this kind changes nothing. A followed leaf that becomes undecodable is lost. A leaf that becomes
-    decodable is new."""
+    """A new leaf of this kind changes nothing. A followed leaf that becomes so is lost. A leaf that becomes decodable
+    is new."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(OUTSIDE)
         user.execute(f"CREATE PUBLICATION p {publication}".encode())

@@ -193,8 +193,7 @@ def test_changed_partitions_require_a_copy(before: Table, now: Table, reason: st
 
 
 def test_a_partition_created_after_a_dropped_column_is_followed() -> None:
-    """The root had three columns and lost the second. The leaf has the first and the third. Then a fourth column is
-    added."""
+    """The root had three columns and lost the second. The leaf has the first and third. Then a fourth is added."""
     left = replace(table(ID, Column(3, "b", INT)), key=(1,))
     before = parted(left, leaf(1), leaf(2, numbering=((1, 0), (2, 1))))
     more = table(ID, Column(3, "b", INT), Column(4, "c", INT, True, missing="5"))

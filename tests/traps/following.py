@@ -16,8 +16,6 @@ from tests.waiting import wait_for
 
 @dataclass
 class Following:
-    """A run in its own thread."""
-
     rig: Rig
     stop: threading.Event = field(default_factory=threading.Event)
     errors: list[PgcdcError] = field(default_factory=list)
@@ -34,7 +32,7 @@ class Following:
             self.errors.append(error)
 
     def listed(self, *tables: str, since: Lsn | None = None) -> None:
-        """Waits for a point at ``since`` or above (by default, the source's current LSN) that lists exactly these
+        """Waits for a point at ``since`` or above (default: the source's current LSN) that lists exactly these
         tables."""
         points, goal = ConsistentPoints(self.rig.settings.layout), since or self.rig.flush()
         wanted = {TableName("public", table) for table in tables}

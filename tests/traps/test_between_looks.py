@@ -52,8 +52,7 @@ DONE = (
 
 @pytest.fixture
 def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
-    # The catalog is checked only before points. A table that was a partition, or will be one, is not followed as a
-    # table.
+    # The catalog is checked only before points. A table that was or will be a partition is not followed as a table.
     tables = ("public.*", "-public.parted_*")
     with empty_rig(server, spark, tmp_path / "project", range_seconds=3600, tables=tables) as made:
         yield made

@@ -158,8 +158,7 @@ def test_row_filters_column_lists_and_partitions_via_root_are_followed(rig: Rig)
 @pytest.mark.long
 @pytest.mark.parametrize("gone", ["DROP TABLE root_3", "ALTER TABLE root DETACH PARTITION root_3"])
 def test_partition_that_exists_only_between_two_catalog_checks_causes_a_copy(rig: Rig, gone: str) -> None:
-    """The partition's rows came under the root's OID, and disappeared without a message. No point lists the mirror that
-    took these rows."""
+    """The partition's rows came under the root's OID, and disappeared without a message. No point has these rows."""
     run, root = rig.conn.execute, TableName("public", "root")
     _named(rig, "theirs")
     run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); "
@@ -220,7 +219,7 @@ def test_table_that_was_a_partition_for_a_while_is_correct_in_every_point(rig: R
 
 @pytest.mark.long
 def test_for_all_tables_publication_is_followed(rig: Rig) -> None:
-    """New tables are published without setup. A write to a table without identity fails because of the user's
+    """New tables are published without setup. Writes to a table without identity fail: the user chose this
     publication."""
     run = rig.conn.execute
     _named(rig, "theirs")

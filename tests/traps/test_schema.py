@@ -1,5 +1,4 @@
-"""Schema changes are followed, or set the table aside with a clear reason until a new copy. Both end equal to the
-source."""
+"""Schema changes are followed, or set the table aside with a reason until a new copy. Both end equal to the source."""
 
 from __future__ import annotations
 

@@ -105,8 +105,7 @@ def histories(actions: Sequence[Action] = ALL, *, least: int = 20, most: int = 5
 
 @dataclass
 class Sessions:
-    """Connections that play histories, one history after the other. Transactions of the first connection have an
-    origin."""
+    """Connections that play histories, one after the other. Transactions of the first connection have an origin."""
 
     connections: Sequence[psycopg.Connection]
     look: Callable[[], object]

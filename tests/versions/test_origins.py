@@ -95,8 +95,7 @@ def test_origin_setting_may_change_while_the_slot_is_behind(source: Source, firs
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
     write(source)
-    # A local change at the end. A run may end right above the last transaction that it takes, below those it leaves
-    # out.
+    # A local change at the end: a run may end above the last transaction that it takes, below those left out.
     source.run("INSERT INTO a VALUES (8, 'own')")
     source.receive(log, source.lsn(), origin=first)
     before = len(rows(log))

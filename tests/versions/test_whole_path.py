@@ -1,7 +1,5 @@
-"""Setup, copy, changes and verify on the oldest and newest server: each published boundary equals the source.
-
-All other tests of whole runs use the newest server.
-"""
+"""Setup, copy, changes and verify on the oldest and newest server: each published boundary equals the source. All other
+tests of whole runs use the newest server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The parts of an application: data model, traffic, nightly job, migrations, and invariants.
-
-The SQL has the form that the frameworks send. The applications are inventions of this project.
-"""
+"""The parts of an application: data model, traffic, nightly job, migrations, and invariants. The SQL has the form that
+the frameworks send. The applications are inventions of this project."""
 
 from __future__ import annotations
 
@@ -70,10 +68,8 @@ class Migration:
 
 @dataclass(frozen=True)
 class Invariant:
-    """A query for rows that must not exist, over ``tables`` (alias to schema.table).
-
-    Every transaction of the application keeps the invariant, so each consistent point must keep it as well.
-    """
+    """A query for rows that must not exist, over ``tables`` (alias to schema.table). Every transaction of the
+    application keeps the invariant, so each consistent point must keep it as well."""
 
     name: str
     tables: Mapping[str, str]
@@ -88,7 +84,6 @@ class Application:
     requests: Mapping[Request, int]
     """The requests and their relative frequency."""
     rejected: Request
-    """The request that always ends in a rollback."""
     nightly: Request
     migrations: tuple[Migration, ...]
     invariants: tuple[Invariant, ...]

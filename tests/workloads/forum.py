@@ -239,8 +239,7 @@ MIGRATIONS = (
         "SwapPageViews",
         (
             "CREATE TABLE page_views_new (LIKE page_views INCLUDING ALL)",
-            # The lock comes first: the nightly TRUNCATE restarts the sequence, which must not happen between copy and
-            # swap.
+            # The lock comes first: the nightly TRUNCATE restarts the sequence, which must not happen before the swap.
             _versioned(
                 20260209000000,
                 "LOCK TABLE page_views",

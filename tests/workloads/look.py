@@ -1,7 +1,5 @@
-"""Compares the lake with the source. Each table is equal, or `pgcdc status` reports the difference.
-
-The only failure is a table that differs although `status` says that it is followed, or says nothing about it.
-"""
+"""Compares the lake with the source. Each table is equal, or `pgcdc status` reports the difference. The only failure is
+a table that differs although `status` says that it is followed, or says nothing about it."""
 
 from __future__ import annotations
 

@@ -125,10 +125,7 @@ class Play:
 
     def chapter(self, migrations: Sequence[Migration], requests: int, *, verified: bool = False) -> None:
         """Follows the application during traffic and migrations. Then repairs tables that were set aside, and compares
-        all.
-
-        ``verified``: during traffic, `verify` must find only differences that were reported.
-        """
+        all. ``verified``: during traffic, `verify` must find only differences that were reported."""
         with self.follower.following() as ended:
             with self.traffic.burst(requests):
                 """The first chapter makes its copies during this traffic."""

@@ -110,10 +110,8 @@ class Chronicle:
         return self._entries[-1].tables
 
     def at(self, lsn: int, commits: Mapping[int, int]) -> list[Tables]:
-        """The possible contents of the tables after the transactions with ``commit_lsn`` < ``lsn``.
-
-        Several only if ``lsn`` lies within a statement that has several transactions.
-        """
+        """The possible contents of the tables after the transactions with ``commit_lsn`` < ``lsn``. Several only if
+        ``lsn`` lies within a statement that has several transactions."""
         return [entry.tables for entry in self._at(lsn, commits)]
 
     @property

@@ -204,8 +204,6 @@ class Cohort:
 
 
 class Run:
-    """A run in its own thread."""
-
     def __init__(self, engine: Engine, *, follow: bool = False, anew: Sequence[TableName] = ()) -> None:
         self._bounds, self._anew = Bounds(follow=follow), anew
         self._report: SyncReport | None = None
@@ -240,9 +238,7 @@ def cohort(
     server: EmbeddedServer, spark: SparkSession, kind: Kind, stories: Sequence[Story], power: int | None = None
 ) -> Iterator[Cohort]:
     """Makes and publishes the tables, starts the chronicle, and changes to the project's directory during the block.
-
-    ``power``: the seed of the power cuts, or None for no cuts.
-    """
+    ``power``: the seed of the power cuts, or None for no cuts."""
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),

@@ -1,8 +1,5 @@
-"""Structural changes of the source: each move as SQL, with its undo if it has an undo.
-
-A move is chosen from the current catalog. It is None if no table allows it. A move that PostgreSQL refuses counts as
-refused.
-"""
+"""Structural changes of the source: each move as SQL, with its undo if it has an undo. A move is chosen from the
+current catalog. It is None if no table allows it. A move that PostgreSQL refuses counts as refused."""
 
 from __future__ import annotations
 

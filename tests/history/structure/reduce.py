@@ -8,8 +8,7 @@ from tests.history.structure.story import Story
 
 
 def reduced(story: Story, fails: Callable[[Story], bool]) -> Story:
-    """A story that still fails, and from which no single step can be left out. Each try replays the story for
-    seconds."""
+    """A failing story from which no single step can be left out. Each try replays the story, which takes seconds."""
     for part in reversed(range(len(story.parts))):
         length = len(story.parts[part])
         while length:

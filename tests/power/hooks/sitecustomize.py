@@ -20,7 +20,6 @@ _fsync = os.fsync
 
 
 def recorded(file: Any, journal: str) -> None:
-    """Calls fsync and records it."""
     descriptor = file if isinstance(file, int) else file.fileno()
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
