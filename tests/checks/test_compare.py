@@ -18,7 +18,7 @@ texts = st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=40),
 
 @settings(deadline=None)
 @given(st.lists(texts, max_size=30), st.integers(0, 2**64 - 1))
-def test_exactly_the_equal_texts_have_equal_digests(values: list[str | None], seed: int) -> None:
+def test_only_equal_texts_have_equal_digests(values: list[str | None], seed: int) -> None:
     digests = Seed(seed).of_texts(pa.array(values, pa.string())).tolist()
     assert [a == b for a in values for b in values] == [a == b for a in digests for b in digests]
 

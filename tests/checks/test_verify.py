@@ -395,7 +395,7 @@ def test_a_mirror_is_compared_at_the_version_of_the_point(lake: Lake) -> None:
 # Reports ---------------------------------------------------------------------------------------
 
 
-def test_a_table_that_is_at_no_point_is_not_equal(lake: Lake) -> None:
+def test_a_table_that_no_point_lists_is_not_equal(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
     report = lake.verify()
     assert not report.ok
@@ -448,7 +448,7 @@ def test_a_point_at_another_lsn_is_refused(lake: Lake) -> None:
         verify(settings, lake.catalog(), None, lambda lsn: Point(Lsn(1), {}))
 
 
-def test_the_report_as_json(lake: Lake) -> None:
+def test_the_report_can_be_written_as_json(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "b")))
     report = lake.verify()

@@ -29,7 +29,7 @@ def test_locations_are_joined_and_split(root: str) -> None:
     assert {file: 1}[lake / "public/t/part"] == 1
 
 
-def test_the_scheme_says_which_store() -> None:
+def test_the_scheme_of_a_url_decides_the_store() -> None:
     assert Location.of("/lake").scheme == LOCAL
     assert Location.of("s3://bucket/key").scheme == "s3"
 

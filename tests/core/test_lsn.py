@@ -88,6 +88,6 @@ def test_gap_between_ranges_is_named() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0/2..0/1", "0/1..", "0-1", "0000015D3F88-0000015D3F8", "0/1..x"])
-def test_text_that_is_no_range_is_refused(text: str) -> None:
+def test_text_that_is_not_a_range_is_refused(text: str) -> None:
     with pytest.raises(BadRange):
         LsnRange.parse(text)

@@ -23,7 +23,7 @@ def test_boundary_past_the_goal_is_not_allowed() -> None:
     assert not goal.allows(1001)
 
 
-def test_a_keepalive_below_the_goal_counts_only_from_a_late_flush() -> None:
+def test_a_keepalive_below_the_goal_ends_the_run_only_after_a_late_flush() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert goal.arrived_at_wal_end(1000)
     goal.saw_source(inserted=GOAL, flushed=Lsn(900), now=10.0)

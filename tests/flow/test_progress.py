@@ -122,7 +122,7 @@ def test_table_is_not_listed_below_the_catalog_check_of_its_structure(progress: 
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_point_below_a_change_stays_as_it_is(progress: TablesProgress) -> None:
+def test_point_below_a_change_is_not_changed(progress: TablesProgress) -> None:
     """A later point at the same LSN lists the table in the same version."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
@@ -191,7 +191,7 @@ def test_late_copy_does_not_lower_the_newest_point(progress: TablesProgress) -> 
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_table_that_is_back_is_listed_from_where_its_name_was_seen(tmp_path: Path) -> None:
+def test_returned_table_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path: Path) -> None:
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.gone({A.name}) == [B.name]
@@ -214,7 +214,7 @@ def test_table_that_is_back_is_listed_from_where_its_name_was_seen(tmp_path: Pat
             assert _listed(progress) == {"a", "b"}
 
 
-def test_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) -> None:
+def test_renamed_table_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path: Path) -> None:
     """The run that recorded the new name may have been killed before it published a point."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
@@ -300,7 +300,7 @@ def test_copy_that_no_point_listed_is_listed_at_its_position(tmp_path: Path) -> 
         assert _listed(second) == listed
 
 
-def test_table_that_is_back_is_not_listed_at_the_newest_point(tmp_path: Path) -> None:
+def test_returned_table_is_not_listed_at_the_newest_point(tmp_path: Path) -> None:
     """A run caught the table up and was killed before it listed it. At that LSN the table had another name."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(19))

@@ -55,7 +55,7 @@ def everything(source: Source) -> None:
             f"INSERT INTO a VALUES ({number}, 'ünï', 'ok', {LARGE})", f"UPDATE a SET v = v || 1 WHERE id <= {number}",
             f"INSERT INTO b VALUES ({number}, 1.50)", f"UPDATE a SET id = id + 1000 WHERE id = {number - 3}",
         )  # fmt: skip
-        source.run("CHECKPOINT")  # or restart_lsn would stay where it is
+        source.run("CHECKPOINT")  # otherwise restart_lsn would not advance
         source.run(f"SELECT pg_logical_emit_message({number % 2 == 0}, 'p', repeat('x', {number}))",
                    f"INSERT INTO foreign_table SELECT g, 'x' FROM generate_series(1, {number * 3}) g")  # fmt: skip
     with source.database.connect() as other:

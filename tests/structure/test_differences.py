@@ -373,8 +373,8 @@ CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); ALTER TABLE r1 REPLICA IDENTIT
 
 @pytest.mark.parametrize("publication", PUBLICATIONS)
 def test_leaves_outside_of_logical_decoding_hold_no_followed_rows(database: Database, publication: str) -> None:
-    """A new leaf of this kind changes nothing. A followed leaf that becomes so is lost. A leaf that becomes decodable
-    is new."""
+    """An undecodable leaf is not followed if it is new, and lost if it was followed. A leaf that becomes decodable is
+    new."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(OUTSIDE)
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
