@@ -1,4 +1,4 @@
-"""A project whose commands are killed at durable steps, and the steps of each command."""
+"""A project whose commands are killed at durable steps, and the cases of each command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LEVEL = "of the whole command"
 SECONDS = 900.0
-"""Longest wait for anything: the machine may be busy with other things."""
+"""The longest wait for anything, on a busy machine."""
 
 
 SOME = 8
@@ -42,7 +42,7 @@ SOME = 8
 
 @dataclass(frozen=True)
 class Case:
-    """A command that passes the fault point, and which process is killed there."""
+    """A command that passes the fault point, and the process to kill there."""
 
     command: str
     point: FaultPoint | None
@@ -219,7 +219,7 @@ class ByProcess(LakeRig):
             self.conn.execute(f"INSERT INTO wide (id, c{self.columns}) VALUES ({self.columns}, 1)".encode())
 
     def _done(self, statements: LiteralString) -> None:
-        """Repeats the statements if they deadlocked with a writer and the server chose to fail them."""
+        """Runs the statements again if they deadlocked with a writer and were the victim."""
         while True:
             try:
                 self.conn.execute(statements)

@@ -69,7 +69,7 @@ def fault_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def faults(fault_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    """Seen by this process and by the processes that it starts."""
+    """Fault points for this process and for the processes that it starts."""
     monkeypatch.setenv(faultpoints.VARIABLE, str(fault_folder))
     monkeypatch.setattr(faultpoints, "_FOLDER", fault_folder)
     faults = Faults(fault_folder)

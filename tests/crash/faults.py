@@ -1,4 +1,4 @@
-"""The test's side of the fault points, and how processes are made to die at them."""
+"""The test's side of the fault points: arms them, waits for them, and kills processes at them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ ANY_TIME = "at a random time"
 
 @dataclass
 class Tally:
-    """Counts the cycles whose crash fell while something moved, and after which every check passed."""
+    """Counts the cycles in which the crash hit a running change and all checks passed."""
 
     seed: int
     survived: Counter[tuple[str, Kind]] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""The receiver is killed at each step of keeping a prepared transaction, and of taking it into the log."""
+"""The receiver is killed at each step of keeping a prepared transaction, and of moving it into the log."""
 
 from __future__ import annotations
 

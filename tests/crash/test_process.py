@@ -1,4 +1,4 @@
-"""The command, or only its JVM, is killed at durable steps of the whole path. The next command goes on."""
+"""The command, or only its JVM, is killed at durable steps of the whole path. The next command continues."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ FEW = 20
 """Below this number of cycles, only points that every run passes are drawn."""
 KINDS = (Kind.RECEIVER, Kind.PARENT, Kind.SERVER, Kind.CUT)
 SECONDS = 180.0
-"""Longest wait for anything: the machine may be busy with other things."""
+"""The longest wait for anything, on a busy machine."""
 _MAKE = """
 CREATE TABLE a (id int PRIMARY KEY, v text);
 CREATE TABLE b (id int PRIMARY KEY, n numeric(12,2));
@@ -146,7 +146,7 @@ class Rig:
     # One cycle --------------------------------------------------------------------------------------
 
     def cycle(self) -> bool:
-        """Start, crash and check. Returns whether the crash fell while the log was moving."""
+        """Starts, crashes and checks. Returns whether the log was moving at the crash."""
         chance, faults, started = self.chance, self.faults, time.monotonic()
         point = chance.choice(self.points)
         kind = chance.choice(KINDS)
@@ -185,7 +185,7 @@ class Rig:
         return Receiver.start(settings, self.folder / "said", until)
 
     def _goal(self) -> Lsn:
-        """A goal nearby: often within an open transaction, or in WAL of other tables."""
+        """Returns a near goal, often within an open transaction or in WAL of other tables."""
         with self.connect() as conn:
             return Lsn(_lsn(conn, "pg_current_wal_insert_lsn()") + self.chance.randrange(200_000))
 

@@ -1,4 +1,4 @@
-"""The command is killed at every step of a schema change. The source changes again before the next command goes on."""
+"""The command is killed at every step of a schema change. The source changes again before the next command starts."""
 
 from __future__ import annotations
 

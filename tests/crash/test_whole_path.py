@@ -46,7 +46,7 @@ _stand = faultpoints._stop
 PATIENCE = 45.0
 """Seconds to wait for a point that a run may not pass. The next cycle draws another point."""
 SECONDS = 400.0
-"""Longest wait for anything: the machine may be busy with other things."""
+"""The longest wait for anything, on a busy machine."""
 RECEIVING = (FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
 COPYING = (
     FaultPoint.COPY_SLOT_MADE, FaultPoint.SNAPSHOT_EXPORTED, FaultPoint.STATE_WRITTEN, FaultPoint.PIECE_COPIED,
@@ -112,7 +112,7 @@ class InProcess(LakeRig):
         engine.sync(bounds or Bounds(), copy_anew=copy_anew)
 
     def cycle(self) -> bool:
-        """Run, crash and check. Returns whether the crash fell while something moved."""
+        """Runs, crashes and checks. Returns whether something moved at the crash."""
         started = time.monotonic()
         point, kind, anew = self._draw()
         # A run that follows keeps its receiver until it is hit. A bounded run often ends by itself.

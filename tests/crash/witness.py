@@ -1,5 +1,5 @@
-"""The bytes that PostgreSQL sends, read through a second slot and cut by hand. None of the project's codec is used:
-messages are cut by struct, as the protocol's documentation describes them."""
+"""The bytes that PostgreSQL sends, read through a second slot. Messages are cut by struct as the protocol's
+documentation describes them, without the project's codec."""
 
 from __future__ import annotations
 

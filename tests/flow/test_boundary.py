@@ -1,4 +1,4 @@
-"""`verify` as the command runs it: the snapshot, the mirrors' boundary at its LSN, and what it refuses."""
+"""`verify` as the command runs it: the snapshot, the boundary at its LSN, and the cases in which it is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the catalog watch does to tables. No Spark, no source."""
+"""Effects of the catalog watch on tables. No Spark, no source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run does next, and when it ends, as tables of cases."""
+"""Tables of cases: the next step of a run, and when it ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the stream does not carry, because of a relation's kind or because of the publication's options. Every command
-leaves out the partitions that logical decoding does not cover, and names them."""
+"""Changes that the stream lacks, because of the kind of a relation or of the publication's options. Every command
+leaves out partitions that logical decoding does not cover, and names them."""
 
 from __future__ import annotations
 

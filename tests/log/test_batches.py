@@ -1,4 +1,4 @@
-"""When the receiver cuts a batch: by the time since the last cut, by size, or at once on request."""
+"""A batch is cut by the time since the last cut, by size, or at once on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the receiver confirms, checked at that moment: a boundary that is durable."""
+"""The receiver confirms only boundaries that are durable at that moment."""
 
 from __future__ import annotations
 

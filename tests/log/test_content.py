@@ -1,4 +1,4 @@
-"""What the log holds: every message once, byte for byte, in its place."""
+"""The log has every message once, byte for byte, in its place."""
 
 from __future__ import annotations
 

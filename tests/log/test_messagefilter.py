@@ -1,4 +1,4 @@
-"""What the settings exclude from the stream. Compared with a plain walk over the stream, cut in any way."""
+"""Messages that the settings exclude. Compared with a plain walk over the stream, cut in any way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is confirmed and when, and that it never holds back the source's WAL or its shutdown."""
+"""Positions that the receiver confirms. It never holds back the source's WAL or its shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before the first frame. Each error names both LSNs and says what to do."""
+"""The cases that are refused before the first frame. Each error names both LSNs and says what to do."""
 
 from __future__ import annotations
 

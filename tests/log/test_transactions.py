@@ -1,4 +1,4 @@
-"""Which transactions are in progress, and which are prepared."""
+"""The table of transactions in progress and of prepared transactions."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ IN_BLOCKS, WHOLE = {"streaming": True}, {"streaming": False}
 
 @pytest.fixture
 def twins(source: Source, request: pytest.FixtureRequest) -> Twins:
-    """Large transactions come in blocks. Small transactions come whole in both cases."""
+    """Large transactions come in blocks. Small transactions always come whole."""
     little_memory(source)
     return Twins.of(source, two_phase=True, **getattr(request, "param", IN_BLOCKS))
 
@@ -155,7 +155,7 @@ def test_relations_described_earlier_hold_in_a_prepared_transaction(twins: Twins
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["log", "server"])
 def test_commit_prepared_that_comes_again_is_stored_once(twins: Twins, first: str) -> None:
-    """The log holds it, and its content is no longer kept. Or everything comes once more, from its PREPARE on."""
+    """The log has the transaction, whose kept content is deleted. Or everything is sent again, from its PREPARE on."""
     source = twins.source
     copy = source.log("behind", copy_of=twins.streamed.log) if first == "server" else None
     twins.start()
@@ -272,7 +272,8 @@ def test_setting_that_differs_from_the_slot_is_refused(source: Source) -> None:
 
 @pytest.mark.long
 def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
-    """The copy would send a prepared transaction at its commit, and the stream after it only the commit."""
+    """The copy would send a prepared transaction at its commit. After the drain, the stream would send only the
+    commit."""
     log = source.log(two_phase=True)
     prepare(source, "INSERT INTO a VALUES (1, 'x')")
     source.run(many(2, 2000))

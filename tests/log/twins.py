@@ -1,5 +1,5 @@
-"""One history in two logs: all rows written at their commit, or some transactions' rows written before it. Files of the
-second log have commit facts, as a receiver writes them for transactions in progress."""
+"""One history in two logs: all rows written at their commit, or some rows written before it. Files of the second log
+have commit facts, as a receiver writes them for transactions in progress."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Twin:
 
 
 class _Made:
-    """A transaction in its place."""
+    """A transaction at its LSN."""
 
     def __init__(self, transaction: Transaction, number: int, relations: Relations) -> None:
         self._of = transaction

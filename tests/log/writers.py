@@ -1,4 +1,4 @@
-"""Concurrent writers, as long as a block lasts."""
+"""Concurrent writers during a block."""
 
 from __future__ import annotations
 

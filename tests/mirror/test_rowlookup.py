@@ -1,4 +1,4 @@
-"""What a merge looks for in the target, and how it reacts to differences: hand-written cases, one per rule."""
+"""The lookups of a merge in its target, and its reaction to differences: hand-written cases, one per rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real server writes: edge values through the casts, and times and positions of a transaction."""
+"""Texts of a real server: edge values through the casts, and times and positions of a transaction."""
 
 from __future__ import annotations
 

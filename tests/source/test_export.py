@@ -1,4 +1,4 @@
-"""Snapshots with an exact LSN: what they hold, what they wait for, what they lock."""
+"""Snapshots with an exact LSN: their rows, their waits, and their locks."""
 
 from __future__ import annotations
 

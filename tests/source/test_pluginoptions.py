@@ -52,5 +52,5 @@ def test_the_server_leaves_out_origins_where_it_can(version: int, by_server: boo
     options = PluginOptions.of(version, origins=Origins.NONE)
     assert (options.given(["p"]).get("origin") == "none") == by_server
     assert options.filters_origins is not by_server
-    # A backlog read through the SQL functions holds the same transactions.
+    # The SQL functions read the same transactions from a backlog.
     assert options.whole == options

@@ -153,7 +153,7 @@ def test_an_interrupted_query_is_ended_on_the_server(database: Database) -> None
 
 
 def test_only_time_spent_listening_counts_as_silence() -> None:
-    """A process that was stopped, or slowed down by its disk, did not listen. That time is no silence of the server."""
+    """A process that was stopped, or slowed down by its disk, did not listen. This time does not count as silence."""
     quiet = Silence(Patience(0.2, 0.4), "source", lambda: False)
     quiet._LONGEST = 0.01
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The slot as SQL shows it, and when the log may continue from it."""
+"""The slot as SQL shows it. Cases in which the log may continue from the slot."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_a_file_is_created_once_even_if_the_answer_is_lost(fault: Fault, faults:
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
 def test_an_unconditional_request_is_repeated(fault: Fault, faults: Faults, bucket: Location) -> None:
-    """A conflict, too: it was caused by another request for the same place."""
+    """A conflict is repeated as well, because another request for the same place caused it."""
 
     def put() -> None:
         draft = storage.draft(bucket / "put")

@@ -1,4 +1,4 @@
-"""What happens to a mirror, one situation per case."""
+"""The verdict on a mirror, one situation per case."""
 
 from __future__ import annotations
 
