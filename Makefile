@@ -1,4 +1,4 @@
-# Needs Python 3.11 (to 3.13), Java 17 or newer, and make. All else is installed into .venv and a cache.
+# Needs Python 3.11 (to 3.14), Java 17 or newer, and make. All else is installed into .venv and a cache.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -17,7 +17,7 @@ help: ## This list
 .PHONY: machine
 machine:
 	@test -n "$(PYTHON)" || { echo "pgcdc: Python is not installed; install Python 3.11" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' \
 	  || { echo "pgcdc: $(PYTHON) is `$(PYTHON) -V 2>&1`; install Python 3.11 or name one: make PYTHON=..." >&2; exit 1; }
 	@test -w . || { echo "pgcdc: no write access to `pwd`; run make in a folder of your own" >&2; exit 1; }
 	@command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null 2>&1 \
