@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pgcdc_assets.defs.component import PgcdcComponent
     from pgcdc_assets.defs.downstream import mirror_updated
+    from pgcdc_assets.defs.lakeinputs import PgcdcLake
     from pgcdc_assets.defs.pipeline import build_pgcdc_defs
     from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator
     from pgcdc_assets.lake import Lake
 
-__all__ = ["Lake", "PgcdcComponent", "PgcdcTable", "PgcdcTranslator", "build_pgcdc_defs", "mirror_updated"]
+__all__ = [
+    "Lake", "PgcdcComponent", "PgcdcLake", "PgcdcTable", "PgcdcTranslator", "build_pgcdc_defs", "mirror_updated",
+]  # fmt: skip
 
 _MODULES = {
     "Lake": "lake",
     "PgcdcComponent": "defs.component",
+    "PgcdcLake": "defs.lakeinputs",
     "PgcdcTable": "defs.translator",
     "PgcdcTranslator": "defs.translator",
     "build_pgcdc_defs": "defs.pipeline",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from os import PathLike
 from typing import TYPE_CHECKING, Final
 
@@ -44,17 +45,27 @@ class Lake:
         newest = self._points.newest()
         return sorted(newest.tables.keys() - newest.changed.keys()) if newest else []
 
-    def at(self, lsn: Lsn | str | int | None = None) -> LakeAt:
-        """The lake at the newest published point at or below ``lsn`` (``X/Y`` or an integer), or at the newest point of
-        all. LakeError if there is no such point; ValueError for a text that is not an LSN."""
-        wanted = Lsn.parse(lsn) if isinstance(lsn, str) else None if lsn is None else Lsn(lsn)
-        point = self._points.newest() if wanted is None else self._points.at(wanted)
+    def at(self, lsn: Lsn | str | int | datetime | None = None) -> LakeAt:
+        """The lake at the newest point at or below ``lsn`` (``X/Y`` or an integer), or at the newest point that was
+        published at or before a time. Without ``lsn``: at the newest point. LakeError if there is no such point;
+        ValueError for a text that is not an LSN, and for a time without a zone."""
+        point, where = self._point(lsn)
         if point is None:
             oldest = self._points.oldest()
             do = f"the oldest is {oldest}" if oldest is not None else "run `pgcdc sync` first"
-            where = "" if wanted is None else f" at or below {wanted}"
             raise LakeError(f"has no consistent point{where}", thing=f"lake {self._layout.root}", do=do)
         return LakeAt(self._layout, point)
+
+    def _point(self, wanted: Lsn | str | int | datetime | None) -> tuple[Point | None, str]:
+        """The point, and how an error describes it."""
+        if wanted is None:
+            return self._points.newest(), ""
+        if isinstance(wanted, datetime):
+            if wanted.tzinfo is None:
+                raise ValueError(f"{wanted} has no time zone; write it like datetime.now(UTC)")
+            return self._points.published_by(wanted), f" published by {wanted}"
+        lsn = Lsn.parse(wanted) if isinstance(wanted, str) else Lsn(wanted)
+        return self._points.at(lsn), f" at or below {lsn}"
 
 
 @dataclass(frozen=True)

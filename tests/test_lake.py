@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +16,6 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.deltatables import publish_at
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_importing_the_package_loads_no_library() -> None:
@@ -50,3 +47,19 @@ def test_missing_version_is_reported(tmp_path: Path) -> None:
     publish_at(ConsistentPoints(Layout.of(tmp_path)), 100, {name: 3})
     with pytest.raises(LakeError, match="lacks a commit"):
         Lake(tmp_path).at().arrow(name)
+
+
+def test_a_time_selects_the_newest_point_that_was_published_before_it(tmp_path: Path) -> None:
+    points = ConsistentPoints(Layout.of(tmp_path))
+    times = []
+    for lsn in (100, 200, 300):
+        points.publish(Lsn(lsn), {}, {})
+        times.append(points.all()[-1].at)
+    lake = Lake(tmp_path)
+    assert [lake.at(time).lsn for time in times] == [100, 200, 300]
+    assert lake.at(times[1] + (times[2] - times[1]) / 2).lsn == 200
+    assert lake.at(times[2] + timedelta(days=1)).lsn == 300
+    with pytest.raises(LakeError, match=r"no consistent point published by .*; the oldest is 0/64"):
+        lake.at(times[0] - timedelta(microseconds=1))
+    with pytest.raises(ValueError, match="has no time zone"):
+        lake.at(datetime(2026, 1, 1))

@@ -10,6 +10,8 @@ partitions  LSN ranges of one source            metadata    reports as metadata 
 sensors     request runs                        demand      when to request a run, as a pure rule
 sync        the sync and repair jobs            runs        runs that died, runs that wait, signals
 observer    a run's reports as Dagster events   checks      health as asset checks
-maintenance the job that deletes old data, and old runs of Dagster
-downstream  conditions for assets built on mirrors
+maintenance the job that deletes old data,      verification verify as an asset check
+            and old runs of Dagster
+downstream  conditions for assets built on      lakeinputs  mirrors as inputs of such assets
+            mirrors
 """

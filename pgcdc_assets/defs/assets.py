@@ -269,7 +269,8 @@ def consistent_points(of: Replication, tables: Sequence[Table]) -> dg.AssetSpec:
         partitions_def=of.names.lsn_ranges,
         group_name=of.names.of("mirror"),
         kinds={"deltalake"},
-        description="One row per turn: replay_lsn, and the Delta version of every mirror that stands exactly there. "
+        freshness_policy=of.freshness,
+        description="One row per turn: replay_lsn, and the Delta version of every mirror that is exactly there. "
         "Lake(root).at(lsn) reads all tables together by it.",
     )
 

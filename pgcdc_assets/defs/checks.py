@@ -23,17 +23,22 @@ SLOT_CHECK = "healthy"
 MIRROR_CHECK = "followed"
 
 
-def slot_asset(of: Replication) -> dg.SourceAsset:
-    @dg.observable_source_asset(
-        key=of.names.slot,
+def slot_asset(of: Replication) -> dg.AssetsDefinition:
+    """The slot, which can be observed. It is made from a spec, so that a project can change its spec as any other."""
+    spec = dg.AssetSpec(
+        of.names.slot,
         group_name=of.names.source,
-        description="The replication slot on the source: where the stream stands, and what it holds back there.",
-        tags={"dagster/kind/postgres": ""},
+        kinds={"postgres"},
+        description="The replication slot on the source: its positions, and the WAL that it holds there.",
     )
-    def slot(context: dg.OpExecutionContext) -> dg.ObserveResult:
-        return dg.ObserveResult(metadata=of_slot(current_health(of, context.instance)))
 
-    return slot
+    @dg.multi_observable_source_asset(name=of.names.of("slot"), specs=[spec])  # type: ignore[untyped-decorator]
+    def slot(context: dg.AssetExecutionContext) -> dg.ObserveResult:
+        found = of_slot(current_health(of, context.instance))
+        return dg.ObserveResult(asset_key=context.asset_key, metadata=found)
+
+    asset: dg.AssetsDefinition = slot
+    return asset
 
 
 def health_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
@@ -113,7 +118,7 @@ def evaluations(of: Replication, health: "Status") -> list[dg.AssetCheckEvaluati
         *(
             _evaluation(
                 of.key("mirror", name), MIRROR_CHECK, [*of_table[name], *of_all],
-                _of_table(facts[name]) if name in facts else {},
+                _of_table(facts[name], health) if name in facts else {},
             )
             for name in tables
         ),
@@ -149,11 +154,18 @@ def of_slot(health: "Status") -> metadata.Metadata:
     return positions | metadata.numbers({"lag_bytes": health.lag_bytes}) | _words(health.problems)
 
 
-def _of_table(table: "TableFacts") -> metadata.Metadata:
+def _of_table(table: "TableFacts", health: "Status") -> metadata.Metadata:
     words = {"state": str(table.state), **({"reason": table.reason} if table.reason else {})}
-    return metadata.lsns(replay_lsn=table.replay_lsn) | {
-        name: dg.MetadataValue.text(text) for name, text in words.items()
-    }
+    lag = {"lag_bytes": _lag(table, health)}
+    texts = {name: dg.MetadataValue.text(text) for name, text in words.items()}
+    return metadata.lsns(replay_lsn=table.replay_lsn) | metadata.numbers(lag) | texts
+
+
+def _lag(table: "TableFacts", health: "Status") -> int | None:
+    """Bytes of WAL from the table's position to the source's flush LSN. None if the source did not answer."""
+    if table.replay_lsn is None or health.replay_lsn is None or health.lag_bytes is None:
+        return None
+    return max(0, health.lag_bytes - (table.replay_lsn - health.replay_lsn))
 
 
 def _evaluation(

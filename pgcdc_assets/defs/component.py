@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from pgcdc_assets.defs.pipeline import build_pgcdc_defs
 from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator
+from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.settings import Retention
 
 
 class PgcdcScaffold(dg.Model):
@@ -22,6 +25,24 @@ class PgcdcScaffold(dg.Model):
         default="",
         description="A folder of the project, or a URL of an object store; lake/<name> if empty.",
     )
+
+
+class PgcdcFreshness(dg.Model, dg.Resolvable):
+    """The freshness policy of ``consistent_points``, in texts like ``15 minutes``."""
+
+    fail: Annotated[str, Field(description="The policy fails if no point was current for this time: 15 minutes.")]
+    warn: Annotated[str | None, Field(description="The policy warns after this time: 5 minutes.")] = None
+
+    def policy(self) -> dg.FreshnessPolicy:
+        """Raises SettingsError for a text that is no duration."""
+        return dg.FreshnessPolicy.time_window(_duration(self.fail), _duration(self.warn) if self.warn else None)
+
+
+def _duration(text: str) -> timedelta:
+    try:
+        return TypeAdapter(Retention).validate_python(text)
+    except ValidationError as error:
+        raise SettingsError(error.errors()[0]["msg"], thing="attribute `freshness`") from None
 
 
 class PgcdcScaffolder(dg.Scaffolder[PgcdcScaffold]):
@@ -50,6 +71,9 @@ class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
         Sequence[str], Field(description="Patterns schema.table, a leading - excludes; all permanent tables if empty.")
     ] = ()
     settings: Annotated[Mapping[str, Any], Field(description="Other settings, as docs/operations.md lists them.")] = {}
+    freshness: Annotated[
+        PgcdcFreshness | None, Field(description="How old the newest consistent point may be. No policy if unset.")
+    ] = None
     translation: Annotated[
         TranslationFn[PgcdcTable] | None,
         TranslationFnResolver[PgcdcTable](lambda data: {"table": data.table, "stage": data.stage}),
@@ -73,6 +97,7 @@ class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
             tables=self.tables,
             settings=self.settings,
             translator=_ByComponent(self),
+            freshness=self.freshness.policy() if self.freshness else None,
         )
 
 

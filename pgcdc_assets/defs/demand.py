@@ -66,6 +66,8 @@ class Cursor:
     """The slot held no published change up to this LSN."""
     told: float = 0.0
     """When the slot's observation was last recorded."""
+    fresh: float = 0.0
+    """When it was last recorded that the newest consistent point is still current."""
     health: str = ""
     """A digest of the check results at that time. The checks are recorded again when the digest changes."""
 
@@ -74,7 +76,8 @@ class Cursor:
         try:
             data = json.loads(text or "{}")
             lsns = Lsn(int(data["position"])), Lsn(int(data["empty_to"]))
-            return cls(lsns[0], float(data["since"]), lsns[1], float(data["told"]), str(data["health"]))
+            times = float(data["since"]), float(data["told"]), float(data["fresh"])
+            return cls(lsns[0], times[0], lsns[1], times[1], times[2], str(data["health"]))
         except MALFORMED:
             return cls()
 
@@ -92,6 +95,8 @@ class Cursor:
 class Decision:
     wanted: bool
     why: str
+    current: bool = False
+    """Whether the mirrors are known to hold all that the source has published."""
 
 
 def busy(runs: Runs, now: float) -> str | None:
@@ -118,11 +123,12 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
         return Decision(True, f"{state.to_copy} tables are to be copied")
     ahead = state.flush_lsn - state.position
     if ahead <= 0:
-        return Decision(False, f"the source stands at {state.flush_lsn}, and so do we")
+        return Decision(False, f"the source is at {state.flush_lsn}, and so are the mirrors", current=True)
     if state.published:
         return Decision(True, f"published changes wait in the slot, {ahead} bytes of WAL")
     if ahead >= FOREIGN_WAL_BYTES:
         return Decision(True, f"{ahead} bytes of WAL have passed")
     if state.published is None and state.now - cursor.since >= range_seconds:
         return Decision(True, f"WAL has moved for {state.now - cursor.since:.0f} s")
-    return Decision(False, f"nothing published in {ahead} bytes of WAL")
+    current = state.published is False and not state.unapplied
+    return Decision(False, f"nothing published in {ahead} bytes of WAL", current=current)

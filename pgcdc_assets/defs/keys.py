@@ -82,7 +82,12 @@ class Names:
         return self.of("maintain")
 
     @property
+    def verify_job(self) -> str:
+        return self.of("verify")
+
+    @property
     def jobs(self) -> Sequence[str]:
+        """The jobs that write to the lake."""
         return self.sync_job, self.repair_job, self.maintain_job
 
     @property
@@ -99,6 +104,11 @@ class Names:
     def watcher(self) -> str:
         """The key of the resource that gets a run's reports besides Dagster."""
         return self.of("watcher")
+
+    @property
+    def lake(self) -> str:
+        """The key of the resource that reads the lake for a project's own assets."""
+        return self.of("lake")
 
     @property
     def pool(self) -> str:

@@ -116,7 +116,9 @@ def forget_runs(
     gone = 0
     for record in list(_ended(instance, names, oldest)):
         run_id = record.dagster_run.run_id
-        ours = record.dagster_run.job_name in names.jobs or {*(record.dagster_run.asset_selection or ())} <= {*assets}
+        ours = record.dagster_run.job_name in (*names.jobs, names.verify_job) or {
+            *(record.dagster_run.asset_selection or ())
+        } <= {*assets}
         if not ours or run_id in needed or (record.end_time or 0.0) >= oldest.timestamp():
             continue
         if runs_out():

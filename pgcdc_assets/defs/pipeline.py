@@ -12,6 +12,7 @@ import dagster as dg
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.checks import health_checks, slot_asset
+from pgcdc_assets.defs.lakeinputs import PgcdcLake
 from pgcdc_assets.defs.maintenance import maintain_job, maintenance_schedule
 from pgcdc_assets.defs.observer import Nobody
 from pgcdc_assets.defs.replication import Replication
@@ -19,6 +20,7 @@ from pgcdc_assets.defs.resources import Engines, Source, lake_spark
 from pgcdc_assets.defs.sensors import sync_sensor
 from pgcdc_assets.defs.sync import repair_job, sync_job
 from pgcdc_assets.defs.translator import PgcdcTranslator
+from pgcdc_assets.defs.verification import verify_checks, verify_job
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
@@ -35,13 +37,14 @@ def pipeline(of: Replication, catalog: Catalog | None) -> dg.Definitions:
         slot = slot_asset(of)
         return dg.Definitions(
             assets=[slot, *pipeline_assets(of, followed)] if followed else [],
-            asset_checks=[health_checks(of, followed)] if followed else [],
-            jobs=[sync, repair_job(of), maintain],
+            asset_checks=[health_checks(of, followed), verify_checks(of, followed)] if followed else [],
+            jobs=[sync, repair_job(of), maintain, *([verify_job(of, followed)] if followed else [])],
             schedules=[maintenance_schedule(of, maintain)],
             sensors=[sync_sensor(of, sync)],
             resources={
                 of.names.pyspark: pyspark,
                 of.names.engines: Engines(pyspark=pyspark, source=Source()),
+                of.names.lake: PgcdcLake(root=str(of.settings.layout.root)),
                 of.names.watcher: dg.ResourceDefinition(lambda _: Nobody()),
             },
         )
@@ -57,6 +60,7 @@ def build_pgcdc_defs(
     settings: Mapping[str, Any] | None = None,
     translator: PgcdcTranslator | None = None,
     key_prefix: Sequence[str] = (),
+    freshness: dg.FreshnessPolicy | None = None,
 ) -> dg.Definitions:
     """The definitions of one source, to be merged with those of other sources and with a project's own.
 
@@ -71,6 +75,8 @@ def build_pgcdc_defs(
         settings: Other settings, by the names that docs/operations.md lists.
         translator: Changes what Dagster shows of each table.
         key_prefix: Parts before the source's name in every asset key.
+        freshness: The policy of the asset ``consistent_points``. A source without changes stays fresh while the sensor
+            is on.
 
     Raises SettingsError. Environment variables ``PGCDC_...`` and ``pgcdc.yaml`` are not read, and the working directory
     does not matter.
@@ -87,7 +93,7 @@ def build_pgcdc_defs(
         place = given[setting]
         if "://" not in str(place) and not Path(place).is_absolute():
             raise SettingsError(f"{place} is no whole path", thing=f"setting `{setting}` of source {name}")
-    of = Replication(Settings.of(**given), translator or PgcdcTranslator(), tuple(key_prefix))
+    of = Replication(Settings.of(**given), translator or PgcdcTranslator(), tuple(key_prefix), freshness=freshness)
     return pipeline(of, load_catalog(of.settings.catalog_file))
 
 

