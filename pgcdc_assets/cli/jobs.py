@@ -145,7 +145,7 @@ def _run(
 
     from pgcdc_assets.defs.replication import Replication
     from pgcdc_assets.defs.resources import Engines, Source, lake_spark
-    from pgcdc_assets.defs.runs import reserve
+    from pgcdc_assets.defs.runs import NamedFailure, reserve
 
     of = Replication(settings, pooled=False)
     engines = Engines(pyspark=lake_spark(settings)(), source=Source())
@@ -160,10 +160,8 @@ def _run(
                 resources={of.names.engines: engines, of.names.watcher: progress},
                 tags={".dagster/repository": f"__repository__@{LOCATION}"},
             )
-        except dg.Failure as failure:
-            if isinstance(failure.__cause__, PgcdcError):
-                raise failure.__cause__ from None
-            raise
+        except NamedFailure as failure:
+            raise failure.error from None
         except dg.DagsterExecutionInterruptedError:
             # Where the work does not handle signals itself, Dagster raises its own exception for an interruption.
             raise KeyboardInterrupt from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from pgcdc_assets.defs.verification import verify_checks, verify_job
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 def pipeline(of: Replication, catalog: Catalog | None) -> dg.Definitions:
@@ -94,7 +97,13 @@ def build_pgcdc_defs(
         if "://" not in str(place) and not Path(place).is_absolute():
             raise SettingsError(f"{place} is no whole path", thing=f"setting `{setting}` of source {name}")
     of = Replication(Settings.of(**given), translator or PgcdcTranslator(), tuple(key_prefix), freshness=freshness)
-    return pipeline(of, load_catalog(of.settings.catalog_file))
+    catalog = load_catalog(of.settings.catalog_file)
+    if catalog is None:
+        file = of.settings.catalog_file
+        logger.warning(
+            "source %s has no assets yet: %s is missing; run `pgcdc setup` with PGCDC_STATE=%s", name, file, state
+        )
+    return pipeline(of, catalog)
 
 
 def _value_of(source: str | dg.EnvVar, name: str) -> str:

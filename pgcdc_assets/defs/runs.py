@@ -174,15 +174,21 @@ def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading
                 yield
 
 
+class NamedFailure(dg.Failure):
+    """One of our errors as a failure of Dagster: one line that names the thing and what to do. The error is kept here,
+    and not as the cause, because Dagster would show a second stack trace for a cause."""
+
+    def __init__(self, error: PgcdcError) -> None:
+        found = {"what": error.what, "thing": error.thing, "lsn": str(error.lsn or ""), "do": error.do}
+        metadata = {name: text for name, text in found.items() if text}
+        super().__init__(description=str(error), metadata=metadata, allow_retries=False)
+        self.error = error
+
+
 @contextmanager
 def as_failures() -> Iterator[None]:
-    """Raise our own errors as failures of Dagster, in one line that names the thing and what to do."""
+    """Raise our own errors as failures of Dagster."""
     try:
         yield
     except PgcdcError as error:
-        found = {"what": error.what, "thing": error.thing, "lsn": str(error.lsn or "") or None, "do": error.do}
-        raise dg.Failure(
-            description=str(error),
-            metadata={name: text for name, text in found.items() if text},
-            allow_retries=False,
-        ) from error
+        raise NamedFailure(error) from None

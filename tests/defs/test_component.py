@@ -96,6 +96,13 @@ def test_post_processing_and_freshness_of_a_component() -> None:
             assert policy == dg.FreshnessPolicy.time_window(timedelta(minutes=15), timedelta(minutes=5))
 
 
+def test_a_source_that_was_not_set_up_says_so_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_pgcdc_defs("shop", DSN, tmp_path / "lake", tmp_path / "state")
+    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("pgcdc_assets")]
+    assert said.startswith("source shop has no assets yet: ")
+    assert said.endswith(f"is missing; run `pgcdc setup` with PGCDC_STATE={tmp_path / 'state'}")
+
+
 def test_a_text_that_is_no_duration_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"attribute `freshness`.*soon.*write it like 7 days"):
         PgcdcFreshness(fail="soon").policy()

@@ -312,6 +312,9 @@ def test_our_errors_are_run_failures_of_one_line(instance: dg.DagsterInstance) -
     result = sync(instance, Script(error=LockHeld("`pgcdc follow` (pid 7) is writing to this lake", thing="/lake")))
     assert not result.success
     assert failure(result) == "/lake: `pgcdc follow` (pid 7) is writing to this lake; wait for it, or stop it"
+    (event,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
+    assert event.step_failure_data.error is not None
+    assert event.step_failure_data.error.cause is None
 
 
 def test_a_signal_ends_the_run_successfully_at_a_boundary(instance: dg.DagsterInstance) -> None:
