@@ -12,6 +12,7 @@ sync        the sync and repair jobs            runs        runs that died, runs
 observer    a run's reports as Dagster events   checks      health as asset checks
 maintenance the job that deletes old data,      verification verify as an asset check
             and old runs of Dagster
+dagsterinternals  what is used of Dagster's private API
 downstream  conditions for assets built on      lakeinputs  mirrors as inputs of such assets
             mirrors
 """

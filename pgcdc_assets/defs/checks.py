@@ -6,10 +6,10 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import dagster as dg
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.dagsterinternals import passed_checks
 from pgcdc_assets.defs.keys import op_name
 from pgcdc_assets.defs.partitions import DELETE
 from pgcdc_assets.defs.replication import Replication
@@ -61,8 +61,8 @@ def health_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition
         out={name: dg.Out(is_required=False) for name in specs},
     )
     def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        selected = context.selected_asset_check_keys
-        for evaluation in evaluations(of, current_health(of, context.instance)):
+        selected, here = context.selected_asset_check_keys, of.within(context.op_execution_context)
+        for evaluation in evaluations(here, current_health(of, context.instance)):
             if dg.AssetCheckKey(evaluation.asset_key, evaluation.check_name) in selected:
                 yield dg.AssetCheckResult(
                     asset_key=evaluation.asset_key,
@@ -114,7 +114,7 @@ def evaluations(of: Replication, health: "Status") -> list[dg.AssetCheckEvaluati
     others = ("table ", FEED_OF_MESSAGES)
     of_all = [p for p in rest if p.severity == "error" and not p.thing.startswith(others)]
     return [
-        _evaluation(of.names.slot, SLOT_CHECK, rest, of_slot(health)),
+        _evaluation(of.placed(of.names.slot), SLOT_CHECK, rest, of_slot(health)),
         *(
             _evaluation(
                 of.key("mirror", name), MIRROR_CHECK, [*of_table[name], *of_all],
@@ -129,8 +129,7 @@ def news(
     instance: dg.DagsterInstance, found: Sequence[dg.AssetCheckEvaluation]
 ) -> list[dg.AssetCheckEvaluation]:  # fmt: skip
     """The evaluations that are worth recording: all except checks that pass and also passed when last recorded."""
-    newest = instance.event_log_storage.get_latest_asset_check_execution_by_key([one.asset_check_key for one in found])
-    passed = {key for key, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.SUCCEEDED}
+    passed = passed_checks(instance, [one.asset_check_key for one in found])
     return [one for one in found if not (one.passed and one.asset_check_key in passed)]
 
 

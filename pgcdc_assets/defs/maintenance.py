@@ -6,20 +6,15 @@ hour records about ten thousand events if a hundred tables change all the time. 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import dagster as dg
-from dagster._core.instance import RUNLESS_RUN_ID
-from dagster._core.storage.event_log import SqlEventLogStorage, SqliteEventLogStorage
-from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 
 from pgcdc_assets.core import retention
 from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.dagsterinternals import delete_observations, delete_run
 from pgcdc_assets.defs.keys import Names
-from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.defs.runs import stop_for_waiting_runs, writing_run
 from pgcdc_assets.defs.sync import engine_at_rest, job_of_one_op, watcher
@@ -80,7 +75,7 @@ def _maintain(of: Replication, context: dg.OpExecutionContext, config: MaintainC
             except LockHeld as held:
                 context.log.info(f"nothing was done: {held}")
                 return
-        report.runs = _forget_runs(of, context.instance, allowance)
+        report.runs = _forget_runs(of.within(context), context.instance, allowance)
         context.add_output_metadata(of_maintenance(report))
         watching.maintained(report)
         if report.failed:
@@ -93,15 +88,15 @@ def _forget_runs(of: Replication, instance: dg.DagsterInstance, allowance: "Allo
     catalog, names = load_catalog(of.settings.catalog_file), of.names
     tables = [table.name for table in catalog.tables] if catalog else []
     of_tables = (of.key(stage, name) for name in tables for stage in STAGES)
-    assets = [names.change_log, names.messages, names.consistent_points, *of_tables]
+    assets = [*map(of.placed, (names.change_log, names.messages, names.consistent_points)), *of_tables]
     started = time.monotonic()
     oldest = retention.oldest_kept(datetime.now(UTC), of.settings.retention)
-    return forget_runs(instance, names, assets, oldest, lambda: allowance.runs_out(started))
+    return forget_runs(instance, of, assets, oldest, lambda: allowance.runs_out(started))
 
 
 def forget_runs(
     instance: dg.DagsterInstance,
-    names: Names,
+    of: Replication,
     assets: Sequence[dg.AssetKey],
     oldest: datetime,
     runs_out: Callable[[], bool],
@@ -112,7 +107,8 @@ def forget_runs(
     Never deletes a run that is under way, that closed a range whose key still exists, or that recorded an asset's
     newest materialisation. Once ``runs_out`` returns True, the remaining runs are left to the next maintenance.
     """
-    needed = {*_closing(instance, names, oldest), *_newest(instance, assets)}
+    names = of.names
+    needed = {*_closing(instance, of, oldest), *_newest(instance, assets)}
     gone = 0
     for record in list(_ended(instance, names, oldest)):
         run_id = record.dagster_run.run_id
@@ -123,9 +119,10 @@ def forget_runs(
             continue
         if runs_out():
             break
-        _delete(instance, run_id)
+        delete_run(instance, run_id)
         gone += 1
-    _forget_observations(instance, names, oldest)
+    # The sensor records an observation of the slot every half minute.
+    delete_observations(instance, of.placed(names.slot), oldest)
     return gone
 
 
@@ -138,10 +135,10 @@ def _ended(instance: dg.DagsterInstance, names: Names, oldest: datetime) -> Iter
         cursor = page[-1].dagster_run.run_id
 
 
-def _closing(instance: dg.DagsterInstance, names: Names, oldest: datetime) -> Iterator[str]:
+def _closing(instance: dg.DagsterInstance, of: Replication, oldest: datetime) -> Iterator[str]:
     """Runs that recorded a range of the log that is still registered."""
-    known = {span.key for span in RangeRegister(instance, names).known()}
-    found = dg.AssetRecordsFilter(names.change_log, before_timestamp=oldest.timestamp())
+    known = {span.key for span in of.register(instance).known()}
+    found = dg.AssetRecordsFilter(of.placed(of.names.change_log), before_timestamp=oldest.timestamp())
     cursor, more = None, True
     while more:
         page = instance.fetch_materializations(found, limit=_PAGE, cursor=cursor)
@@ -156,35 +153,6 @@ def _newest(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey]) -> Iter
         entry = record.asset_entry.last_materialization_record
         if entry is not None:
             yield entry.run_id
-
-
-def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
-    instance.delete_run(run_id)
-    instance.compute_log_manager.delete_logs(prefix=[run_id])
-    storage = instance.event_log_storage
-    if isinstance(storage, SqliteEventLogStorage):
-        # Each run has a database file, which Dagster empties but does not delete.
-        shard = Path(storage.path_for_shard(run_id))
-        for path in (shard, *(shard.with_name(f"{shard.name}{end}") for end in ("-wal", "-shm"))):
-            with suppress(FileNotFoundError):
-                path.unlink()
-
-
-def _forget_observations(instance: dg.DagsterInstance, names: Names, oldest: datetime) -> None:
-    """Delete old observations of the slot. The sensor records one every half minute, and they belong to no run."""
-    storage = instance.event_log_storage
-    if not isinstance(storage, SqlEventLogStorage):
-        return
-    table = SqlEventLogStorageTable
-    old = table.delete().where(
-        table.c.run_id == RUNLESS_RUN_ID,
-        table.c.dagster_event_type == "ASSET_OBSERVATION",
-        table.c.asset_key == names.slot.to_string(),
-        table.c.timestamp < oldest.astimezone(UTC).replace(tzinfo=None),
-    )
-    for connection in (storage.run_connection(RUNLESS_RUN_ID), storage.index_connection()):
-        with connection as conn:
-            conn.execute(old)
 
 
 def of_maintenance(report: "MaintenanceReport") -> metadata.Metadata:

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
-from dagster._core.events import DagsterEvent
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.dagsterinternals import record_check
 from pgcdc_assets.defs.partitions import DELETE, register_snapshot
 
 if TYPE_CHECKING:
@@ -160,10 +160,9 @@ class DagsterObserver:
         if digest != self._health:
             self._health = digest
             due |= {evaluation.asset_key for evaluation in (found if all_tables else news(instance, found))}
-        step = self._context.get_step_execution_context()
         for evaluation in found:
             if evaluation.asset_key in due:
-                DagsterEvent.asset_check_evaluation(step, evaluation)
+                record_check(self._context, evaluation)
                 self._checked.add(evaluation.asset_key)
         self._unchecked -= self._checked
 
@@ -173,11 +172,13 @@ class DagsterObserver:
         point = ConsistentPoints(self._layout).newest()
         listed = point.tables if point else {}
         return [
-            dg.AssetMaterialization(self._of.names.change_log, partition=key, metadata=metadata.of_log(report)),
+            dg.AssetMaterialization(
+                self._of.placed(self._of.names.change_log), partition=key, metadata=metadata.of_log(report)
+            ),
             *self._of_tables(report, key),
             *self._of_messages(report, key),
             dg.AssetMaterialization(
-                self._of.names.consistent_points,
+                self._of.placed(self._of.names.consistent_points),
                 partition=key,
                 metadata=metadata.of_range(report)
                 | metadata.numbers({"tables": len(listed), "tables_changed": len(report.tables)}),
@@ -187,7 +188,11 @@ class DagsterObserver:
     def _of_messages(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
         if report.messages is None:
             return []
-        return [dg.AssetMaterialization(self._of.names.messages, partition=key, metadata=metadata.of_messages(report))]
+        return [
+            dg.AssetMaterialization(
+                self._of.placed(self._of.names.messages), partition=key, metadata=metadata.of_messages(report)
+            )
+        ]
 
     def _of_tables(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
         """Materialisations for the tables that changed."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import dagster as dg
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.dagsterinternals import location_of
 from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator, Stage
@@ -23,6 +25,10 @@ class Replication:
     translator: PgcdcTranslator = field(default_factory=PgcdcTranslator)
     prefix: tuple[str, ...] = ()
     """Parts before the source's name in every asset key."""
+    outside: tuple[str, ...] = ()
+    """Parts that the project put before our keys, for example by ``load_assets_from_modules(key_prefix=...)``."""
+    shown: frozenset[dg.AssetKey] = frozenset()
+    """The keys of the code location. This and ``outside`` are known to :meth:`within` alone."""
     running: bool = False
     """Whether sensor and schedule are on from the start."""
     freshness: dg.FreshnessPolicy | None = None
@@ -33,6 +39,22 @@ class Replication:
     @cached_property
     def names(self) -> Names:
         return Names(self.settings.name, self.prefix)
+
+    def within(self, context: dg.OpExecutionContext | dg.SensorEvaluationContext) -> Self:
+        """The source as the code location of a run or sensor shows it: with the parts that stand before our keys there.
+        The assets of a location do not say who changed their keys, so the key of the change log is looked for."""
+        repository = location_of(context)
+        if repository is None:
+            return self
+        own, shown = self.names.change_log.path, frozenset(repository.asset_graph.get_all_asset_keys())
+        found = [key.path for key in shown if key.path[-len(own) :] == own]
+        return replace(self, outside=tuple(found[0][: -len(own)]), shown=shown) if len(found) == 1 else self
+
+    def placed(self, key: dg.AssetKey) -> dg.AssetKey:
+        """The key under which events of one of our assets are recorded. Dagster puts a prefix before assets with an op,
+        but not before all others."""
+        outer = key.with_prefix(self.outside)
+        return outer if outer in self.shown or key not in self.shown else key
 
     @cached_property
     def _catalog(self) -> SavedCatalog:
@@ -58,7 +80,7 @@ class Replication:
     def key(self, stage: Stage, name: TableName) -> dg.AssetKey:
         """The key under which events of the table are recorded: the translator's, if the table is in the catalog."""
         table = self.table(name)
-        return self._spec(stage, table).key if table else self.names.of_stage(stage, name)
+        return self.placed(self._spec(stage, table).key if table else self.names.of_stage(stage, name))
 
     @property
     def pool(self) -> str | None:

@@ -83,6 +83,7 @@ def sync_sensor(of: Replication, job: dg.JobDefinition) -> dg.SensorDefinition:
 def tick(of: Replication, context: dg.SensorEvaluationContext, source: Source) -> dg.SensorResult | dg.SkipReason:
     """One evaluation of the sensor. Takes the cursor, and returns at most one run request. Health is recorded even if
     no run is needed or the source does not answer."""
+    of = of.within(context)
     catalog = load_catalog(of.settings.catalog_file)
     if catalog is None:
         return dg.SkipReason("nothing is set up yet: run `pgcdc setup`")
@@ -212,7 +213,7 @@ def _told(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> tupl
         return [], cursor
     health = current_health(of, instance)
     digest = health_digest(health)
-    events: list[Any] = [dg.AssetObservation(of.names.slot, metadata=of_slot(health))]
+    events: list[Any] = [dg.AssetObservation(of.placed(of.names.slot), metadata=of_slot(health))]
     if digest != cursor.health:
         events += news(instance, evaluations(of, health))
     return events, replace(cursor, told=now, health=digest)
@@ -226,7 +227,7 @@ def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance
     known = of.register(instance).known()
     what = "nothing was published since this range: the newest consistent point is current"
     return dg.AssetMaterialization(
-        of.names.consistent_points, partition=known[-1].key, description=what
+        of.placed(of.names.consistent_points), partition=known[-1].key, description=what
     ) if known else None  # fmt: skip
 
 

@@ -76,7 +76,9 @@ def repair_job(of: Replication) -> dg.JobDefinition:
         context.add_output_metadata(found)
         for known in of.register(context.instance).known():
             if report.span.start <= known.start and known.end <= report.span.end:
-                event = dg.AssetMaterialization(of.key("mirror", table), partition=known.key, metadata=found)
+                event = dg.AssetMaterialization(
+                    of.within(context).key("mirror", table), partition=known.key, metadata=found
+                )
                 context.log_event(event)
         watcher(of, context).range_closed(report)
 
@@ -121,7 +123,7 @@ def run_sync(of: Replication, context: dg.OpExecutionContext, config: SyncConfig
         )
         copy_anew, heal = ([TableName.parse(table) for table in tables] for tables in (config.copy_anew, config.heal))
         engines: Engines = getattr(context.resources, of.names.engines)
-        observer = DagsterObserver(context, of, watcher(of, context))
+        observer = DagsterObserver(context, of.within(context), watcher(of, context))
         engine = engines.engine(of.settings, observer, config.command)
         if not config.give_way:
             return engine.sync(bounds, copy_anew=copy_anew, heal=heal)
@@ -154,7 +156,8 @@ def watcher(of: Replication, context: dg.OpExecutionContext) -> Watcher:
 def engine_at_rest(of: Replication, context: dg.OpExecutionContext, command: str) -> "Engine":
     """The engine of a run that works on the lake alone. It does not connect to the source, and does not start it."""
     engines: Engines = getattr(context.resources, of.names.engines)
-    return engines.engine_at_rest(of.settings, DagsterObserver(context, of, watcher(of, context)), command)
+    observer = DagsterObserver(context, of.within(context), watcher(of, context))
+    return engines.engine_at_rest(of.settings, observer, command)
 
 
 def _until(config: SyncConfig) -> Lsn | None:

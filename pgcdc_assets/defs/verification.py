@@ -47,10 +47,11 @@ def verify_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition
         if context.run.asset_selection:
             context.log.info("not verified, because this run materialises assets: run the check by itself")
             return
+        here = of.within(context.op_execution_context)
         selected = {key.asset_key for key in context.selected_asset_check_keys}
-        chosen = [table.name for out, table in by_out.items() if specs[out].asset_key in selected]
-        for report in _verified(of, context.op_execution_context, chosen).tables:
-            yield _result(of, report)
+        chosen = [table.name for table in by_out.values() if here.key("mirror", table.name) in selected]
+        for report in _verified(here, context.op_execution_context, chosen).tables:
+            yield _result(here, report)
 
     checks: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
         node_def=verify,

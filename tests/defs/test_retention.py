@@ -15,10 +15,13 @@ from dagster._core.instance import InstanceRef
 from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.defs.maintenance import forget_runs
 from pgcdc_assets.defs.partitions import RangeRegister
+from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import INSTANCE_YAML
+from pgcdc_assets.settings import Settings
 from tests.defs.catalogs import NAMES
 from tests.defs.doubles import span
 
+OF = Replication(Settings())
 MIRROR, QUIET_MIRROR = NAMES.key("public", "orders"), NAMES.key("public", "quiet")
 ASSETS = [NAMES.change_log, MIRROR, QUIET_MIRROR]
 
@@ -74,11 +77,11 @@ def test_runs_of_pruned_ranges_are_deleted_and_all_others_kept(instance: dg.Dags
     register.prune(kept.start, kept.end)
     before = rows(tmp_path), len(list(tmp_path.rglob("history/runs/*.db")))
 
-    assert forget_runs(instance, NAMES, ASSETS, datetime.now(UTC) - timedelta(hours=1), lambda: False) == 0
+    assert forget_runs(instance, OF, ASSETS, datetime.now(UTC) - timedelta(hours=1), lambda: False) == 0
     assert rows(tmp_path) == before[0]
     later = datetime.fromtimestamp(time.time() + 1, UTC)
-    assert forget_runs(instance, NAMES, ASSETS, later, lambda: True) == 0
-    assert forget_runs(instance, NAMES, ASSETS, later, lambda: False) == len(old) + 1
+    assert forget_runs(instance, OF, ASSETS, later, lambda: True) == 0
+    assert forget_runs(instance, OF, ASSETS, later, lambda: False) == len(old) + 1
 
     left = {record.run_id for record in instance.get_runs()}
     assert left == {copy, foreign, other, closing, repair, under_way}
@@ -93,7 +96,7 @@ def test_runs_of_pruned_ranges_are_deleted_and_all_others_kept(instance: dg.Dags
     # Once the range is pruned, and another run holds the newest materialisation, this run is deleted too.
     register.prune(kept.end, kept.end)
     newest = run(instance, span(0x30, 0x40).key, assets=ASSETS)
-    assert forget_runs(instance, NAMES, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3
+    assert forget_runs(instance, OF, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3
     assert {record.run_id for record in instance.get_runs()} == {foreign, other, under_way, newest}
 
 

@@ -34,6 +34,7 @@ from pgcdc_assets.defs.partitions import RangeRegister, register_snapshot
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.defs.runs import PROCESS_TAG, limit_pool, runs_of, waiting_for_pool
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
+from pgcdc_assets.defs.translator import STAGES
 from pgcdc_assets.errors import LockHeld, StoreFailed
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.reports import MessagesReport
@@ -424,6 +425,26 @@ def test_changes_of_our_assets_from_outside_change_no_selection(
     assert (found.partition, found.metadata["rows_inserted"].value) == (key, 5)
     run(register_snapshot(instance, NAMES, Lsn(0x10)), NAMES.of_stage("snapshot", EVENTS))
     assert script.asked[-1][0] == "sync"
+
+
+@pytest.mark.parametrize("prefix", [["house"], []], ids=["prefix", "none"])
+def test_events_are_recorded_under_the_keys_that_the_location_shows(
+    instance: dg.DagsterInstance, prefix: list[str]
+) -> None:
+    """The user's project puts its own prefix before the keys of our assets."""
+    module = ModuleType("users_module")
+    vars(module).update({f"asset_{number}": found for number, found in enumerate(location(OF, Script()).assets or ())})
+    defs = dg.Definitions(
+        assets=dg.load_assets_from_modules([module], key_prefix=prefix or None, include_specs=True),
+        resources=resources(Script()),
+    )
+    context = dg.build_sensor_context(instance=instance, repository_def=defs.get_repository_def())
+    here = OF.within(context)
+    shown = defs.resolve_asset_graph().get_all_asset_keys()
+    assert {here.key(stage, table.name) for stage in STAGES for table in CATALOG.tables} <= shown
+    assert {here.placed(key) for key in (NAMES.change_log, NAMES.consistent_points)} <= shown
+    assert here.placed(NAMES.change_log) == NAMES.change_log.with_prefix(prefix)
+    assert OF.within(dg.build_sensor_context(instance=instance)) is OF
 
 
 def test_materialising_several_ranges_of_mirrors_is_one_apply(instance: dg.DagsterInstance) -> None:

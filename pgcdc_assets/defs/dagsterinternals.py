@@ -1,0 +1,66 @@
+"""All that the definitions use of Dagster's private API. A new version of Dagster may need changes here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster._check import CheckError
+from dagster._core.events import DagsterEvent
+from dagster._core.instance import RUNLESS_RUN_ID
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.event_log import SqlEventLogStorage, SqliteEventLogStorage
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+
+
+def record_check(context: dg.OpExecutionContext, evaluation: dg.AssetCheckEvaluation) -> None:
+    """Record the result of a check that is not an output of the op."""
+    DagsterEvent.asset_check_evaluation(context.get_step_execution_context(), evaluation)
+
+
+def passed_checks(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]) -> set[dg.AssetCheckKey]:
+    """The checks whose newest result is a success."""
+    newest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    return {key for key, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.SUCCEEDED}
+
+
+def location_of(context: Any) -> dg.RepositoryDefinition | None:
+    """The code location of a run or a sensor. None for a run that was started without a location."""
+    with suppress(CheckError):
+        repository: dg.RepositoryDefinition | None = context.repository_def
+        return repository
+    return None
+
+
+def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Delete a run with its events and logs."""
+    instance.delete_run(run_id)
+    instance.compute_log_manager.delete_logs(prefix=[run_id])
+    storage = instance.event_log_storage
+    if isinstance(storage, SqliteEventLogStorage):
+        # Each run has a database file, which Dagster empties but does not delete.
+        shard = Path(storage.path_for_shard(run_id))
+        for path in (shard, *(shard.with_name(f"{shard.name}{end}") for end in ("-wal", "-shm"))):
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+
+def delete_observations(instance: dg.DagsterInstance, asset: dg.AssetKey, oldest: datetime) -> None:
+    """Delete the asset's observations before ``oldest`` that belong to no run."""
+    storage = instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        return
+    table = SqlEventLogStorageTable
+    old = table.delete().where(
+        table.c.run_id == RUNLESS_RUN_ID,
+        table.c.dagster_event_type == "ASSET_OBSERVATION",
+        table.c.asset_key == asset.to_string(),
+        table.c.timestamp < oldest.astimezone(UTC).replace(tzinfo=None),
+    )
+    for connection in (storage.run_connection(RUNLESS_RUN_ID), storage.index_connection()):
+        with connection as conn:
+            conn.execute(old)
