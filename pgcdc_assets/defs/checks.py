@@ -1,16 +1,14 @@
 """Health as asset checks on the slot and on every mirror, and the slot as an observable asset."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import metadata
 from pgcdc_assets.defs.dagsterinternals import passed_checks
-from pgcdc_assets.defs.keys import op_name
 from pgcdc_assets.defs.partitions import DELETE
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import load_catalog
@@ -39,47 +37,6 @@ def slot_asset(of: Replication) -> dg.AssetsDefinition:
 
     asset: dg.AssetsDefinition = slot
     return asset
-
-
-def health_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
-    """One op for all checks, because one reading of source and lake is enough for all of them.
-
-    The op is made without Dagster's decorator, because the decorator derives the names of inputs and outputs from asset
-    keys. It refuses keys with special characters, and gives the same name to different keys.
-    """
-    specs = {
-        "slot": dg.AssetCheckSpec(SLOT_CHECK, asset=of.names.slot, description="Slot, publication, source settings")
-    }
-    for table in catalog.tables:
-        specs[op_name("mirror", table.name)] = dg.AssetCheckSpec(
-            MIRROR_CHECK, asset=of.spec("mirror", table).key, description="Followed exactly, not set aside"
-        )
-
-    @dg.op(
-        name=of.names.of("health"),
-        ins={f"of_{name}": dg.In(dg.Nothing) for name in specs},
-        out={name: dg.Out(is_required=False) for name in specs},
-    )
-    def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        selected, here = context.selected_asset_check_keys, of.within(context.op_execution_context)
-        for evaluation in evaluations(here, current_health(of, context.instance)):
-            if dg.AssetCheckKey(evaluation.asset_key, evaluation.check_name) in selected:
-                yield dg.AssetCheckResult(
-                    asset_key=evaluation.asset_key,
-                    check_name=evaluation.check_name,
-                    passed=evaluation.passed,
-                    severity=evaluation.severity,
-                    description=evaluation.description,
-                    metadata=evaluation.metadata,
-                )
-
-    checks: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
-        node_def=health,
-        keys_by_input_name={f"of_{name}": spec.asset_key for name, spec in specs.items()},
-        check_specs_by_output_name=specs,
-        can_subset=True,
-    )
-    return checks
 
 
 def current_health(of: Replication, instance: dg.DagsterInstance) -> "Status":

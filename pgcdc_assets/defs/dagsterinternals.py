@@ -28,6 +28,15 @@ def passed_checks(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
     return {key for key, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.SUCCEEDED}
 
 
+def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
+    """The newest result of a check. Runs that planned the check, and did not evaluate it, do not count."""
+    ended = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
+    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=1, status=ended):
+        if record.event is not None and record.event.dagster_event is not None:
+            return record.event.dagster_event.asset_check_evaluation_data
+    return None
+
+
 def location_of(context: Any) -> dg.RepositoryDefinition | None:
     """The code location of a run or a sensor. None for a run that was started without a location."""
     with suppress(CheckError):

@@ -12,7 +12,7 @@ import dagster as dg
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs.assets import pipeline_assets
-from pgcdc_assets.defs.checks import health_checks, slot_asset
+from pgcdc_assets.defs.checks import slot_asset
 from pgcdc_assets.defs.lakeinputs import PgcdcLake
 from pgcdc_assets.defs.maintenance import maintain_job, maintenance_schedule
 from pgcdc_assets.defs.observer import Nobody
@@ -21,7 +21,7 @@ from pgcdc_assets.defs.resources import Engines, Source, lake_spark
 from pgcdc_assets.defs.sensors import sync_sensor
 from pgcdc_assets.defs.sync import repair_job, sync_job
 from pgcdc_assets.defs.translator import PgcdcTranslator
-from pgcdc_assets.defs.verification import verify_checks, verify_job
+from pgcdc_assets.defs.verification import asset_checks, verify_job
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
@@ -40,7 +40,7 @@ def pipeline(of: Replication, catalog: Catalog | None) -> dg.Definitions:
         slot = slot_asset(of)
         return dg.Definitions(
             assets=[slot, *pipeline_assets(of, followed)] if followed else [],
-            asset_checks=[health_checks(of, followed), verify_checks(of, followed)] if followed else [],
+            asset_checks=[asset_checks(of, followed)] if followed else [],
             jobs=[sync, repair_job(of), maintain, *([verify_job(of, followed)] if followed else [])],
             schedules=[maintenance_schedule(of, maintain)],
             sensors=[sync_sensor(of, sync)],

@@ -1,6 +1,7 @@
-"""``verify`` as an asset check of each mirror: every value of the mirror is compared with the source, at one LSN."""
+"""The op of all asset checks, and ``verify`` as a check: every value of a mirror is compared with the source, at one
+LSN."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -8,6 +9,8 @@ import dagster as dg
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.checks import MIRROR_CHECK, SLOT_CHECK, current_health, evaluations
+from pgcdc_assets.defs.dagsterinternals import last_evaluation
 from pgcdc_assets.defs.keys import op_name
 from pgcdc_assets.defs.observer import DagsterObserver
 from pgcdc_assets.defs.replication import Replication
@@ -20,46 +23,101 @@ if TYPE_CHECKING:
     from pgcdc_assets.core.names import TableName
 
 VERIFY_CHECK = "equal_to_source"
+_REPEATED = " (the last result: a run that materialises assets does not verify them)"
 
 
-def verify_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
-    """One op for all mirrors. It has no pool: a running sync makes the point for it. It does nothing in a run that
-    materialises assets, because Dagster adds all checks of the assets to such a run, and reading whole tables takes
-    long."""
-    by_out = {op_name("mirror", table.name): table for table in catalog.tables}
+def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
+    """One op for all checks, because one reading of source and lake is enough for all of them, and each op of a run is
+    a process.
+
+    The op is made without Dagster's decorator, because the decorator derives the names of inputs and outputs from asset
+    keys. It refuses keys with special characters, and gives the same name to different keys.
+    """
     specs = {
-        out: dg.AssetCheckSpec(
-            VERIFY_CHECK,
-            asset=of.spec("mirror", table).key,
-            description="Every value equals the source's. Reads the whole table on both sides; run it by itself, or "
-            f"all tables by the job {of.names.verify_job}.",
-        )
-        for out, table in by_out.items()
+        "slot": dg.AssetCheckSpec(SLOT_CHECK, asset=of.names.slot, description="Slot, publication, source settings")
     }
+    for table in catalog.tables:
+        specs[op_name("mirror", table.name)] = dg.AssetCheckSpec(
+            MIRROR_CHECK, asset=of.spec("mirror", table).key, description="Followed exactly, not set aside"
+        )
+    specs |= verify_specs(of, catalog)
 
     @dg.op(
-        name=of.names.of("verify_mirrors"),
-        ins={f"of_{out}": dg.In(dg.Nothing) for out in specs},
-        out={out: dg.Out(is_required=False) for out in specs},
+        name=of.names.of("health"),
+        ins={f"of_{name}": dg.In(dg.Nothing) for name in specs},
+        out={name: dg.Out(is_required=False) for name in specs},
         required_resource_keys=of.resource_keys,
     )
-    def verify(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        if context.run.asset_selection:
-            context.log.info("not verified, because this run materialises assets: run the check by itself")
-            return
-        here = of.within(context.op_execution_context)
-        selected = {key.asset_key for key in context.selected_asset_check_keys}
-        chosen = [table.name for table in by_out.values() if here.key("mirror", table.name) in selected]
-        for report in _verified(here, context.op_execution_context, chosen).tables:
-            yield _result(here, report)
+    def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        selected, here = context.selected_asset_check_keys, of.within(context.op_execution_context)
+        found = evaluations(here, current_health(of, context.instance)) if _any_of_health(selected) else []
+        for evaluation in found:
+            if evaluation.asset_check_key in selected:
+                yield dg.AssetCheckResult(
+                    asset_key=evaluation.asset_key,
+                    check_name=evaluation.check_name,
+                    passed=evaluation.passed,
+                    severity=evaluation.severity,
+                    description=evaluation.description,
+                    metadata=evaluation.metadata,
+                )
+        yield from verification(here, context)
 
     checks: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
-        node_def=verify,
-        keys_by_input_name={f"of_{out}": spec.asset_key for out, spec in specs.items()},
+        node_def=health,
+        keys_by_input_name={f"of_{name}": spec.asset_key for name, spec in specs.items()},
         check_specs_by_output_name=specs,
         can_subset=True,
     )
     return checks
+
+
+def _any_of_health(selected: Iterable[dg.AssetCheckKey]) -> bool:
+    return any(key.name in (SLOT_CHECK, MIRROR_CHECK) for key in selected)
+
+
+def verify_specs(of: Replication, catalog: Catalog) -> dict[str, dg.AssetCheckSpec]:
+    """The checks, by the names of their outputs in the op of all checks."""
+    text = (
+        "Every value equals the source's. Reads the whole table on both sides; run it by itself, or all tables by the "
+        f"job {of.names.verify_job}."
+    )
+    return {
+        op_name("equal", table.name): dg.AssetCheckSpec(
+            VERIFY_CHECK, asset=of.spec("mirror", table).key, description=text
+        )
+        for table in catalog.tables
+    }
+
+
+def verification(of: Replication, context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+    """The results of the checks that the run selects. The source's pool is not needed, because a running sync makes the
+    point.
+
+    Dagster adds all checks of the assets to a run that materialises them. Reading whole tables takes long, so such a
+    run verifies nothing, and repeats each check's last result. Otherwise Dagster would show the check as skipped.
+    """
+    selected = {key for key in context.selected_asset_check_keys if key.name == VERIFY_CHECK}
+    if context.run.asset_selection:
+        yield from _last_results(context.instance, selected)
+    elif selected:
+        catalog, keys = required_catalog(of.settings.catalog_file), {key.asset_key for key in selected}
+        chosen = [table.name for table in catalog.tables if of.key("mirror", table.name) in keys]
+        for report in _verified(of, context.op_execution_context, chosen).tables:
+            yield _result(of, report)
+
+
+def _last_results(instance: dg.DagsterInstance, keys: Iterable[dg.AssetCheckKey]) -> Iterator[dg.AssetCheckResult]:
+    for key in keys:
+        if last := last_evaluation(instance, key):
+            yield dg.AssetCheckResult(
+                asset_key=key.asset_key,
+                check_name=key.name,
+                passed=last.passed,
+                severity=last.severity,
+                description=f"{(last.description or '').removesuffix(_REPEATED)}{_REPEATED}",
+                metadata=last.metadata,
+            )
 
 
 def verify_job(of: Replication, catalog: Catalog) -> Any:
