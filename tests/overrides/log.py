@@ -103,7 +103,8 @@ override("straddling_transaction_is_taken",
     "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._first_beyond",
     lambda original: without(original, "beyond.append("),
     rule="a transaction that ends past endpos is not taken",
-    test="tests/log/test_endpos.py::test_run_takes_transactions_that_end_at_or_below_its_goal[inside a commit record]",
+    test="tests/log/test_endpos.py::test_run_takes_transactions_that_end_at_or_below_its_goal"
+    "[inside a commit record-folder]",
 )  # fmt: skip
 override("range_takes_the_next_commit", "pgcdc_assets.core.lsn:LsnRange.holds_commit",
     lambda _: lambda self, commit_lsn: self.start <= commit_lsn <= self.end,
