@@ -47,7 +47,7 @@ FEW_ELSEWHERE = 1
 """Steps on partitioned tables in the default set."""
 SOME_ELSEWHERE = 60
 """Steps on partitioned tables in each test of the long set."""
-READ = 4
+READ, MOST_READ = 4, 30
 """Tables that all engines read in the default set."""
 Way = Literal["rewrite", "metadata"]
 
@@ -246,9 +246,11 @@ def test_some_migrations_are_followed_during_a_run(server: EmbeddedServer, spark
 def test_all_migrations_are_followed(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool
 ) -> None:
-    chosen = migrations(server.version)
+    all_of_them = migrations(server.version)
+    # The seed decides which tables every engine reads: to read all of them takes half an hour.
+    chosen = random.Random(f"read {SEED}").sample(all_of_them, len(all_of_them))
     # The source's version does not affect what engines read.
-    read = len(chosen) if server.version == VERSIONS[-1] else READ
+    read = MOST_READ if server.version == VERSIONS[-1] else READ
     played = _played(server, spark, tmp_path, chosen, way, following=following, read=read)
     _hold(played, late=not following)
 

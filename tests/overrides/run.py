@@ -86,13 +86,13 @@ def _problem(override: Override, done: subprocess.CompletedProcess[str]) -> str 
 
 
 def _pytest(tests: Sequence[str], override: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--no-header", "--tb=short", "-p", "no:cacheprovider",
-               "--hypothesis-profile=unshrunk", "--durations=0", "--durations-min=999", *tests]  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--run-long", "--no-header", "--tb=short"]
+    command += ["-p", "no:cacheprovider", "--hypothesis-profile=unshrunk", "--durations=0", "--durations-min=999"]
     # The checkout comes before an installed package, also for the processes that a test starts.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT)]), "COLUMNS": "200"}
     env |= {} if override is None else {VARIABLE: override}
     return subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=SECONDS * len(tests), check=False
+        [*command, *tests], cwd=ROOT, env=env, capture_output=True, text=True, timeout=SECONDS * len(tests), check=False
     )
 
 
