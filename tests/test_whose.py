@@ -48,14 +48,14 @@ OF_A_COPY = {
     "40P01": Whose.WAITS,  # a deadlock
     "42704": Whose.ASIDE,  # a type is missing
     "42883": Whose.ASIDE,  # a function is missing
-    "58P01": Whose.ASIDE,  # the library of an extension, or the file of a table, is missing
+    "58P01": Whose.ASIDE,  # an extension's library or a table's file is missing
     "58030": Whose.ASIDE,  # a block cannot be read
     "XX001": Whose.ASIDE,  # damaged data
     "XX002": Whose.ASIDE,  # a damaged index
     "XX000": Whose.ASIDE,  # an internal error, as after a type was dropped
     "22012": Whose.ASIDE,  # a row filter divides by zero
-    "22021": Whose.ASIDE,  # bytes that are no text
-    "22P05": Whose.ASIDE,  # a text without UTF-8
+    "22021": Whose.ASIDE,  # bytes that are invalid in the encoding
+    "22P05": Whose.ASIDE,  # a character that has no equivalent in UTF-8
     "54000": Whose.ASIDE,  # a row that is too large
     "0A000": Whose.ASIDE,  # not supported for this table
     "53100": Whose.ALL,  # the source's disk is full

@@ -161,7 +161,7 @@ class MirrorSide:
     mirror: DeltaTable
     comparison: Comparison
     by_files: DeltaVersion | None = None
-    """The same version, if DataFusion cannot read it. Its files are then read one by one."""
+    """The version of ``mirror``, if DataFusion cannot read this version. Its files are then read one by one."""
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
         """LakeError if the mirror's files are missing or damaged."""

@@ -170,8 +170,8 @@ def _reachable(settings: Settings) -> str:
 
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
-    """Adds the facts about the source. Slot, log and WAL are read in this order. Each position only moves up, so a
-    position that seems to be ahead of the next position really is ahead."""
+    """Adds the facts about the source. The slot is read first, then the log, then the WAL. Positions only move up, so
+    a slot that seems to be ahead of the log, or a log ahead of the WAL, really is ahead."""
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
         slot = slot_status(conn, settings.slot)

@@ -230,8 +230,8 @@ class Table:
 
     @property
     def columns_since(self) -> Lsn | None:
-        """The LSN at and above which rows certainly have the structure of ``columns``; None for the structure of the
-        copy. New or removed leaves alone do not change how rows are read."""
+        """The LSN at and above which rows certainly have the structure of ``columns``; None if this is still
+        the copy's structure. Adding or removing leaves does not by itself change how rows are read."""
         if self.lineage is None:
             return None
         since = self.lineage.columns_since if self.partitioned else self.lineage.since

@@ -37,8 +37,8 @@ class Encoding:
 
     @classmethod
     def of(cls, name: str | None) -> Encoding:
-        """The encoding to request texts in, given the server's own encoding. For the two server encodings that Python
-        cannot read this is UTF8, and the server converts."""
+        """The encoding to request texts in, given the server's own encoding. It is UTF8 for the two server encodings
+        that Python cannot read: the server then converts."""
         return _BY_NAME.get(name or "", UTF8)
 
     @property

@@ -28,7 +28,7 @@ LADDER: Final = ((timedelta(days=1), timedelta(hours=1)), (EVERY_POINT, timedelt
 
 
 def sparse(times: Ints, newer: int | None, now: int) -> Bools:
-    """Marks the points that stay on the ladder: the newest point of each ten minutes, or of each hour. All times are
+    """Marks the points that stay by :data:`LADDER`: the newest point of each ten minutes, or of each hour. Times are
     microseconds since 1970; ``times`` is ascending. ``newer`` is the time of the first point after ``times``; None
     means that the last of ``times`` is the newest point of all."""
     every = np.ones(len(times), np.int64)

@@ -50,7 +50,7 @@ class LakeSpark(LazyPySparkResource):
 
 
 def lake_spark(settings: Settings) -> type[LakeSpark]:
-    """The class of one source's session."""
+    """A subclass of LakeSpark whose sessions have this project's settings."""
 
     class SourceSpark(LakeSpark):
         project = settings

@@ -150,7 +150,7 @@ def _metadata(table: DeltaVersion, schema: str, configuration: Mapping[str, str]
 
 
 def _joined(one: Action, other: Action) -> Action:
-    """A protocol with the features of both protocols, which list their features."""
+    """A protocol with the features of both protocols. Both must list their features by name."""
     features = ("readerFeatures", "writerFeatures")
     versions = {name: max(one[name], other[name]) for name in ("minReaderVersion", "minWriterVersion")}
     return {**versions, **{name: sorted({*one.get(name, ()), *other.get(name, ())}) for name in features}}

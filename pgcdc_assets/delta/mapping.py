@@ -1,7 +1,8 @@
 """The columns of a table as its metadata states them, with ids and separate names if files name the columns
 differently.
 
-Columns that change while the files stay keep their names in the files, and list the types that they had.
+If a column is renamed or its type is widened without a rewrite of the files, the files keep the column's old name, and
+the metadata lists its earlier types.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#column-mapping
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#type-widening
 """

@@ -87,7 +87,7 @@ class Derivation:
 
 @dataclass(frozen=True)
 class Derived:
-    """The files of a task, and where a table's changes end before its span does."""
+    """The files of a task, and the end of each table whose changes end before the task's span."""
 
     files: dict[TableName, list[FeedFile]]
     ended: dict[TableName, FeedEnd]

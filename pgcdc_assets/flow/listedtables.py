@@ -21,7 +21,8 @@ class ListedTables:
 
     @property
     def unlisted(self) -> bool:
-        """Whether the newest point lacks a followed table, or is below it: an operation ended before its point."""
+        """Whether the newest point lacks a followed table, or is below the table's ``replay_lsn``. This happens if an
+        operation ended before it wrote a point."""
         newest, followed = self._points.newest(), [record for record in self._records.values() if record.followed]
         if newest is None:
             return bool(followed)

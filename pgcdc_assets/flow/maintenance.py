@@ -46,7 +46,7 @@ PRUNE_SECONDS: Final = 600.0
 
 
 def prune_points(work: Work, now: datetime) -> int:
-    """Delete the points that the retention and its ladder do not keep; returns the number of deleted points."""
+    """Delete points older than the retention, and points that LADDER thins out; return the number deleted."""
     span = min(work.settings.retention, retention.LONGEST_POINTS)
     followed = [entry.table.name for entry in work.progress.followed()]
     oldest = retention.oldest_kept(now, span, retention.GRACE)

@@ -62,7 +62,8 @@ class Outcome:
     """The last outcome of one kind of operations."""
 
     succeeded: datetime | None = None
-    """When an operation last succeeded. A sync that follows succeeds when a point lists all that the log holds."""
+    """When an operation last succeeded. A sync in follow mode succeeds when a point lists all that the log
+    holds."""
     failed: Failure | None = None
     """The last failure after ``succeeded``."""
     under_way: UnderWay | None = None

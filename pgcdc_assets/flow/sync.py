@@ -152,7 +152,7 @@ class Sync:
         self._stream.mark(copied)
         request = self._turns.requests.current()
         if request is not None and request.lsn is not None:
-            # Sent before the goal, which may be the same LSN: the receiver ends when it reaches its goal.
+            # The mark is sent before the goal, because both may be the same LSN, and the receiver ends at its goal.
             self._stream.mark(request.lsn)
         if not self.following:
             shown = max(self._catalog.seen_at, self._work.progress.listed.shown_from)

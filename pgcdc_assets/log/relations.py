@@ -148,7 +148,7 @@ class OverlaidRelation:
     relation: Relation
     payload: bytes
     sequence: int
-    """The number of its frame."""
+    """The number of the frame that held the message."""
 
 
 class Overlay(_Versions):

@@ -60,9 +60,9 @@ class TableRecord:
     """The structure or the folder of the mirror is being changed: nothing is applied to it, and no copy begins."""
     since_columns: tuple[Lsn, Marks] | None = None
     """Set while the mirror lacks new columns that are NULL in all older rows: an LSN from which the source certainly
-    has the columns, and the marks of all columns at the catalog check that showed them."""
+    has the columns, and the :data:`Marks` of all columns at the catalog check that showed the new columns."""
     columns: Marks | None = None
-    """The marks of all columns at the last catalog check; None before the first check."""
+    """attnum and xmin of all columns at the last catalog check; None before the first check."""
     unread: UnreadRows | None = None
     """Rows of the log because of which nothing is applied to the mirror for now."""
     reported: str = ""

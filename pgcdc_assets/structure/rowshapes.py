@@ -107,9 +107,9 @@ def together(tables: Iterable[Table]) -> Table:
 
 
 def _newer_catalog(table: Table, shape: Shape) -> str | None:
-    """Why the catalog, when it was read, no longer had the columns of the message; None if it still had them. A name
-    that the catalog lacks is looked up in the mirror. The mirror's column is taken if the relation still has it: the
-    message then has all columns of the mirror, and their order shows that no name has moved to another column."""
+    """Why the catalog, when it was read, no longer had the columns of the message; None if it still had them. A column
+    whose name the catalog lacks gets the attnum of the mirror's column, if the relation still has this attnum. If the
+    attnums of the message do not ascend, columns have exchanged names."""
     places: list[int] = []
     for column in shape.columns:
         known = _known(table, shape, column)

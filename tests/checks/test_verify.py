@@ -213,7 +213,7 @@ def test_rows_without_a_key_are_compared_as_a_multiset(lake: Lake) -> None:
     )
 
 
-def test_nulls_and_empty_texts_differ_in_a_single_column(lake: Lake) -> None:
+def test_null_and_empty_text_differ_in_a_table_with_one_column(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (note text); ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t VALUES (NULL), (''), (NULL)",
     )

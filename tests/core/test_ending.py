@@ -115,7 +115,7 @@ def test_work_that_cannot_be_interrupted_is_ended_with_the_process(what: str) ->
 
 
 @pytest.mark.long
-def test_process_that_hangs_after_the_boundary_is_ended() -> None:
+def test_process_that_still_hangs_after_the_boundary_is_terminated() -> None:
     """Exit handlers or threads that are joined may hang, for example."""
     code, words, seconds = run(AT_BOUNDARY, "boundary", [signal.SIGINT], boundary=50, rest=50)
     assert (code, seconds < AT_ONCE) == (ending.CODE, True)

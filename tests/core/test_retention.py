@@ -105,7 +105,7 @@ def test_points_in_several_files_are_thinned_out_as_in_one() -> None:
     assert 3600 + 6 * 6 <= len(whole) <= 3600 + 6 * 6 + 1
 
 
-def test_each_step_of_the_ladder_is_a_multiple_of_the_next() -> None:
+def test_each_interval_between_points_is_a_multiple_of_the_next_shorter_one() -> None:
     """The last ten minutes of an hour hold its newest point, so thinning once or twice leaves the same points."""
     assert [age for age, _ in LADDER] == sorted((age for age, _ in LADDER), reverse=True)
     assert LADDER[-1][0] == EVERY_POINT >= GRACE

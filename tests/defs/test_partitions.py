@@ -107,7 +107,7 @@ def test_a_key_above_all_closed_ranges_is_removed(register: RangeRegister, insta
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30)]
 
 
-def test_gaps_of_deleted_keys_are_filled_in_order(register: RangeRegister, instance: dg.DagsterInstance) -> None:
+def test_gap_of_deleted_keys_becomes_one_range_in_order(register: RangeRegister, instance: dg.DagsterInstance) -> None:
     for start in (0x10, 0x20, 0x30, 0x40, 0x50):
         register.add(span(start, start + 0x10))
     name = RANGES

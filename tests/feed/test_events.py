@@ -112,7 +112,7 @@ def test_a_delete_under_identity_full_carries_the_row() -> None:
     assert found == [("delete", 1, [0], {1: ["1"], 3: ["x"], 4: [None]}, [None])]
 
 
-def test_an_update_of_a_multiset_carries_both_images() -> None:
+def test_update_of_a_table_without_key_carries_both_images() -> None:
     way = route(replace(TABLE, key=(), identity_key=(), replica_identity="f"), full=True)
     found = decoded("U", [row_message("U", ("O", ["1", "x", "big"]), ("N", ["1", "x2", U]))], way)
     assert found == [
@@ -126,7 +126,7 @@ def test_an_insert_without_a_value_cannot_be_followed() -> None:
     assert found[0] == (1, ["an", "inserted", "row"])
 
 
-def test_a_multiset_without_old_rows_cannot_be_followed() -> None:
+def test_update_without_old_row_needs_a_key() -> None:
     way = route(replace(TABLE, key=(), identity_key=(), replica_identity="f"), full=True)
     found = decoded("U", [row_message("U", ("N", ["1", "x", U]))], way)
     assert found == [(0, ["an", "update", "or"])]

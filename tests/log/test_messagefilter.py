@@ -55,7 +55,7 @@ def _in_parts(frames: list[bytes], cuts: list[int], wanted: MessageFilter) -> li
 @pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4), st.sampled_from([(), ("p",)]), st.booleans())
-def test_kept_frames_equal_those_of_a_plain_walk(
+def test_kept_frames_equal_the_frames_of_a_sequential_scan(
     transactions: list[Any], cuts: list[int], messages: tuple[str, ...], origins: bool
 ) -> None:
     frames = build(transactions, Relations()).frames

@@ -110,7 +110,7 @@ def test_open_transaction_spills_and_is_stored_whole(source: Source) -> None:
     large = [row for row in found if row["commit_lsn"] == first]
     assert [row["tx_ordinal"] for row in large] == list(range(122_001))
     holders = [batch for batch in log.batches(log.start) if batch.start <= first < batch.end]
-    # The large transaction's rows without its Commit, and the one row of the other. The batch has all of it.
+    # One batch has both transactions: the large one, whose Commit is not counted as a row, and the one later row.
     assert [sum(sum(kinds.values()) for kinds in batch.counts.values()) for batch in holders] == [len(large) - 1 + 1]
     assert [batch.others["C"] for batch in holders] == [2]
     assert len({row["xid"] for row in large}) == 1

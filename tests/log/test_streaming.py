@@ -92,8 +92,8 @@ def killed(receiver: ReceiverProcess) -> None:
 def test_transaction_open_at_the_end_of_a_run_is_received_again(
     twins: Twins, end: Callable[[ReceiverProcess], None]
 ) -> None:
-    """The server sends it again from its start, in blocks or whole. Nothing is stored twice, its first part is
-    deleted."""
+    """The server sends the transaction again from its start, in blocks or whole. The part that the first run stored is
+    deleted, so nothing is stored twice."""
     source, receiver = twins.source, twins.start()
     with source.database.connect() as one, source.database.connect() as two:
         one.execute("BEGIN; " + many(1) + "; SAVEPOINT s; " + many(1001))

@@ -142,7 +142,7 @@ def test_relations_described_in_a_prepared_transaction_hold_for_later_ones(twins
 
 
 @pytest.mark.long
-def test_relations_described_earlier_hold_in_a_prepared_transaction(twins: Twins) -> None:
+def test_relations_sent_before_a_prepared_transaction_stay_valid_in_it(twins: Twins) -> None:
     source = twins.source
     twins.start()
     source.run("INSERT INTO a VALUES (1, 'told')")

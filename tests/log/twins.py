@@ -1,5 +1,5 @@
 """One history in two logs: all rows written at their commit, or some rows written before it. Files of the second log
-have commit facts, as a receiver writes them for transactions in progress."""
+have ``CommitFacts`` (commit LSN and time, stored apart from the rows), as for transactions received in progress."""
 
 from __future__ import annotations
 

@@ -79,6 +79,6 @@ def test_exactly_the_keys_of_the_source_are_found(case: tuple[Any, ...]) -> None
     ]
 
 
-def test_a_source_with_a_duplicate_key_is_an_internal_error() -> None:
+def test_duplicate_key_in_rows_to_merge_is_an_internal_error() -> None:
     with pytest.raises(AssertionError, match="2 rows of a merge source have 1 keys"):
         KeyIndex(table([(1,), (1,)], [pa.int32()]), [FeedColumn("c0", "k0", 1, True)])

@@ -120,7 +120,7 @@ def test_decimals_are_widened(spark: SparkSession, tmp_path: Path) -> None:
     assert [row["id"] for row in by_spark.where("n = 4").collect()] == [4]
 
 
-def test_a_mirror_with_texts_of_a_renamed_column_is_rewritten(spark: SparkSession, tmp_path: Path) -> None:
+def test_mirror_with_raw_texts_of_a_renamed_column_is_rewritten(spark: SparkSession, tmp_path: Path) -> None:
     """Metadata does not rename the keys of these texts, so the mirror's files are rewritten."""
     for number, after in enumerate((table(ID, A, replace(N, name="m")), table(ID, A))):
         mirror = made(tmp_path / str(number), T, ROWS)

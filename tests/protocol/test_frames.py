@@ -92,11 +92,11 @@ streams = st.lists(
 @example(message(b"d", b"x") + message(b"d", bytes(17 << 20)) + message(b"d", b""), 18 << 20)
 @example(b"d\0\0\0\0" + message(b"d", b""), 10)
 @example(b"d\0\x01\0\0", 5)
-def test_frames_are_found_as_by_a_plain_walk(stream: bytes, cut: int) -> None:
+def test_frames_are_found_as_by_a_sequential_scan(stream: bytes, cut: int) -> None:
     assert looked_up(stream[:cut]) == walked(stream[:cut])
     assert looked_up(stream) == walked(stream)
 
 
 @given(st.binary(max_size=60).map(lambda noise: noise.replace(b"\x07", b"d").replace(b"\x08", b"\0")))
-def test_frames_in_noise_are_found_as_by_a_plain_walk(noise: bytes) -> None:
+def test_frames_in_noise_are_found_as_by_a_sequential_scan(noise: bytes) -> None:
     assert looked_up(b"d\0\0\0\x05x" + noise) == walked(b"d\0\0\0\x05x" + noise)

@@ -105,7 +105,7 @@ def test_a_relation_missing_from_the_catalog_is_matched_by_name_and_type() -> No
     )
 
 
-def test_a_column_missing_by_name_is_matched_while_its_attnum_exists() -> None:
+def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
     lost = replace(shape(ID, replace(B, attnum=None), N), attnums=frozenset((1, 2, 4)))
     assert table_of_rows(TABLE, lost) is TABLE
     dropped = replace(lost, attnums=frozenset((1, 4, 5)))

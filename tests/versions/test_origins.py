@@ -95,7 +95,7 @@ def test_origin_setting_may_change_while_the_slot_is_behind(source: Source, firs
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
     write(source)
-    # A local change at the end: a run may end above the last transaction that it takes, below those left out.
+    # The last change is local, so it is taken. A run may end below transactions that the origin setting leaves out.
     source.run("INSERT INTO a VALUES (8, 'own')")
     source.receive(log, source.lsn(), origin=first)
     before = len(rows(log))

@@ -148,8 +148,8 @@ class WholeTransactions:
         begins = run.brackets.begins
         beyond = begins[run.brackets.final_lsn >= self._positions.goal.lsn][:1].tolist()
         for index in run.brackets.commits[run.brackets.end_lsn > self._positions.goal.lsn][:1].tolist():
-            # This transaction ends past the goal, but its commit record begins below it: endpos is inside the commit
-            # record. Its commit_lsn is the boundary, and nothing of the transaction is taken.
+            # The goal is inside the commit record of this transaction (commit_lsn < goal < end_lsn). The run ends at
+            # commit_lsn, and takes nothing of the transaction.
             own = begins[begins < index]
             beyond.append(int(own[-1]) if len(own) else 0)
         beyond += [index for index, lsn in standalone.items() if lsn > self._positions.goal.lsn][:1]

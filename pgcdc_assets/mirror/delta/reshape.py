@@ -144,8 +144,8 @@ def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[
 
 
 def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay under other columns: new columns have no value, no value is cast, and ``_pgcdc_raw``
-    has no text under a name that changes."""
+    """Whether the files stay correct under the changed columns: new columns are NULL, no value is cast, and
+    ``_pgcdc_raw`` has no text of a renamed or dropped column."""
     held = delta.columns
     if not all(one.null if one.held is None else holds(held.field(one.held).type, one.type) for one in columns):
         return False

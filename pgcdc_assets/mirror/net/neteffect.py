@@ -205,7 +205,7 @@ def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
 
 
 def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: KeyOutcomes) -> pa.Array:
-    """The ``_pgcdc_raw`` of each remaining row: each entry comes from the same event as its value."""
+    """The ``_pgcdc_raw`` of each remaining row: a column's text comes from the same event as the column's value."""
     raw = events[RAW]
     sources = {column.source: net.sources[column.attnum] for column in columns if column.attnum in net.sources}
     if raw.null_count == len(raw) or not sources:

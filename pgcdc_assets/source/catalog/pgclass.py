@@ -49,8 +49,8 @@ SELECT i.indrelid, i.indisprimary, i.indisreplident,
 FROM pg_catalog.pg_index i
 WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
 """
-# Does not use pg_partition_tree, which waits for locks on leaves. Leaves out partitions with inhdetachpending: an
-# interrupted DETACH CONCURRENTLY has left them, and queries of their table do not see them.
+# pg_partition_tree is not used: it waits for locks on partitions. Partitions with inhdetachpending are skipped: they
+# remain after an interrupted DETACH CONCURRENTLY, and queries of their table do not see them.
 _LEAVES = """
 WITH RECURSIVE tree (root, oid) AS (
   SELECT r.oid, r.oid FROM unnest(%s::oid[]) AS r (oid)

@@ -74,7 +74,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
 
     patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"
-    """The server's name for messages: see :func:`redacted`."""
+    """The server's address as log and error messages show it: see :func:`redacted`."""
     session: Session | None = None
     """The session on the server; None until the server has sent its pid."""
     on_wait: Callable[[str], None] | None = None

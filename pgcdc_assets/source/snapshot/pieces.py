@@ -24,7 +24,7 @@ SELECT c.oid, coalesce(m.amname = 'heap', false), current_setting('block_size'):
 FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_am m ON m.oid = c.relam
 WHERE c.oid = ANY(%s)
 """
-# Both functions open the relation. The TOAST table counts too: one page may hold pointers to megabytes of it.
+# Both functions lock the relation (ACCESS SHARE). TOAST data is counted: one page may point to megabytes of TOAST data.
 _SIZES = """
 SELECT r.oid, coalesce(pg_catalog.pg_relation_size(r.oid), 0), coalesce(pg_catalog.pg_table_size(r.oid), 0)
 FROM unnest(%s::oid[]) AS r (oid)

@@ -51,7 +51,7 @@ class Judge:
     seen: int = 0
     """Number of judged points."""
     listed: int = 0
-    """Number of tables of points that were compared with the source."""
+    """How often a table that a point lists was compared with the source."""
     told: Counter[str] = field(default_factory=Counter)
     """How often a table was not listed after a run, by what reported it."""
     _inserts_only: set[TableName] = field(default_factory=set)
