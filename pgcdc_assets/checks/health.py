@@ -28,7 +28,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class PublicationFacts:
-    """The contents of a publication. ``tables`` are leaves, or roots if it publishes via the root."""
+    """The contents of a publication. ``tables`` are leaves, or roots if the publication publishes via the root."""
 
     name: str
     tables: frozenset[TableName]
@@ -95,8 +95,8 @@ class TableFacts:
     refused: bool = False
     """Whether the table cannot be mirrored at all."""
     kept_until: datetime | None = None
-    """For a table that was set aside: the log keeps all changes that the mirror lacks at least until this time. None if
-    the log does not hold all of them."""
+    """For a table that was set aside: the time until which, at least, the log keeps all changes that the mirror lacks.
+    None if the log already lacks some of these changes."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class Facts:
     """The outcome of the last operation of each kind."""
     two_phase: bool = False
     at_work: str | None = None
-    """The process that writes to the lake, in words. It reads the slot or will read it soon, even if the slot has no
-    reader at this moment: a process that drains a backlog by SQL functions does not hold the slot between calls."""
+    """The process that writes to the lake, in words. This process reads the slot or will read it soon, even if the slot
+    has no reader now: a process that drains a backlog by SQL functions does not hold the slot between calls."""
 
 
 Severity = Literal["error", "warning"]
@@ -165,7 +165,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem: the thing that has it, what is wrong, and what to do. An ``error`` means that the lake does not follow
+    """A problem: the affected thing, what is wrong, and what to do. An ``error`` means that the lake does not follow
     the source, or that the source is at risk."""
 
     severity: Severity

@@ -190,7 +190,7 @@ def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoint
     of = partial(TableFacts, table.name, updates_seen=table.updates_seen)
     copied = mirror.snapshot_lsn
     if row.state is TableState.COPYING and (copied is None or copied < row.lsn):
-        # With a reason, the last copy could not read the table, which waits for the next copy.
+        # A stored reason means that the last copy could not read the table, which waits for the next copy.
         state = TableState.WAITING if row.reason else TableState.COPYING
         return of(state, reason=row.reason)
     replay_lsn = mirror.effective_replay_lsn(points)

@@ -1,5 +1,6 @@
-"""The positions of a lake's stream: written, flushed, replayed and end position, and whether changes are applied. Like
-``pgcopydb stream sentinel get``. Uses plain SQL, reads small tables, and works while another process writes."""
+"""The positions of a lake's stream: written, flushed, replayed and end position, and whether changes are applied. The
+model is ``pgcopydb stream sentinel get``. This module uses plain SQL, reads small tables, and works while another
+process writes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     UNKNOWN = "unknown"
-    """Unpublished updates and deletes could explain the whole difference. Whether they do is not known."""
+    """Unpublished updates and deletes could explain the whole difference. It is not known whether they are the
+    cause."""
     DIFFERS = "differs"
     NOT_COMPARED = "not_compared"
     """The table could not be compared: it is set aside, waits for a copy, or was altered or locked at each try."""
@@ -36,7 +37,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class TableReport:
-    """The comparison of one table at ``lsn``. ``reason``: why it could not be made, or why a difference is expected."""
+    """The comparison of one table at ``lsn``. ``reason``: why the comparison could not be made, or why a difference is
+    expected."""
 
     table: TableName
     source_rows: int = 0

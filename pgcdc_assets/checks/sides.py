@@ -48,8 +48,8 @@ _MOST_ENTRIES: Final = 1664
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows: one array of comparable text per column. ``shown``: the key's columns in readable form, by place. For
-    a key column without a readable form, the comparable text is shown."""
+    """A batch of rows: one array of comparable text per column. ``shown``: the key's columns in readable form, by
+    place. For a key column without a readable form, the comparable text is shown."""
 
     rows: int
     texts: list[pa.Array]

@@ -15,15 +15,15 @@ from pgcdc_assets.source.slot.slot import PLUGIN, SlotStatus
 SAFE_WAL_BYTES = 256 * MIB
 """A problem is reported if a slot may be invalidated after less WAL than this: a few minutes on a busy source."""
 IDLE_WAL_BYTES = 64 * MIB
-"""A problem is reported if a slot that nobody reads holds more WAL than this. It is four segments, so that a pause
-between two runs is not reported."""
+"""A problem is reported if a slot that nobody reads holds more WAL than this. The limit is four WAL segments, so that a
+pause between two runs is not reported."""
 HELD_WAL_BYTES = GIB
-"""A problem is reported if more WAL than this is held without a limit, or by a long transaction. This is before a disk
-of usual size is full."""
+"""A problem is reported if more WAL than this is held without a limit, or by a long transaction. The limit is reached
+before a disk of usual size is full."""
 LONGEST_PAUSE = timedelta(days=1)
 """The longest pause between two runs that the slot should survive, such as a night."""
 _NEARLY = 0.75
-"""An idle slot is reported after this share of the idle timeout. Of a timeout of one day, six hours are then left."""
+"""An idle slot is reported after this share of the idle timeout. With a timeout of one day, six hours are then left."""
 _MORE_ROOM = "raise max_slot_wal_keep_size on the source"
 CATALOG_XMIN_AGE = 200_000_000
 """The default of autovacuum_freeze_max_age. Beyond this age the source starts vacuums against wraparound, which cannot

@@ -46,8 +46,8 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 def read_source(
     conn: SourceConnection, settings: Settings, status: SlotStatus | None, catalog: Catalog | None
 ) -> SourceFacts:
-    """The facts about the source. The log's position must be read before. WrongSource if it is not this project's
-    source."""
+    """The facts about the source. Read the log's position before calling this. WrongSource if the server is not this
+    project's source."""
     found = identity(conn, settings.slot)
     refuse_other_identity(settings, found)
     names = catalog.publications if catalog else (settings.publication,)
@@ -98,7 +98,8 @@ def _published_tables(
 
 
 def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
-    """Relations whose updates or deletes PostgreSQL refuses. It checks the replica identity of leaves, not of roots."""
+    """Relations whose updates or deletes PostgreSQL refuses. PostgreSQL checks the replica identity of leaves, not of
+    roots."""
     published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

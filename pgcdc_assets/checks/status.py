@@ -53,7 +53,8 @@ _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 
 @dataclass(frozen=True)
 class Status:
-    """``replay_lsn``: the lowest position of followed tables. ``lag_bytes``: WAL from it to the source's flush LSN."""
+    """``replay_lsn``: the lowest position of followed tables. ``lag_bytes``: WAL from there to the source's flush
+    LSN."""
 
     slot: SlotStatus | None
     transform_lsn: Lsn | None
@@ -70,8 +71,8 @@ class Status:
     prepared: tuple[PreparedTransaction, ...] = ()
     """Prepared transactions, oldest first. The lake keeps them until COMMIT PREPARED or ROLLBACK PREPARED."""
     hold: VerifyRequest | None = None
-    """The request of a running ``verify`` for a point at its LSN. Without an LSN, the sync waits, up to a time
-    limit."""
+    """The request of a running ``verify`` for a point at its LSN. Until the request has an LSN, the sync waits, up to a
+    time limit."""
     at_work: str | None = None
     """See :attr:`Facts.at_work`."""
     uncopied: int = 0
@@ -157,7 +158,8 @@ def refused(error: SettingsError | StoreFailed) -> Status:
 
 
 def _at_work(layout: Layout) -> str | None:
-    """The process that writes to the lake, in words. None if the lock's holder gives no name: it is then not a run."""
+    """The process that writes to the lake, in words. None if the lock's holder gives no name: the holder is then not a
+    run."""
     found = lock.holder(layout)
     return str(found) if found is not None and found.pid else None
 
@@ -245,7 +247,7 @@ def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]
 
 
 def _nameless(layout: Layout) -> list[Problem]:
-    """Problems for lock files that another program holds, so that they do not name their holder."""
+    """Problems for lock files that another program holds. Such a file does not name its holder."""
     stopped: dict[Location, tuple[Severity, str]] = {
         layout.lock: ("error", "nothing can be written to the lake"),
         layout.hold: ("warning", f"mirrors wait for it for {UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused"),

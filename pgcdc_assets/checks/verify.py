@@ -42,13 +42,14 @@ from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot, shown_tables
 
 SNAPSHOTS = 5
-"""How many snapshots a table is compared under at most, if it was truncated or altered after each snapshot."""
+"""The number of snapshots under which a table is compared at most, if it was truncated or altered after each
+snapshot."""
 AGAIN_SECONDS = 600.0
 """Seconds after which no further snapshot is taken for tables that could not be compared."""
 
 
 class ComparisonPoint(Protocol):
-    """A consistent point. ``reach`` returns it."""
+    """The consistent point that ``reach`` returns."""
 
     @property
     def replay_lsn(self) -> Lsn: ...
@@ -157,8 +158,8 @@ class _Comparing:
     def _shown(
         self, snapshot: Snapshot, chosen: Sequence[TableName]
     ) -> tuple[dict[TableName, _Table], dict[TableName, CopyOutdated | CopyBlocked]]:
-        """The tables as published at the snapshot's LSN, because the saved catalog may be older, and the tables that
-        the snapshot cannot show, with the reason."""
+        """The tables as published at the snapshot's LSN (the saved catalog may be older), and the tables that the
+        snapshot cannot show, with the reason."""
         shown, outdated = shown_tables(snapshot, chosen, self.catalog.publications)
         with snapshot.reading() as conn:
             via_root: Container[int] = read_published(conn, self.catalog.publications, unread=True).keys()
