@@ -53,7 +53,7 @@ class ConsoleProgress:
         self._status: Status | None = None
         self._started = time.monotonic()
         self.stop = threading.Event()
-        """Set it to end the run at a boundary."""
+        """Set this event to end the run at a boundary."""
         self.copies: list[CopyReport] = []
         self.report: SyncReport | None = None
         """The report of a sync, once it has ended."""

@@ -1,8 +1,8 @@
 """``python -m pgcdc_assets.cli.dagsterui``: ``dagster dev``, with a webserver that refuses requests of other sites.
 
 ``dagster dev`` starts its webserver as a process, and has no setting for middleware. So this module replaces the
-command of that process by its own, and wraps the application there. Both places are private API of Dagster. If one of
-them is missing, the start fails.
+command of that process by its own command, and wraps the application there. Both places are private API of Dagster. If
+one of them is missing, the start fails.
 
 The UI has no login, and Dagster answers every request that reaches its port. So any page in the user's browser could
 start runs by an image whose address is a mutation, or read answers under a host name of its own (DNS rebinding). Four
@@ -131,8 +131,9 @@ def _name(host: str) -> str:
 
 
 def _is_ours(name: str, listening: str) -> bool:
-    """Whether ``name`` is a name of this server. If it listens on loopback, it has the names of loopback; otherwise
-    also this machine's names and any IP address. An address is safe, because DNS rebinding needs a host name."""
+    """Whether ``name`` is a name of this server. A server that listens on loopback has the names of loopback; any other
+    server also has this machine's names and any IP address. An address is safe, because DNS rebinding needs a host
+    name."""
     if name in LOOPBACK or name == listening.lower():
         return True
     if listening in LOOPBACK:

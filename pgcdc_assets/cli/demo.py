@@ -34,12 +34,13 @@ RATE = 50.0
 """Transactions per second: a busy shop, and a light load for a machine with two cores that also runs Spark."""
 LONGEST_SECONDS = 60
 _FOLLOW_SECONDS = 165
-"""Seconds for the start of the JVM, the copy, live changes and the proof. With the steps before, the demo takes less
-than three minutes on an idle machine."""
+"""Seconds for the start of the JVM, the copy, live changes and the final ``verify``. With the earlier steps, the demo
+takes less than three minutes on an idle machine."""
 _PROOF_SECONDS = 60
-"""Seconds reserved for the proof. If the copy takes long, live changes are followed for a shorter time."""
+"""Seconds reserved for the final ``verify``. If the copy takes long, live changes are followed for a shorter time."""
 _END_SECONDS = 900
-"""Seconds after which the sync ends even without a proof: long, so that the demo does not fail on a busy machine."""
+"""Seconds after which the sync ends even if ``verify`` has not ended: many, so that the demo does not fail on a busy
+machine."""
 
 
 @click.command()

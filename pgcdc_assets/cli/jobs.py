@@ -163,5 +163,5 @@ def _run(
         except NamedFailure as failure:
             raise failure.error from None
         except dg.DagsterExecutionInterruptedError:
-            # Where the work does not handle signals itself, Dagster raises its own exception for an interruption.
+            # If the work does not handle signals itself, Dagster raises its own exception for an interruption.
             raise KeyboardInterrupt from None

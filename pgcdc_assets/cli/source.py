@@ -87,7 +87,7 @@ def _to_remove(settings: Settings, shared: bool) -> list[str]:
 
     require_same_source(settings)
     if is_embedded(settings):
-        # No other project uses the embedded server. It need not be started only to ask what it has.
+        # No other project uses the embedded server. So it need not be started to find out what it has.
         return [f"slot {settings.slot}", f"publication {settings.publication}"]
     found = traces(settings, source_of(settings), load_note(settings.state).made, shared=shared)
     if shared:

@@ -106,7 +106,7 @@ def resume(what: str) -> int:
 
 
 def _for_tables(command: str, wish: str, tables: Sequence[TableName]) -> int:
-    """Run a sync that fulfils the wish ``copy_anew`` or ``heal`` for these tables."""
+    """Run a sync with the argument ``copy_anew`` or ``heal`` (``wish``) for these tables."""
     names = [str(table) for table in tables]
     report = _synced(f"{command} {' '.join(names)}", tables, **{wish: names})
     _print_sync(report, False)

@@ -39,7 +39,7 @@ from pgcdc_assets.store.localfiles import private_log
 PORT = 3000
 """Dagster's own default. If it is in use, the next free port is taken."""
 HOST = "127.0.0.1"
-"""Loopback only, because the UI has no login."""
+"""The UI has no login, so it listens on loopback only."""
 
 _READY_SECONDS = 120
 _END_SECONDS = 6.5
@@ -168,7 +168,7 @@ def free_port(host: str) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether the port is free. Without this check, we could announce another program's UI as ours."""
+    """Whether the port is free. Without this check, we could announce another program's UI as Dagster's."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):
