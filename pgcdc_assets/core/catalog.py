@@ -66,7 +66,7 @@ class Leaf:
     """Maps the leaf's attnums to the root's attnums, in runs of consecutive attnums. A run is a pair: its first attnum
     at the leaf, and the number to add. None if the leaf's columns are in another order. A table created as a partition
     has one run, or more runs if the root had dropped columns before. While the leaf is attached, added or dropped
-    columns do not change the mapping, because a partition's columns change only together with the root's."""
+    columns do not change the mapping, because a partition's columns change only together with the root's columns."""
     listed: Marks = ()
     """The rows of the table's publications that list this leaf itself."""
 
@@ -124,7 +124,8 @@ class Lineage:
     restructured: int = 0
     """For a partitioned table: how many of these structures changed columns. The rest changed leaves only."""
     columns_since: int = 0
-    """For a partitioned table: like ``since``, but for its columns only. 0 if the columns are the copy's."""
+    """For a partitioned table: like ``since``, but only for changes of columns. 0 if the columns are still the copy's
+    columns."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -157,9 +158,9 @@ class Table:
     """For a partitioned root whose leaves our publication lists one by one: the leaves that the publication lacks."""
     outside: tuple[Outside, ...] = ()
     """Leaves whose rows logical decoding does not carry. They are not in ``leaves``, and their rows are not in the
-    mirror. For a table that is itself such a relation, and not a root: the table alone."""
+    mirror. If the table itself is such a relation, and not a root, this lists the table alone."""
     root: TableName | None = None
-    """For a leaf: the root whose mirror it is written to."""
+    """For a leaf: the root into whose mirror the leaf's rows are written."""
     root_oid: int | None = None
     """For a leaf: its root's OID."""
     row_filter: str | None = None
@@ -173,10 +174,11 @@ class Table:
     attnums_given: int = 0
     """pg_class.relnatts: how many attnums were given to columns, dropped columns included. 0 if it is not known."""
     lineage: Lineage | None = None
-    """Set if the mirror has followed changes of the structure; None while its structure is the copy's."""
+    """Set if the mirror has followed changes of the structure; None while it has the structure of the copy."""
     comments: tuple[tuple[int, str], ...] = ()
-    """attnum and comment of each column that has a comment, in attnum order; attnum 0 is the table itself. Facts in the
-    log have no comments, because comments change no row. A stored state has the comments last written to the mirror."""
+    """attnum and comment of each column that has a comment, in attnum order; attnum 0 is the table itself. In the log,
+    tables have no comments, because comments change no row. In a stored state, a table has the comments last written to
+    the mirror."""
 
     @property
     def mirror(self) -> TableName:
@@ -219,8 +221,8 @@ class Table:
 
     @property
     def descent(self) -> Lineage:
-        """The table's lineage, or the lineage of the copy if nothing changed since. ``attnums_given`` counts first,
-        because ``columns`` may also hold columns that came with rows after the copy."""
+        """The table's lineage, or the lineage of the copy if nothing changed since. ``attnums_given`` is preferred to
+        ``columns``, which may also hold columns that came with rows after the copy."""
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
     @property

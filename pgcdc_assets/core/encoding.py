@@ -116,7 +116,7 @@ def marked(text: str) -> bool:
 def _mark(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
-    # One byte at a time: how many bytes a codec refuses together depends on what follows them.
+    # One byte at a time: how many bytes a codec refuses together depends on the bytes that follow.
     return f"{_MARK}{error.object[error.start]:02x}", error.start + 1
 
 
@@ -127,7 +127,7 @@ def _unmarked(text: str) -> bytes:
 
 
 def _row(lead: str, first: int, characters: str) -> dict[bytes, str]:
-    """A row of a code table, starting at place ``first``; ideographic spaces are gaps."""
+    """A row of a code table, starting at place ``first``. Ideographic spaces in ``characters`` stand for gaps."""
     return {bytes.fromhex(lead) + bytes([first + place]): character
             for place, character in enumerate(characters) if character != "\u3000"}  # fmt: skip
 
@@ -154,7 +154,7 @@ _BY_SERVER: Final = (
     Encoding("EUC_CN", "gb2312"),
     Encoding("EUC_JP", "euc_jp", _EUC_JP, dict(zip("〜‖−¢£¬¦", "～∥－￠￡￢￤", strict=True))),
     Encoding("EUC_JIS_2004", "euc_jis_2004", other=dict(zip("￣―￥⦅⦆", "‾—¥｟｠", strict=True))),
-    # Not euc_kr, which joins some syllables.
+    # euc_kr is not used, because it joins some syllables.
     Encoding("EUC_KR", "cp949", {b"\xa2\xe8": "㉾"}),
 )
 

@@ -41,7 +41,7 @@ class Ending:
         """Let signals end this process even if a thread or library call hangs. Call this in the main thread, and only
         in a process that pgcdc has started."""
         self._owned = True
-        # A copy, because a run redirects what libraries print into a file.
+        # A duplicate of stderr, because a run redirects what libraries print into a file.
         self._terminal = os.dup(2)
         heard, told = os.pipe()
         os.set_blocking(told, False)
@@ -88,7 +88,7 @@ class Ending:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            # What runs after the boundary must not be interrupted.
+            # Code that runs after the block must not be interrupted.
             self._generation += 1
             # A process that is not ours (a test's, or Dagster's own) keeps running.
             self.asked &= self._owned
@@ -96,7 +96,7 @@ class Ending:
     def _interrupt(self, generation: int, seconds: float) -> None:
         time.sleep(seconds)
         if generation == self._generation:
-            # A real signal, because only a signal ends a wait of the main thread.
+            # This sends a real signal, because only a signal ends a wait of the main thread.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _hear(self, heard: int) -> None:

@@ -1,8 +1,8 @@
-"""Named places right before and after each durable step, where the crash tests stop a process to kill it. They do
-nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests set this variable; it must
-not be set in production. A file in that folder with the name of a point arms the point. The file's content is how many
-passes go through first. Then one process or thread takes the file: it writes its pid into ``<point>.reached`` and waits
-there until that file is removed, or until it is killed."""
+"""Named places right before and after each durable step, where the crash tests stop a process to kill it. These places
+do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests set this variable; it
+must not be set in production. A file in that folder with the name of a point arms the point. The file's content is the
+number of passes that go through first. Then one process or thread takes the file: it writes its pid into
+``<point>.reached`` and waits there until that file is removed, or until it is killed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def passed(point: FaultPoint) -> None:
 def _stop(folder: Path, point: FaultPoint) -> None:
     armed, reached = folder / point, folder / f"{point}{REACHED}"
     if not armed.exists():
-        # Without the lock: a process that a test stops at any moment must not block processes that keep running.
+        # Returns without taking the lock: a process that a test stops at any moment must not block other processes.
         return
     taken = folder / f"{point}{_TAKEN}"
     with (folder / LOCK).open("a") as lock:
@@ -119,7 +119,7 @@ def _stop(folder: Path, point: FaultPoint) -> None:
             return
         armed.rename(taken)
     with suppress(FileNotFoundError):
-        # After the lock is released: the test that sees this file may stop the process at once.
+        # Renamed after the lock is released, because a test that sees this file may stop the process at once.
         taken.rename(reached)
         while reached.stat():
             time.sleep(_POLL_SECONDS)

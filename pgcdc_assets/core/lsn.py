@@ -86,7 +86,7 @@ class LsnRange:
         return f"{self.start}..{self.end}"
 
     def holds_commit(self, commit_lsn: int) -> bool:
-        """Whether the transaction whose commit record starts at ``commit_lsn`` belongs to this range."""
+        """Whether a transaction belongs to this range, given the start of its commit record."""
         return self.start <= commit_lsn < self.end
 
 

@@ -13,8 +13,8 @@ from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.lsn import Lsn
 
 GRACE: Final = timedelta(hours=1)
-"""Data younger than this stays, even if the settings are shorter. A reader (a query, ``verify``) may be using it, and a
-process that was killed may need a moment to end."""
+"""Data younger than this stays, even if the settings are shorter. A reader (a query, ``verify``) may be using such
+data, and a process that was killed may need a moment to end."""
 
 LONGEST_POINTS: Final = timedelta(days=15)
 """The longest time that points are kept. Delta keeps the log of a mirror's versions for 30 days, and a version may
@@ -64,7 +64,8 @@ def log_cut(files: Iterable[LogFile], start: Lsn, needed: Sequence[Lsn], oldest:
     left = sorted(files, key=lambda file: file.last_end)
     stay = [file.first_end for file in left if file.written > oldest or any(file.last_end > lsn for lsn in needed)]
     bound = min(stay, default=None)
-    # From the last file backwards: a file with rows of a batch that stays also stays, and so do all batches in it.
+    # Goes from the last file backwards: a file with rows of a batch that stays also stays, and so do all batches in the
+    # file.
     for file in reversed(left):
         if bound is not None and file.last_end >= bound:
             bound = min(bound, file.first_end)
