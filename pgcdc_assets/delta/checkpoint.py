@@ -30,7 +30,7 @@ from pgcdc_assets.store.base import Entry
 from pgcdc_assets.store.scratch import DraftFile
 
 _STALE_SECONDS: Final = 3600
-"""The age at which a staged commit, which has no number yet, is deleted: its writer is dead."""
+"""The age at which a staged commit, which has no number yet, is deleted, because its writer must be dead."""
 _SCRATCH: Final = "_checkpoint"
 """A folder in the table's folder, which gives it the same access rights. No reader takes it for a part of the table."""
 _STAGED: Final = ("_", ".tmp")
@@ -62,7 +62,8 @@ class Made:
 
 def write_checkpoint(folder: Location, version: int) -> Made:
     """Write the checkpoint of a version. The content is durable before the file gets its name; the name becomes durable
-    when the log's folder is synced. Readers begin from it only if the hint names it, or if they search for it."""
+    when the log's folder is synced. Readers begin from the checkpoint only if the hint names it, or if they search for
+    checkpoints."""
     log = folder / DELTA_LOG
     parts = checkpoint_files(log, version)
     begin = next((number for number, found in parts.items() if is_whole(found)), -1)
@@ -83,8 +84,8 @@ def write_checkpoint(folder: Location, version: int) -> Made:
 
 
 def _clean_up(log: Location, retention: timedelta) -> None:
-    """Delete files of the log that are older than ``retention`` and below a checkpoint that is also that old, so that
-    each version from that checkpoint stays readable. Also delete what killed writers left in the log."""
+    """Delete files of the log that are older than ``retention`` and below a checkpoint of at least this age, so that
+    each version from that checkpoint on stays readable. Also delete what killed writers left in the log."""
     now = time.time()
     entries = storage.list_after(log)
     before = now - retention.total_seconds()

@@ -1,7 +1,7 @@
 """Commits to the tables of the lake. delta-rs cannot write deletion vectors, and lists a log repeatedly.
 
 A commit is one JSON file in the table's log, as the protocol defines it. It is created under its number completely or
-not at all, and never under a number that another writer took.
+not at all, and never under a number that another writer has taken.
 
 Content is durable before it gets a name that counts: data files when their task reports them, deletion vectors and
 commits here. Names become durable later: :func:`settle` syncs them for all tables of a turn together.
@@ -67,7 +67,8 @@ def replace_files(
     *, changes: bool = True, optional: Collection[str] = (),
 ) -> int:  # fmt: skip
     """Like :func:`commit_files`, for any files that are removed and added, and for positions that may go down. Without
-    ``changes``, the commit states that no row changes. Files may lack ``optional`` columns, which are NULL then."""
+    ``changes``, the commit states that no row changes. If a file lacks one of the ``optional`` columns, the column is
+    NULL there."""
     refuse_features(table)
     now = now_ms()
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}
@@ -137,7 +138,7 @@ def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
 
 def fence(folder: Location, version: int, leader: int) -> None:
     """Claim the next commit number, so that a writer that has lost its lease, and does not know it yet, cannot commit.
-    ``version``: the newest version that was seen. Commits that came after it are below the fence."""
+    ``version``: the newest version that was seen. Commits made after ``version`` are below the fence."""
     while True:
         version += 1
         with suppress(CommitLost):
@@ -204,8 +205,8 @@ def _with_vector(file: Added, vector: Descriptor) -> Action:
 
 
 def loosened(stats: str) -> str:
-    """Statistics of a file that loses rows: bounds remain valid, but are no longer tight. They are edited as text,
-    because a decimal that becomes a float is a different bound, and would hide rows."""
+    """Statistics of a file that loses rows: bounds remain valid, but are no longer tight. The statistics are edited as
+    text, because a decimal that becomes a float is a different bound, and would hide rows."""
     text, told = _TIGHT.subn('"tightBounds":false', stats)
     if told:
         return text

@@ -36,9 +36,10 @@ INDEXED_COLUMNS: Final = 32
 LONGEST_BOUND: Final = 64
 """Longest string in statistics, in characters. Longer strings are left out: a shortened bound would hide rows."""
 HIGHEST_CHARACTER: Final = "\U0010ffff"
-"""Delta ends a shortened bound with it. delta-rs and Polars find no row if a complete bound begins with it."""
+"""The character with which Delta ends a shortened bound. delta-rs and Polars find no row if a complete bound begins
+with this character."""
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
-    # Measured on mixed rows: less than half of snappy's size at no more CPU.
+    # zstd takes less than half of snappy's size, at no more CPU (measured on mixed rows).
     "compression": "zstd",
     "store_schema": False,
     "store_decimal_as_integer": True,
@@ -46,7 +47,8 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 }
 
 DICTIONARY_SAMPLE: Final = 1000
-"""Rows that are checked to find columns with few values. A dictionary of many values costs a third of the writing."""
+"""Rows that are checked to find columns with few values. A dictionary of many values costs a third of the time for
+writing."""
 DICTIONARY_SHARE: Final = 8
 
 
@@ -126,7 +128,7 @@ def _repeating(table: pa.Table) -> list[str]:
 
 
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
-    """Delta's statistics of a file, from its footer. They hold bounds only if these mislead no reader. Floats have no
+    """Delta's statistics of a file, from its footer. A column has bounds only if they mislead no reader. Floats have no
     bounds, because NaN lies outside of them; Spark also skips by the footer's bounds, so floats have none there either.
     Decimals are JSON strings, because a JSON number loses digits. Strings are complete or left out."""
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
@@ -207,7 +209,7 @@ def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) 
 
 
 def in_int96(footer: pq.FileMetaData) -> bool:
-    """Whether a file's timestamps are in Parquet's old form, INT96, which is Spark's default. Readers that take them
+    """Whether a file's timestamps are in Parquet's old form, INT96, which is Spark's default. Readers that take INT96
     for nanoseconds, as delta-rs does, read wrong values before 1678 and after 2261."""
     return any(footer.schema.column(place).physical_type == "INT96" for place in range(footer.num_columns))
 

@@ -36,7 +36,7 @@ _NEEDS: Final[Mapping[str, Callable[[str, Mapping[str, str]], bool]]] = {
     "typeWidening": lambda _, properties: properties.get(WIDENING) == "true",
     "changeDataFeed": lambda _, properties: properties.get("delta.enableChangeDataFeed") == "true",
 }
-"""The features, and when a table needs each. A feature without need would keep readers away for no reason."""
+"""The features, and when a table needs each feature. A feature without need would exclude readers for no reason."""
 _OF_WRITERS: Final = frozenset({"changeDataFeed"})
 _LEGACY: Final = ("appendOnly", "invariants")
 """The features that writers of version 2 know; a table that lists its features also lists these."""
@@ -100,8 +100,8 @@ def replace_table(
     table: DeltaVersion, columns: Columns, files: Sequence[FileReport], positions: Mapping[str, int],
     properties: Mapping[str, str] | None = None, *, description: str | None = None,
 ) -> int:  # fmt: skip
-    """Replace all columns and rows of the table with these, on top of this version; returns the new version.
-    ``description``: see :func:`commit_columns`."""
+    """Replace all columns and rows of the table with ``columns`` and the rows of ``files``, on top of this version;
+    returns the new version. ``description``: see :func:`commit_columns`."""
     refuse_features(table, vectors=True)
     check_files(table.folder, files, columns.schema)
     now = now_ms()

@@ -40,7 +40,8 @@ _FIELDS: Final = (
     "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
     "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
 )  # fmt: skip
-"""The fields of an add action. Checkpoints may hold more, derived from these: Spark's hold statistics by column."""
+"""The fields of an add action. Checkpoints may hold more fields, derived from these fields: Spark's checkpoints hold
+statistics by column."""
 _OUTSIDE: Final = re.compile(r"^/|:/|(^|/)\.\.(/|$)|[\x00\ud800-\udfff]")
 """Matches the path of a file that leads out of the table's folder, or nowhere."""
 _AHEAD: Final = 16
@@ -57,9 +58,9 @@ class Added:
     """Relative to the table's folder."""
     size: int
     rows: int | None
-    """None if its statistics do not say."""
+    """None if the file's statistics do not say."""
     vector: str | None
-    """The file that holds its deletion vector."""
+    """The file that holds the data file's deletion vector."""
     deleted: int
     action: Action = field(default_factory=dict, repr=False, compare=False)
 
@@ -85,7 +86,7 @@ class DeltaVersion:
     protocol: Action
     metadata: Action
     positions: Mapping[str, int]
-    """By application, the version of its last transaction."""
+    """The version of each application's last transaction, by application id."""
     files: tuple[Added, ...]
 
     @property
@@ -151,7 +152,7 @@ def _position(version: Any) -> int:
 
 
 class DeltaLog:
-    """The log of one table. It remembers what it has read, and continues from there. Threads may share it."""
+    """The log of one table. The object remembers what it has read, and continues from there. Threads may share it."""
 
     def __init__(self, folder: Location, *, with_files: bool = True) -> None:
         self.folder = folder
@@ -192,8 +193,9 @@ class DeltaLog:
         self._play_upto(version)
 
     def _lost(self) -> bool:
-        """Read further; returns whether this no longer leads to the newest version. The last read was then so long ago
-        that its last commit, or the next commits, were deleted. The log is complete from the checkpoint of the hint."""
+        """Read further; returns True if this does not lead to the newest version. The last read was then so long ago
+        that the last commit read, or the next commits, were deleted. The log is complete from the checkpoint of the
+        hint."""
         number, log = self._number, self._log
         following, hint, there = storage.together(log, [
             partial(commit_if_there, log, number + 1), partial(hinted, log),
@@ -210,7 +212,7 @@ class DeltaLog:
         try:
             self._start(*_checkpoint_at(self._log, hint))
         except TornLog:
-            # The commits below the checkpoint stay until it is durable.
+            # The commits below the checkpoint stay until the checkpoint is durable.
             self._start(-1, ())
         if 0 <= hint == self._number and self._read_on():
             return
@@ -228,7 +230,7 @@ class DeltaLog:
             self._replay.play(action)
 
     def _read_on(self) -> bool:
-        """Play the commits that follow; returns whether there were any."""
+        """Play the next commits; returns whether there were any."""
         before, ahead = self._number, 1
         while True:
             for actions in self._read(commit_if_there, ahead):
@@ -289,7 +291,7 @@ def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action
 
 
 def _readable(log: Location, checkpoints: Mapping[int, list[Location]]) -> tuple[int, list[Action]]:
-    """The first readable checkpoint of these, which are sorted newest first."""
+    """The first readable checkpoint of ``checkpoints``, which are sorted newest first."""
     failed: TornLog | None = None
     for number, parts in checkpoints.items():
         try:

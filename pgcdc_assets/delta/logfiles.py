@@ -20,7 +20,7 @@ Action = dict[str, Any]
 
 COMMIT: Final = re.compile(r"(\d{20})\.json")
 CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
-"""One file, or one of several parts. The newer form with sidecars is not written here."""
+"""Matches a checkpoint of one file, or one of several parts. We do not write the newer form with sidecars."""
 ASIDE: Final = "_torn_"
 """Prefix of the names of files that were put aside, in the log's own folder."""
 VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
@@ -38,7 +38,7 @@ _NEEDED: Final = {
     "add": ("path", "size"), "remove": ("path",), "txn": ("appId", "version"), "metaData": ("schemaString",),
     "protocol": ("minReaderVersion",),
 }  # fmt: skip
-"""The actions that define the table, and the fields that each must have."""
+"""The actions that define the table, and the fields that each action must have."""
 _OTHERS: Final = frozenset({"commitInfo", "cdc", "domainMetadata", "checkpointMetadata", "sidecar"})
 """Actions that say nothing about the rows of the table, and may be present."""
 
@@ -118,7 +118,7 @@ def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
         if actions is None:
             break
         if number == 0 and not {"metaData", "protocol"} <= {name for action in actions for name in action}:
-            # A table needs both. Spark writes one of them last, delta-rs the other.
+            # A table needs both actions. Spark writes one of them last, and delta-rs writes the other action last.
             break
         found[number] = actions
         number += 1

@@ -57,8 +57,8 @@ class Columns:
 
     def followed_by(self, schema: pa.Schema, held: Mapping[str, str], *, mapped: bool) -> Columns:
         """The columns of ``schema`` over the same files. ``held``: the present names of columns that exist here; all
-        other columns are new, and NULL in the files. ``mapped``: files may name columns differently. Types may only
-        become wider."""
+        other columns are new, and NULL in the files. ``mapped``: files may name columns differently. A column's type
+        may only become wider."""
         here = self._mapped() if mapped else self
         told = {field["name"]: field for field in here.fields}
         new = pa.schema([field for field in schema if field.name not in held])

@@ -1,6 +1,6 @@
 """Repairs a Delta log after a power cut, under the lake's lock, before any process builds on it. Published content is
-durable. Later content may be complete, torn or missing, in any mixture. From the first incomplete version, everything
-is put aside, under names that no reader takes for files of the log. The log continues from the version below, and the
+durable. Later content may be complete, torn or missing, in any mixture. From the first incomplete version on, all files
+are put aside, under names that no reader takes for files of the log. The log continues from the version below, and the
 content of the lost versions is derived again."""
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> 
 
 
 def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]]) -> None:
-    """Delete the checksums of other writers' files, and Delta's checksum of the version. They were never synced, and a
-    complete file cannot be read beside a torn checksum."""
+    """Delete the checksums of other writers' files, and Delta's checksum of the version. These checksums were never
+    synced, and a complete file cannot be read beside a torn checksum."""
     for number, actions in commits.items():
         if not is_own(actions):
             version = folder / DELTA_LOG / f"{number:020}.crc"
@@ -97,8 +97,9 @@ def is_own(actions: Sequence[Action]) -> bool:
 
 def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Location]]:
     """The checkpoint to begin from, its state, and the files of checkpoints that cannot be read. The checkpoint is the
-    newest at or below ``promised``, so that everything later is checked. If the commits above it do not lead to the
-    newest checkpoint, the newest is used: it was durable before the commits below it were deleted."""
+    newest checkpoint at or below ``promised``, so that all later content is checked. If the commits above it do not
+    lead to the newest checkpoint, the newest checkpoint is used: it was durable before the commits below it were
+    deleted."""
     torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
     for number, parts in checkpoint_files(log).items():
@@ -141,8 +142,8 @@ def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, S
 
 
 def _sound(folder: Location, file: Added, *, own: bool) -> bool:
-    """Whether a file is there as it was added. Our files were durable before they had a name that counts; files of
-    other writers are read to find out."""
+    """Whether a file is complete. Our files were durable before they had a name that counts. Other writers' files are
+    read to check this."""
     path = folder / file.path
     try:
         found = storage.head(path)

@@ -54,7 +54,8 @@ class LogListing:
 
     @property
     def whole_since(self) -> int:
-        """The lowest version from which the log has every version. Versions that are kept alone are below it."""
+        """The lowest version from which the log has every version. Versions that are kept without their neighbours are
+        below this version."""
         before = self.newest
         while before in self.commits:
             before -= 1
@@ -81,7 +82,7 @@ class LogListing:
 
 def needed_files(listing: LogListing, versions: Collection[int], newest: int) -> frozenset[str]:
     """The data files and deletion vectors that these versions of the table, and its newest version, refer to, relative
-    to the table's folder. LakeError if its log does not say."""
+    to the table's folder. LakeError if the log does not say."""
     walk = _Walk(listing)
     needed: set[str] = set()
     before = -2
@@ -131,8 +132,8 @@ def _names(files: Iterable[Added]) -> set[str]:
 
 
 def unneeded(listing: LogListing, versions: Collection[int], newest: int, before: float) -> list[Entry]:
-    """The data files and deletion vectors that neither these versions nor the newest refer to, and that were placed at
-    ``before`` or earlier. The age matters because a file is placed before the commit that names it."""
+    """The data files and deletion vectors to which neither these versions nor the newest version refers, and that were
+    placed at ``before`` or earlier. The age matters because a file is placed before the commit that names it."""
     needed = needed_files(listing, versions, newest)
     return [entry for entry in storage.walk(listing.folder) if entry.name not in needed and entry.placed <= before]
 

@@ -1,9 +1,9 @@
 """Limits which removed files a checkpoint names, so that another writer's VACUUM spares what readers are promised.
 
 VACUUM deletes a file that is older than the table's ``delta.deletedFileRetentionDuration``, unless the file is live or
-a younger removal names it. If a file lived for a short time, its age spares it for nearly as long as its removal would.
-Under steady change, with a turn a second, there are millions of such files. So checkpoints name only the files that
-lived for longer than SHORT_LIFE, and the property is longer than the promise by SHORT_LIFE.
+a younger removal names it. For a file that lived only a short time, its age prevents the deletion for nearly as long as
+a named removal would. Under steady change, with a turn a second, there are millions of such files. So checkpoints name
+only the files that lived for longer than SHORT_LIFE, and the property is longer than the promise by SHORT_LIFE.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def retention_properties(retention: timedelta) -> dict[str, str]:
 
 
 def missing_properties(configuration: Mapping[str, str], retention: timedelta) -> dict[str, str]:
-    """The properties of :func:`retention_properties` that a mirror lacks or has too short. Longer values stay."""
+    """The properties of :func:`retention_properties` that are missing at a mirror or too short. Longer values stay."""
     has = {name: _span(configuration.get(name)) or _NONE for name in (LOG, DELETED_FILES)}
     return {name: _interval(span) for name, span in _kept(retention).items() if has[name] < span}
 

@@ -24,7 +24,7 @@ _MAGIC: Final = (1681511377).to_bytes(4, "little")
 """Marks the data that follows as Roaring's portable form for 64 bits."""
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-"""Python's base85 alphabet. Except for the alphabet, both codes are the same."""
+"""Python's base85 alphabet. Z85 and Python's base85 differ only in the alphabet."""
 _UUID_CHARACTERS: Final = 20
 
 Descriptor = dict[str, Any]
