@@ -61,9 +61,9 @@ SETTINGS: Mapping[str, str] = {
 @dataclass
 class EmbeddedServer:
     """A server in ``folder``. ``start()`` creates the cluster if there is none, or uses the server that already runs.
-    Everybody who may use the folder is trusted. ``version``: of a new cluster. ``database``: in ``conninfo``.
-    ``fsync=False`` is for tests. ``programs``: the folder with initdb and postgres of another installation of the same
-    version."""
+    Everybody who may use the folder is trusted. ``version``: the major version of a new cluster. ``database``: the
+    database in ``conninfo``. ``fsync=False`` is for tests. ``programs``: the folder with initdb and postgres of another
+    installation of the same version."""
 
     folder: Path
     version: int = NEWEST
@@ -259,7 +259,7 @@ class EmbeddedServer:
                 conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.database)))
 
     def _watch_over(self) -> subprocess.Popen[bytes]:
-        """A shell that stops the server when this process ends, which closes the shell's input."""
+        """Start a shell that stops the server when this process ends, because that closes the shell's input."""
         script = 'cat >/dev/null; "$1" stop -s -w -m fast -t 10 -D "$2" || "$1" stop -s -m immediate -D "$2"'
         return subprocess.Popen(
             self.runner.command(["sh", "-c", script, "sh", self.bin / "pg_ctl", self.data]),
