@@ -58,15 +58,15 @@ class Route:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """Changes of one operation. ``rows`` are positions in the group. ``half`` is 0 for an old image, else 1."""
+    """Changes of one operation. ``rows``: positions in the group. ``half``: 0 for an old image, 1 for a new image."""
 
     op: str
     rows: Ints
     half: int
     text: dict[int, pa.StringArray]
-    """By attnum. Columns that the image does not carry are absent."""
+    """Values by attnum. Columns that the image does not carry are absent."""
     unchanged: dict[int, Bools] = field(default_factory=dict)
-    """By attnum: which values were not sent and could not be filled in from the old image."""
+    """By attnum: the values that were neither sent nor found in the old image."""
 
 
 @dataclass(frozen=True)

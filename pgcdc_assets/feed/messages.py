@@ -1,7 +1,8 @@
 """The feed of logical messages: a Delta table that readers read in the order ``(order_lsn, ordinal)``.
 
-``order_lsn`` is the ``commit_lsn`` of the message's transaction. For a message outside a transaction, it is the end of
-the message's record, minus one. So ``order_lsn < B`` decides for both kinds whether a message is below a boundary B.
+``order_lsn`` is the ``commit_lsn`` of the message's transaction. For a message outside a transaction, ``order_lsn`` is
+the end of the message's record, minus one. So ``order_lsn < B`` decides for both kinds whether a message is below a
+boundary B.
 
 The commit that adds files also records, in two app transactions, the range that the feed covers without a gap. A span
 without messages makes no commit: then the newest consistent point records how far the feed is complete.
@@ -113,7 +114,7 @@ class MessageFeed:
 
     def begin(self, at: Lsn, log_start: Lsn) -> None:
         """Creates the table if there is none. Messages are requested from ``at`` onwards. If runs requested no messages
-        for so long that the log has deleted some, the feed continues from ``log_start``."""
+        for so long that retention has cut off the log in between, the feed continues from ``log_start``."""
         if not self.exists:
             if self._delta is None:
                 create_table(self.path, Schema.from_arrow(SCHEMA), FEED_PROPERTIES, {}, self._root)
@@ -154,7 +155,7 @@ class MessageFeed:
         settle([self.path])
 
     def sweep(self, grace: timedelta) -> int:
-        """Deletes files that no version needs that was the newest within ``grace``. Returns how many."""
+        """Deletes files that are needed by no version that was the newest within ``grace``. Returns how many."""
         return sweep(self.path, grace)
 
     def forget(self, upto: Lsn) -> int:

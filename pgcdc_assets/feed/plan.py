@@ -20,11 +20,11 @@ from pgcdc_assets.structure.rowshapes import Unreadable, alignment, table_of_row
 
 @dataclass(frozen=True)
 class Followed:
-    """A table whose changes are derived, as at its copy plus the columns that were added since."""
+    """A table whose changes are derived, with the columns of its copy and the columns that were added since."""
 
     table: Table
     after: Lsn
-    """Its ``replay_lsn``. Transactions below it are not needed."""
+    """The table's ``replay_lsn``. Transactions below this LSN are not needed."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def planned(
 
 
 def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _Reading, *, again: bool) -> FeedPlan:
-    # A run may have derived changes with new columns and not applied them. If the feed were opened for the table
-    # without these columns, it would seem empty, and its rows would be derived a second time.
+    # A run may have derived changes with new columns without applying these changes. If the feed were opened for the
+    # table without the new columns, it would seem empty, and its rows would be derived a second time.
     feed = feeds.open(reading.table)
     start, end = reach.lsns.start, reach.lsns.end
     if not again and feed.covered.start <= after <= feed.covered.end:
@@ -94,7 +94,7 @@ def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _R
 
 
 def _widened(feeds: Feeds, todo: LogSpan, router: Router, entry: Followed, plan: FeedPlan) -> FeedPlan:
-    """Returns the plan with the shapes of rows outside the span that are also derived."""
+    """Returns the plan, extended by the shapes of rows outside the span that are also derived."""
     placed = _placed(todo, router).get(entry.table.name, _Placed())
     reading = _Reading.of(todo, entry.table, placed, past=plan.again, at_least=plan.table)
     return replace(
@@ -163,8 +163,8 @@ class _Reading:
 
 
 def _after(span: LogSpan, table: Table, shapes: Sequence[Shape]) -> dict[int, Lsn]:
-    """Returns, by schema_id, an LSN below which no row of the span has the shape. It is above the span's start only if
-    the table's newest structure begins within the span."""
+    """Returns, by schema_id, an LSN below which no row of the span has the shape. The LSN is above the span's start
+    only if the table's newest structure begins within the span."""
     start, end = span.lsns.start, span.lsns.end
     found = dict.fromkeys((shape.schema_id for shape in shapes), start)
     since = table.columns_since

@@ -1,7 +1,7 @@
 """Decides which followed table takes the rows of a relation.
 
-Rows find their table by the OID of their relation: the OID of the table, or of a leaf that the table had at its copy.
-An OID never changes and is not used again. A name may change and be used again, and the catalog is read later than a
+Rows find their table by the OID of their relation: the OID of the table, or of a leaf that the table had at its copy. A
+relation's OID never changes and is not used again. A name may change and be used again, and the catalog is read after a
 relation's rows were written. So names and catalog facts never decide where a row goes. They can only show that a table
 cannot be followed further: a partition was detached or added, or another table has the name.
 """
@@ -40,7 +40,8 @@ class Router:
     tables: Mapping[int, Table]
     """Followed tables by their own OIDs."""
     holders: Mapping[int, tuple[Table, ...]]
-    """Followed tables by their leaves' OIDs. A leaf that moved has several tables, if each was copied with it."""
+    """Followed tables by their leaves' OIDs. A leaf that moved between tables has several tables here, if each table
+    was copied with this leaf."""
     names: Mapping[TableName, Table]
 
     @classmethod

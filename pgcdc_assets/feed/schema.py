@@ -72,7 +72,8 @@ def feed_columns(table: Table) -> tuple[FeedColumn, ...]:
 
 
 def feed_schema(table: Table) -> pa.Schema:
-    """Returns a feed's schema: our columns, then the table's. All are nullable: no reader may rely on NOT NULL."""
+    """Returns a feed's schema: our columns, then the table's. All columns are nullable: no reader may rely on NOT
+    NULL."""
     own = [
         pa.field(OP, pa.string()),
         pa.field(COMMIT_LSN, pa.int64()),
@@ -92,7 +93,7 @@ def feed_schema(table: Table) -> pa.Schema:
 
 @dataclass(frozen=True)
 class FeedFacts:
-    """Facts about the rows of a feed file, stored in its footer. They suffice to choose how the file is applied."""
+    """Facts about the rows of a feed file, stored in the file's footer. These facts decide how the file is applied."""
 
     commit_min: int
     commit_max: int
@@ -148,10 +149,10 @@ class FeedEnd(NamedTuple):
 @dataclass(frozen=True)
 class FeedPart:
     """The changes of one table in one span: the input of an apply. Files may hold rows outside ``span`` (by
-    ``commit_lsn``, end excluded). Their facts then count more rows."""
+    ``commit_lsn``, end excluded). :class:`FeedFacts` count these rows too."""
 
     table: Table
-    """The table as at its copy, plus the columns that were added up to the end of the span."""
+    """The table with the columns of its copy, and the columns that were added up to the end of the span."""
     span: LsnRange
     files: tuple[FeedFile, ...]
     ended: FeedEnd | None = None

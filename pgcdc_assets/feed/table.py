@@ -37,10 +37,10 @@ from pgcdc_assets.store import storage
 MERGED_BYTES: Final = 16 << 20
 """Size of a file that compaction writes. Files larger than a quarter of this size are not merged."""
 FEWEST_MERGED: Final = 8
-"""Fewer small files are not worth a commit, because more files may soon be added next to them."""
+"""Fewer small files are not worth a commit, because more small files may soon be added next to these files."""
 FEED_PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
-    # Each turn makes one commit. Nothing that we need is only in commits.
+    # Each turn makes one commit. Commits hold nothing that we need and that is nowhere else.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
@@ -75,7 +75,8 @@ class FeedTable:
         return [feed_file(self.path / file.path, file.size) for file, _, _ in self._bounds(span)]
 
     def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
-        """Returns the span, widened to all rows of the files that deriving it replaces, and these files' names."""
+        """Returns the span, widened to all rows of the files that a new derivation replaces, and the names of these
+        files."""
         while True:
             found = self._bounds(span)
             start = min((low for _, low, _ in found), default=span.start)
@@ -112,7 +113,8 @@ class FeedTable:
         return len(old)
 
     def end_at(self, position: Lsn) -> None:
-        """Removes changes from ``position`` onwards, to derive them differently. No mirror has applied them."""
+        """Removes changes from ``position`` onwards, to derive these changes differently. No mirror has applied
+        them."""
         covered, files = self.covered, self._bounds(LsnRange(position, Lsn(sys.maxsize)))
         if covered.end <= position and not files:
             return
@@ -161,8 +163,8 @@ class FeedTable:
         self._delta = self._log.newest()
 
     def _prepared(self) -> DeltaVersion:
-        """Creates the Delta table, adds missing columns, or empties it if its columns do not fit. A feed whose columns
-        do not fit belongs to an earlier structure of the table. Its rows are still in the log."""
+        """Creates the Delta table, adds missing columns, or empties the table if its columns do not fit. A feed whose
+        columns do not fit belongs to an earlier structure of the table. Its rows are still in the log."""
         wanted = Schema.from_arrow(feed_schema(self._table))
         structure = {STRUCTURE: self._table.structure}
         if self._delta is None:

@@ -171,7 +171,7 @@ class _Work:
                 if change.op == PREIMAGE:
                     left = change.rows
                 self._write(change, rows, route, np.isin(change.rows, left))
-                # An old half is not counted: its row of the log is counted with the new half.
+                # An old half is not counted, because the row of the log is counted with the new half.
                 self.taken[name] += len(change.rows) if change.half else 0
 
     def _write(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:

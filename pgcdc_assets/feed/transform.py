@@ -35,7 +35,7 @@ TASK_BYTES = 4 << 20
 BUCKET_ROWS = 400_000
 """Changes that one task collapses: about 300 MB of a wide table in memory."""
 BUCKET_BYTES = 64 << 20
-"""Bytes of messages that one task collapses. They take three to four times as much memory."""
+"""Bytes of messages that one task collapses. These messages take three to four times as much memory."""
 MOST_BUCKETS = 256
 """Files that a task has open at once. The number doubles if keys change."""
 
@@ -93,7 +93,7 @@ def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, w
             written.append(feed.path)
             feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced)
     if ended is not None and ended.lsn >= span_end:
-        ended = None  # above the span: a later span finds it again
+        ended = None  # the end is above the span: a later span finds it again
     end = span_end if ended is None else ended.lsn
     taken = LsnRange(min(plan.after, end), end)
     return FeedPart(plan.table, taken, tuple(feed.files(taken)), ended)
@@ -171,7 +171,7 @@ def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done:
 
 @dataclass(frozen=True)
 class _Size:
-    """Bytes of messages of the relations from ``low`` to ``high``: a row group of the log."""
+    """The bytes of messages in a row group of the log, which holds the relations from ``low`` to ``high``."""
 
     low: int
     high: int
