@@ -1,6 +1,6 @@
-"""Brings the mirrors to the LSN of a snapshot of the source, so that ``verify`` can compare both at one LSN. An open
-snapshot keeps the source from removing dead rows. So the mirrors catch up before the snapshot is taken, and must then
-reach its LSN within POINT_SECONDS."""
+"""Brings the mirrors to the LSN of a snapshot of the source, so that ``verify`` can compare source and mirrors at one
+LSN. An open snapshot keeps the source from removing dead rows. So the mirrors catch up before the snapshot is taken,
+and must then reach its LSN within POINT_SECONDS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from pgcdc_assets.source.slot.slot import LOCK_SECONDS
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 
 POINT_SECONDS = 600.0
-"""Seconds that an open snapshot waits for the mirrors. A longer wait costs the source more than another verify."""
+"""Seconds that an open snapshot waits for the mirrors. A longer wait would cost the source more than another
+``verify``."""
 HELD_SECONDS = 5.0
 """How many seconds the snapshot waits for an open transaction while the running sync starts no turn."""
 _POLL_SECONDS = 0.2
@@ -82,7 +83,7 @@ class Boundary:
                     self._tell_holders()
                     continue
                 if self._request.is_late and time.monotonic() < deadline:
-                    # The sync may have resumed its turns, and have passed the snapshot's LSN.
+                    # The sync may have resumed its turns in between, and may have passed the snapshot's LSN.
                     continue
                 stack.enter_context(attempt.pop_all())
                 return taken

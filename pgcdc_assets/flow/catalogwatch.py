@@ -146,10 +146,10 @@ class CatalogWatch:
             self._seen = None
 
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
-        """Find the tables whose rows in pg_attribute were written again. Points below this check may not list them.
-        ATTACH and DETACH PARTITION write these rows, and leave no other trace once both are done. Between the two, the
-        rows of the table belonged to a partitioned table, and the catalog does not show which. So if a table that is
-        not partitioned is found, no partitioned table is listed either."""
+        """Find the tables whose rows in pg_attribute were written again. Points below this check may not list these
+        tables. ATTACH and DETACH PARTITION write these rows, and leave no other trace once both commands are done.
+        Between the two, the rows of the table belonged to a partitioned table, and the catalog does not show which. So
+        if a table that is not partitioned is found, no partitioned table is listed either."""
         followed = {record.table.name: record.table for record in self._work.progress.followed()}
         altered = {table.name for table in live if table.name in followed.keys() & before.keys()
                    and rewritten(before[table.name], table.marks.columns)}  # fmt: skip
@@ -159,7 +159,8 @@ class CatalogWatch:
 
 
 def _take_names(work: Work, shown: Mapping[TableName, Table]) -> None:
-    """Drop the tables that the catalog no longer shows, and add new tables. A renamed table is reported as neither."""
+    """Drop the tables that the catalog no longer shows, and add new tables. A renamed table is reported neither as
+    dropped nor as new."""
     progress = work.progress
     before = {record.table.name: record.table.oid for record in progress}
     known, now = set(before.values()), {table.oid for table in shown.values()}

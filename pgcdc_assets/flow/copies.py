@@ -123,8 +123,8 @@ class Copies:
         """How many copies of each table this run has begun. If the run follows, a copy's commit resets its table's
         count, and a regular catalog check without a copy in progress resets all counts."""
         self.failure: PgcdcError | None = None
-        """A failure that concerns more than one table. It ends the rounds. The run raises it after other tables caught
-        up."""
+        """A failure that concerns more than one table. It ends the rounds. The run raises the failure once the other
+        tables have caught up."""
         self.made: list[Copied] = []
         self.paused = False
         """Whether no round begins for now."""
@@ -135,7 +135,7 @@ class Copies:
 
     @property
     def ended(self) -> bool:
-        """Whether the round has ended. It then commits no more copies, and :meth:`close` returns its result."""
+        """Whether the round has ended. An ended round commits no more copies, and :meth:`close` returns its result."""
         return self._round is not None and self._round.done()
 
     @property
@@ -187,10 +187,11 @@ class Copies:
         self.begin(but=set(self._asked) - end.again)
 
     def cancel(self) -> None:
-        """Cancel a round in progress, and wait until it has ended: it must not commit after the lock is released."""
+        """Cancel a round in progress, and wait until it has ended: no copy may be committed after the lock is
+        released."""
         self.channel.cancelled.set()
         while self._round is not None and not self._round.done():
-            # Repeated, because a copy can be cancelled only while it has a Spark job.
+            # The cancel is repeated, because a copy can be cancelled only while it has a Spark job.
             self._work.target.cancel_copies()
             wait_for([self._round], timeout=1)
         self._pool.shutdown(wait=True, cancel_futures=True)

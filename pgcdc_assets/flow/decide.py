@@ -16,7 +16,8 @@ GATHERED_BYTES = 64 << 20
 """A bounded run that still receives takes a turn only if this many bytes of messages wait. Many small turns cost more
 than one large turn, and take CPU from the receiver."""
 LATE_SHARE = 2
-"""A turn of late tables takes this many times the bytes of another turn, so that they catch up even in a backlog."""
+"""A turn of late tables takes this many times the bytes of any other turn, so that late tables catch up even in a
+backlog."""
 
 Batches = Callable[[Lsn, Lsn], Sequence[BatchSummary]]
 """Returns the log's batches between two LSNs."""
@@ -90,7 +91,7 @@ class View:
     share_bytes: int
     """How many bytes of messages one turn takes."""
     gathers: bool = False
-    """More messages are still coming, and nothing needs a turn now."""
+    """Whether the run lets messages gather: more messages are coming, and nothing needs a turn now."""
     held: bool = False
     """``verify`` is about to name the LSN at which it wants a point. No turn may pass that LSN."""
     exact: Lsn | None = None

@@ -61,7 +61,8 @@ from pgcdc_assets.spark.session import SparkOnDemand, jvm_death_told
 
 
 class Engine:
-    """The operations on one lake. ``conninfo``: of the source, which is the embedded server if the settings say so."""
+    """The operations on one lake. ``conninfo``: the source's conninfo, which leads to the embedded server if the
+    settings say so."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class Engine:
             begin_messages(work)
             stream = LogStream(receiver, log, conn)
             self._check_level(work, stream.source_position())
-            # The receiver checks the slot too, but only after copies have started Spark.
+            # The receiver also checks the slot, but only after copies have started Spark.
             slots.usable_slot(conn, catalog.identity.slot, two_phase=self._settings.two_phase)
             work.progress.request_copy(copy_anew)
             work.progress.heal(heal)
@@ -206,7 +207,7 @@ class Engine:
 
     @contextmanager
     def _operation(self, kind: OperationKind, lake: AbstractContextManager[None]) -> Iterator[Operation]:
-        """Run a block under the lake's lock. How it ended is recorded for ``status``, but not a LockHeld."""
+        """Run a block under the lake's lock. The outcome is recorded for ``status``, except a LockHeld."""
         layout, command = self._settings.layout, self._command
         refuse_other_lake(self._settings)
         say = partial(self._observer.progress, "outcome")
@@ -277,13 +278,14 @@ class Engine:
                 f"belongs to {log.identity.app_id()}, but this project was set up for {identity.app_id()}",
                 thing=f"change log {log.path}", do="set `lake` or `source` to the matching one",
             )  # fmt: skip
-        # Noted before anything is confirmed to the slot.
+        # The lake is noted before anything is confirmed to the slot.
         note_lake(self._settings, log)
         return log
 
     def _check_level(self, work: Work, source: Lsn) -> None:
         """Raise LogAhead if the lake is ahead of the source. A source that was restored to an earlier time writes other
-        transactions at LSNs that the lake has passed, and the lake could not distinguish the two."""
+        transactions at LSNs that the lake has passed, and the lake could not distinguish these transactions from the
+        earlier transactions."""
         stands = work.progress.highest
         if stands > source:
             raise LogAhead(

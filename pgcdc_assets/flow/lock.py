@@ -1,6 +1,6 @@
 """The lake's lock: there is one writer per lake. A sync that follows gives way to commands that need the lock.
 
-The lock decides who writes, not Dagster's run status. Everything that writes takes it. On a file system the kernel
+The lock, not Dagster's run status, decides who writes. Every writer takes the lock. On a file system the kernel
 releases the lock when the process ends, also when it is killed. In an object store the lock ends when its holder stops
 renewing it (:mod:`pgcdc_assets.store.lease`). A sync that follows would hold the lock for days. So it gives way:
 
@@ -38,7 +38,7 @@ class LockHolder:
     pid: int
     command: str
     gives_way: bool = False
-    """Whether it ends its run when a command waits for the lake."""
+    """Whether the holder ends its run when a command waits for the lake."""
     process: ProcessName | None = field(default=None, compare=False)
     """The holder's unique name; None if the lock's text does not contain it."""
 
@@ -62,7 +62,7 @@ def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Itera
         own = ProcessName.own()
         held.write(json.dumps({"pid": own.pid, "command": command, "gives_way": gives_way, "process": str(own)}))
         if held.inherited_as is not None:
-            # Imported here, so that Dagster's definitions, which only read who holds the lake, do not load this code.
+            # Imported here, so that Dagster's definitions, which only read who holds the lake, do not load the leases.
             from pgcdc_assets.log.commit import shut_out
 
             shut_out(layout, held.inherited_as)
@@ -100,7 +100,7 @@ def waiting(layout: Layout) -> str | None:
 
 def free_again(layout: Layout, stop: threading.Event) -> bool:
     """Wait, after this process gave way, until no process holds the lake or waits for it. False if ``stop`` is set
-    before. LockHeld if another sync that follows has taken the lock."""
+    during the wait. LockHeld if another sync that follows has taken the lock."""
     while not stop.is_set():
         found = holder(layout)
         if found is None and waiting(layout) is None:
@@ -149,7 +149,7 @@ def holder(layout: Layout) -> LockHolder | None:
 
 def nameless(layout: Layout) -> list[Location]:
     """The places of the lake whose holder gives no name. Our processes write their name as soon as they take a place.
-    Any other program that may open the file can hold a place too."""
+    But any program that may open the file can hold a place."""
     return [place for place in (layout.lock, layout.hold, layout.waiting) if not lease.text_of_holder(place)
             and lease.is_locked(place) and not lease.text_of_holder(place)]  # fmt: skip
 

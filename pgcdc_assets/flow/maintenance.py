@@ -42,7 +42,7 @@ from pgcdc_assets.store import storage
 THIN_AFTER_VERSIONS: Final = 600
 """Old versions of a mirror are deleted after this many new versions: ten minutes at one turn per second."""
 PRUNE_SECONDS: Final = 600.0
-"""Points are pruned at least this often, also if no mirror is due because many tables change, each rarely."""
+"""Points are pruned at least this often, even if no mirror is due because each of many tables changes only rarely."""
 
 
 def prune_points(work: Work, now: datetime) -> int:
@@ -64,7 +64,8 @@ class Thinning:
     def after_range(self, tables: Iterable[TableName]) -> None:
         """Thin the changed tables that have many new versions since they were last checked."""
         due = [name for name in tables if self._is_due(name)]
-        # Read before the points are pruned, because readers may still use versions that the old points promised.
+        # The promised versions are read before the points are pruned, because readers may still use versions that the
+        # old points promised.
         promised = self._work.progress.points.versions(due) if due else {}
         if due or time.monotonic() - self._pruned >= PRUNE_SECONDS:
             prune_points(self._work, datetime.now(UTC))
@@ -110,8 +111,8 @@ class ForgetReport:
 
 
 def forget_tables(work: Work, tables: Sequence[TableName]) -> ForgetReport:
-    """Delete the mirrors and feeds of these tables, which points then can no longer read. Nothing is deleted if one of
-    the tables is followed (UsageError), or has no mirror in the lake (UnknownTable)."""
+    """Delete the mirrors and feeds of these tables. Readers of older points then lose these tables. Nothing is deleted
+    if one of the tables is followed (UsageError), or has no mirror in the lake (UnknownTable)."""
     for name in tables:
         _refuse(work, name)
     return ForgetReport([_forgotten(work, name) for name in dict.fromkeys(tables)])
@@ -151,7 +152,7 @@ class MaintenanceReport:
     vacuumed: list[TableName] = field(default_factory=list)
     deleted_files: int = 0
     deleted_bytes: int = 0
-    """Size of ``deleted_files``, which are files of mirrors."""
+    """The total size of ``deleted_files`` (files of mirrors)."""
     left: list[TableName] = field(default_factory=list)
     """Mirrors that were skipped for lack of time. The next maintenance handles them."""
     failed: list[tuple[TableName, str]] = field(default_factory=list)

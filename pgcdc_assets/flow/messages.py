@@ -1,4 +1,5 @@
-"""The feed of logical messages in a run. Turns advance it, ranges report it. Open only if ``messages`` is set."""
+"""The feed of logical messages in a run. Turns advance the feed, and ranges report it. It is open only if the setting
+``messages`` is set."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ def messages_needed(work: Work) -> list[Lsn]:
 
 
 def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
-    """Derive a range's messages again from the log, as far as the feed holds the range. UsageError if the feed does not
-    exist, or holds no part of the range."""
+    """Derive the messages of a range again from the log, for the part of the range that the feed holds. UsageError if
+    the feed does not exist, or holds no part of the range."""
     feed = work.messages or _opened(work)
     if not feed.exists:
         raise UsageError("does not exist", thing="the feed of messages",

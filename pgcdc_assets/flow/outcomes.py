@@ -29,7 +29,7 @@ class OperationKind(StrEnum):
     """Kinds of operations. A success cancels the earlier failures of its kind."""
 
     SYNC = "sync"
-    """Includes copies."""
+    """The operation ``sync``, which includes copies."""
     REPAIR = "repair"
     BACKFILL = "backfill"
     MAINTENANCE = "maintenance"
@@ -118,7 +118,7 @@ class Operation:
     renewed: list[str] = field(default_factory=list)
     """Tables that were copied again, so that failures to repair them no longer count."""
     given_up: Callable[[], bool] = lambda: False
-    """Whether the operation was stopped, so that its end is no success."""
+    """Whether the operation was stopped, so that its end does not count as a success."""
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[s
         book.failed(error)
         raise
     except Exception as error:
-        # The error's text may hold row values, so it is left out. The traceback goes to the caller.
+        # The error's text is left out, because it may hold row values. The caller gets the traceback.
         book.failed(LakeError(f"unexpected {type(error).__name__}", do="the traceback is with the run, or in "
                               ".pgcdc/failure.txt"))  # fmt: skip
         raise

@@ -56,7 +56,8 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
 
 
 def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
-    """Raise WrongLake if the slot was read before: this lake has no change log, so another lake may need the slot."""
+    """Raise WrongLake if the slot was read before. Called if this lake has no change log: another lake may then need
+    the slot."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
             f"has no change log, and {slot.thing} has been read before: another lake is likely to depend on it",

@@ -1,6 +1,6 @@
 """The progress of every table: its state, its effective ``replay_lsn``, and its mirror's version. The lake and the
-target hold the truth. This is one run's view of it, which is read once at the start and updated with every copy and
-turn, so tables without changes cost nothing in a turn."""
+target hold the truth. A run reads it once at its start, and updates its view with every copy and turn. So tables
+without changes cost nothing in a turn."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ class TablesProgress:
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
         self.recovered = target.recover(rows)
-        """Files, by place, that a power cut had left incomplete in the mirrors, and that were put aside."""
+        """The incomplete files that a power cut had left in the mirrors, and that were put aside, by place."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
         self.listed = ListedTables(self.points, self._tables)
         self._note_away()
         self._note_changed()
 
     def _note_away(self) -> None:
-        """Find tables that an older point lists and the newest point does not: they had another name for a while. No
-        point below the next catalog check lists them. A table without a point since its copy does not count."""
+        """Find tables that an older point lists and the newest point does not: these tables had another name for a
+        while. No point below the next catalog check lists these tables. A table without a point since its copy does not
+        count."""
         newest = self.points.newest()
         if newest is None:
             return
@@ -135,7 +136,8 @@ class TablesProgress:
                        reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
-        """Have the table copied again, now or in a later run. Its mirror is wrong at ``lsn``, and maybe below."""
+        """Have the table copied again, in this or a later run. Its mirror is wrong at ``lsn``, and maybe also below
+        it."""
         entry = self[name]
         # This LSN is above the mirror's own copy, so a later run sees that no copy at this LSN was committed.
         self.states.set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
@@ -156,7 +158,7 @@ class TablesProgress:
             return False
         lsn = entry.replay_lsn
         if entry.state is TableState.WAITING:
-            # The copy was not begun. As in :meth:`must_copy`, an older mirror must not be taken for the copy.
+            # The copy was not begun. An older mirror must not be taken for the copy (see :meth:`must_copy`).
             row = self.states.all().get(name)
             lsn = Lsn(max(lsn, row.lsn if row else ZERO) + 1)
         self.states.set(entry.table, TableState.COPYING, lsn, reason)
@@ -164,7 +166,8 @@ class TablesProgress:
         return True
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
-        """Note a committed copy. It becomes durable before its state, so that no older mirror is taken for it."""
+        """Note a committed copy. The copy becomes durable before the state, so that no older mirror is taken for the
+        copy."""
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
         # Points may list the table at once: the snapshot showed it under its present name.
@@ -183,9 +186,10 @@ class TablesProgress:
         )
 
     def columns_came(self, name: TableName, columns: Marks, position: Callable[[], Lsn]) -> Lsn:
-        """Note that the catalog shows new columns that are NULL in all older rows; returns the LSN at which they were
-        first seen. If they are new, ``position`` returns this LSN. A row below it may still bring the columns. No point
-        lists the table until its mirror has them. ``columns``: the marks of all columns."""
+        """Note that the catalog shows new columns that are NULL in all older rows; returns the LSN at which the columns
+        were first seen. For columns not seen before, ``position`` returns this LSN. A row below this LSN may still
+        bring the columns. No point lists the table until its mirror has the columns. ``columns``: the :data:`Marks` of
+        all columns."""
         entry = self[name]
         seen = entry.since_columns
         if seen is None or seen[1] != columns:
@@ -203,15 +207,15 @@ class TablesProgress:
         self._tables[name] = replace(entry, unread=None) if decided else entry
 
     def note_columns(self, live: Iterable[Table], altered: Container[TableName]) -> None:
-        """Note the marks of all columns in a catalog check. The ``altered`` tables are listed again only from the LSN
-        that the next :meth:`listed_from` sets."""
+        """Note attnum and xmin of all columns in a catalog check. The ``altered`` tables are listed again only from the
+        LSN that the next :meth:`listed_from` sets."""
         with self._noting:
             for table in live:
                 entry = replace(self[table.name], columns=table.marks.columns)
                 self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
 
     def listed_from(self, position: Lsn) -> None:
-        """Note that before ``position`` of the source, the catalog showed all tables under their present names."""
+        """Note that the catalog showed all tables under their present names before the source reached ``position``."""
         with self._noting:
             for name, entry in self._tables.items():
                 if entry.listed_from is None:
@@ -259,7 +263,8 @@ class TablesProgress:
         return True
 
     def unchanged(self, name: TableName, now: Table) -> None:
-        """Note that a followed table is as its mirror has it. Its present files are noted, for later checks."""
+        """Note that a followed table is as its mirror has it. The table's present files on the source are noted, for
+        later checks."""
         entry = self[name]
         self._tables[name] = entry = replace(entry, since_columns=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
@@ -286,13 +291,14 @@ class TablesProgress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False, former=None)
 
     def refuse(self, table: Table, reason: str) -> None:
-        """Set the table aside because no mirror can hold it. This is not stored: each catalog check finds it again."""
+        """Set the table aside because no mirror can hold it. The reason is not stored, because each catalog check finds
+        it again."""
         entry = self[table.name]
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
     def gone(self, published: Container[TableName]) -> list[TableName]:
         """Stop following the tables that are no longer ``published``; returns their names. Their stored states stay, so
-        if a table is published again, it is known that it was not published in between."""
+        a table that is published again is known to have been unpublished in between."""
         lost = [
             name for name, entry in self._tables.items()
             if name not in published and entry.state is not TableState.COPYING
@@ -324,9 +330,9 @@ class TablesProgress:
         followed table. ``messages``: the position of the feed of messages, if the feed is complete to ``lsn``.
 
         LakeError, before anything is written, if ``lsn`` is above ``transform_lsn``, the log's recorded position. A
-        source is compared with the log, so a point above it could have an LSN that a restored or promoted source never
-        had. No point is made below the newest point. A table whose copy took long is behind the other tables, and a
-        newly copied table is ahead of them: a point lists such a table once it is at the same LSN.
+        source is compared with the log only, so a point above the log could have an LSN that a restored or promoted
+        source never had. No point is made below the newest point. A table whose copy took long is behind the other
+        tables, and a newly copied table is ahead of them: a point lists such a table once it is at the same LSN.
         """
         if lsn > transform_lsn:
             raise LakeError(

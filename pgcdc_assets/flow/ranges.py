@@ -1,9 +1,9 @@
-"""The ranges of a run. What its turns take is counted into the open range. When the range is closed, its report is
-written and its many small files are merged.
+"""The ranges of a run. The batches that its turns apply are counted into the open range. When the range is closed, its
+report is written and its many small files are merged.
 
 Batches serve latency. Ranges serve people and backfills. A range is one or more whole batches, and is closed when it
 has reached a size or a minimum age. Its report is counted from the log's own summaries. So if a run dies before it
-closes a range, the next run counts everything.
+closes a range, the next run still counts all of the range.
 
 The receiver's row counts for each relation are compared with the followed tables, and the report explains rows that no
 mirror takes. The transform checks the other half: it sets a table aside if its feed lacks a row of the table
@@ -79,7 +79,7 @@ class OpenRange:
         return self._opened is None
 
     def close(self) -> tuple[LsnRange, dict[TableName, TableTurn], dict[str, float]]:
-        """End the range at its last batch, and open the next one there."""
+        """End the range at its last batch, and open the next range there."""
         assert self._end is not None
         closed = LsnRange(self.start, self._end), self._turns, self._seconds
         self.start, self._end, self._bytes, self._opened = self._end, None, 0, None
@@ -160,8 +160,8 @@ def _rows(batch: BatchSummary, relation: int) -> int:
 
 
 def _came(work: Work, table: Table, leaf: int) -> bool:
-    """Whether a leaf that the table does not take yet, because it was unlogged or detached, has its rows in the stream
-    now. The next catalog check has the table copied again, with the leaf."""
+    """Whether the rows of a leaf are now in the stream, although the table does not take them yet (the leaf was
+    unlogged or detached). The next catalog check has the table copied again, with the leaf."""
     now = work.catalog.table(table.name)
     known = {one.oid for one in table.outside} | {one.oid for one in (now.leaves if now is not None else ())}
     return leaf in known
@@ -247,7 +247,8 @@ def merge_files(work: Work, report: RangeReport) -> None:
 
 
 def _merge_feed(work: Work, entry: TableRecord) -> None:
-    """Merge a feed's small files. If this fails, the files stay, and the mirror, which has applied them, goes on."""
+    """Merge a feed's small files. If this fails, the files stay. The mirror has already applied these files, and goes
+    on."""
     with contained() as failed:
         work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:

@@ -23,7 +23,8 @@ class TableTurn:
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
-    """Rows changed in the mirror: net effects, so these counts may be below the changes of the feed."""
+    """``inserted``, ``updated`` and ``deleted``: rows changed in the mirror. These are net effects, so the feed may
+    have more changes."""
     changes: dict[str, int] = field(default_factory=dict)
     """Rows of the change feed, by operation."""
     seconds_transform: float = 0.0
@@ -71,7 +72,8 @@ class RangeReport:
     seconds: dict[str, float]
     """Wall seconds by stage: transform and apply."""
     untaken: list[Untaken] = field(default_factory=list)
-    """Rows that no mirror took, by relation. All other rows went into their mirrors, or were below their copies."""
+    """Rows that no mirror took, by relation. All other rows went into mirrors, or were below the copies of their
+    tables."""
     messages: MessagesReport | None = None
     """None if the setting ``messages`` is empty, or if the feed has failed."""
     committed: tuple[datetime, datetime] | None = None
@@ -123,7 +125,7 @@ class SyncReport:
     """The error by which a run that follows lost the source, if this ended the run."""
 
     def after(self, before: SyncReport) -> SyncReport:
-        """Both runs in one report. ``before``: the report of the earlier run."""
+        """The reports of two runs as one report. ``before``: the report of the earlier run."""
         return replace(
             self,
             start=before.start,

@@ -6,10 +6,10 @@ force for all runs, also for the sensor's runs, until it is withdrawn.
 
 **The request of ``verify``**: a consistent point at the LSN C of its snapshot, from a running sync. C is known only
 once the snapshot is taken, as the consistent point of a new slot, and the sync might have passed C in between. So
-verify first places a request without an LSN, and the sync starts no further turn. Verify takes its snapshot and writes
-C into the request. The sync's next turn ends exactly at C, and its point is published. The request is a locked file, so
-it ends with the process of verify. A request that lasts too long has no effect: verify may hang, or another program may
-lock the file.
+``verify`` first places a request without an LSN. The sync then starts no further turn. Verify takes its snapshot and
+writes C into the request. The sync's next turn ends exactly at C, and its point is published. The request is a locked
+file, so it ends with the process of verify. A request that lasts too long has no effect: verify may hang, or another
+program may lock the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pgcdc_assets.store.processname import ProcessName
 class OperatorRequests:
     endpos: Lsn | None = None
     """A run that follows ends at the last boundary at or below this LSN or, if it has passed the LSN already, at its
-    present position. None: the run does not end."""
+    present position. None: following does not end."""
     paused: bool = False
     """Nothing is applied. Changes go only into the log, and the slot can advance."""
 
@@ -84,7 +84,7 @@ UNNAMED_SECONDS: Final = 60.0
 NAMING_SECONDS: Final = UNNAMED_SECONDS / 2
 """Verify must name its LSN in this time, or take another snapshot, because the sync may have passed the LSN."""
 NAMED_SECONDS: Final = 900.0
-"""How many seconds a sync obeys a request that names an LSN. Verify waits for its point for ten minutes."""
+"""How many seconds a sync obeys a request that names an LSN. ``verify`` waits ten minutes for its point."""
 _NO_LSN: Final = "-"
 
 
@@ -96,7 +96,7 @@ class VerifyRequest:
     by: ProcessName | None = field(default=None, compare=False)
     """The process that placed the request; None if the request does not name it."""
     tenure: str = field(default="", compare=False)
-    """Distinguishes two requests of the same process."""
+    """A text that distinguishes two requests of the same process."""
 
     def __str__(self) -> str:
         who = f"`pgcdc verify` ({self.by.told})" if self.by else "a process that does not say who it is"
@@ -158,7 +158,8 @@ class VerifyRequests:
         """When the request of each tenure was first seen; minus infinity once the request has expired."""
 
     def current(self) -> VerifyRequest | None:
-        """The request in force; None without a request, or if it has expired, even if it names an LSN later."""
+        """The request in force; None without a request, or if the request has expired. An expired request stays
+        expired, even if it names an LSN later."""
         found = verify_request(self._layout)
         if found is None:
             self._seen.pop(VerifyRequest(None).tenure, None)

@@ -51,7 +51,7 @@ class Standings:
         if row is None or row.table is None or row.table.oid != table.oid:
             return TableRecord(table, TableState.WAITING)
         if held is None or held.oid not in (None, table.oid):
-            # There is no mirror under this name, or it has another table's rows.
+            # There is no mirror under this name, or the mirror has another table's rows.
             aside = TableRecord(row.table, row.state, reason=row.reason)
             return aside if row.state is TableState.SET_ASIDE else TableRecord(table, TableState.WAITING)
         if row.state is TableState.MOVED or (row.state is TableState.COPYING and held.snapshot_lsn < row.lsn):
@@ -63,7 +63,8 @@ class Standings:
             # The table was copied under an earlier log. Or the log above the mirror's position was deleted while the
             # table was not followed.
             return TableRecord(table, TableState.WAITING)
-        # The run that changed the mirror's name or structure ended before its point. The LSN is not stored.
+        # The run that changed the mirror's name or structure ended before it made a point. The LSN of the change is not
+        # stored.
         listed_from = None if held.unlisted else ZERO
         return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason,
                            listed_from=listed_from)  # fmt: skip
@@ -82,7 +83,7 @@ class Standings:
         two tables swapped their names, the table is copied instead."""
         name, oid = waiting.table.name, waiting.table.oid
         if name in rows and rows[name].state is TableState.COPYING and _oid(rows[name]) == oid:
-            # Its copy was requested or begun.
+            # The table's copy was requested or begun.
             return waiting
         own = [row for row in rows.values() if _oid(row) == oid]
         there = [row for row in own if row.name != name]
@@ -98,7 +99,7 @@ class Standings:
         )  # fmt: skip
 
     def _aside(self, waiting: TableRecord, last: StateRow) -> TableRecord:
-        """Keep a table set aside that was set aside under its last name: a new name is no request to copy it."""
+        """Keep a renamed table set aside if it was set aside under its last name: a rename is no request for a copy."""
         if last.state is not TableState.SET_ASIDE or last.table is None:
             return waiting
         noted = replace(last.table, name=waiting.table.name)
@@ -113,5 +114,5 @@ def _oid(row: StateRow) -> int | None:
 
 
 def _newer(table: Table, than: Table) -> bool:
-    """Whether this is a later structure of the same copy."""
+    """Whether ``table`` has a later structure of the same copy than ``than``."""
     return (table.lineage.number if table.lineage else 0) > (than.lineage.number if than.lineage else 0)

@@ -27,7 +27,7 @@ def publish_new(
     conn: psycopg.Connection[Any], settings: Settings, catalog: Catalog, states: TableStates, observer: Observer
 ) -> None:  # fmt: skip
     """Publish, and report, the tables and partitions that match the setting ``tables`` and are in no publication yet.
-    Tables that ``catalog`` or ``states`` know were published before: their publication stays as it is."""
+    Tables in ``catalog`` or ``states`` were published before: their publication is not changed."""
 
     def known() -> set[int]:
         return relations_of([*catalog.tables, *states.tables()])

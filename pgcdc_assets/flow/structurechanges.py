@@ -76,7 +76,7 @@ class StructureChanges:
                 pass
 
     def _reshape(self, found: Reshape, record: TableRecord, now: Table, since: Lsn) -> None:
-        """Begin to change the mirror to the new structure, which the source has at ``since`` or already below."""
+        """Begin to change the mirror to the new structure, which the source has at ``since`` at the latest."""
         if found.leaves:
             # The feed may hold rows of a removed leaf that are not applied yet.
             self._work.feeds.open(record.table).end_at(record.replay_lsn)
@@ -109,7 +109,7 @@ class StructureChanges:
         for _, done in self._in_progress:
             done.cancel()
         while left := [done for _, done in self._in_progress if not done.done()]:
-            # Repeated, because a change can be cancelled only while it has a Spark job.
+            # The cancel is repeated, because a change can be cancelled only while it has a Spark job.
             self._work.target.cancel_copies()
             wait_for(left, timeout=1)
         self._in_progress.clear()
@@ -164,7 +164,8 @@ class StructureChanges:
 
 
 def _done(before: Table, after: Table) -> str:
-    """What the mirror did: nothing if the old structure is back, after a column was renamed and renamed back."""
+    """What the mirror did, as text. It did nothing if the old structure is back (a column was renamed and renamed
+    back)."""
     leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
     if alike(before, after) and leaves == now:
         return "that was undone since, and its mirror stays as it was"

@@ -107,7 +107,7 @@ class Sync:
 
     def _take_copies(self) -> bool:
         """Take in new copies, and begin the next round if a round has ended. Returns whether there were new copies."""
-        # Read before the committed copies are taken: once a round has ended, all its copies are committed.
+        # This is read before the committed copies are taken: once a round has ended, all its copies are committed.
         ended = self._copies.ended
         moved = self._take_committed()
         if ended:
@@ -201,7 +201,8 @@ class Sync:
         return finished(self._bounds, situation)
 
     def _awaited(self) -> bool:
-        """Whether a command waits for the lake and may have it now. A point that ``verify`` waits for is made first."""
+        """Whether a command waits for the lake and may have it now. If ``verify`` waits for a point, the point is made
+        first."""
         if not self.following or self.copying or lock.waiting(self._work.layout) is None:
             return False
         held = self._turns.requests.current()

@@ -29,8 +29,8 @@ class Turn:
 def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]) -> Turn:
     """Bring the tables that are below ``upto`` to ``upto``, a boundary up to which the log is complete.
 
-    ``log``: what was read of the log for this turn, up to the log's end. Tables without changes move without a commit.
-    A table that cannot be followed is set aside, and the other tables go on. A table stays below ``upto``:
+    ``log``: the log as read for this turn, up to the log's end. Tables without changes move without a commit. A table
+    that cannot be followed is set aside, and the other tables go on. A table stays below ``upto``:
 
     - until the next turn, if another writer's commits to its mirror came first at each attempt;
     - until the next catalog check, if the log has a row with a structure, or of a partition, that the mirror does not
