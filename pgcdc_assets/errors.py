@@ -182,7 +182,7 @@ class SlotActive(PgcdcError):
 
 
 class SlotAhead(PgcdcError):
-    """``confirmed_flush_lsn`` is above ``transform_lsn``: changes between the two are gone."""
+    """``confirmed_flush_lsn`` is above ``transform_lsn``: the changes between these LSNs are gone."""
 
 
 class PreparedLost(PgcdcError):
@@ -190,7 +190,7 @@ class PreparedLost(PgcdcError):
 
 
 class IdentityMismatch(PgcdcError):
-    """The name that the log belongs to now means another system, database, slot or timeline."""
+    """The source is another system, database, slot or timeline than the change log belongs to."""
 
 
 class LogAhead(PgcdcError):

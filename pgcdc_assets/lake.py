@@ -134,7 +134,7 @@ class LakeAt:
 
     def _as_published(self, table: TableName | str) -> TableName:
         """The name of a table of the point. LakeError if the table's version records another position than the point:
-        it is then not the version that was published."""
+        the version is then not the published version."""
         name = self._known(table)
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(

@@ -121,8 +121,8 @@ class SavedCatalog:
 
 @dataclass(frozen=True)
 class ProjectNote:
-    """What the project has noted: which lake is its own, and what ``setup`` created on the source. The id of its change
-    log identifies a lake, not its place: a lake that was moved is still the same lake."""
+    """What the project has noted: which lake is its own, and what ``setup`` created on the source. A lake is identified
+    by the id of its change log, not by its place: a lake that was moved is still the same lake."""
 
     lake: str | None = None
     """The place of the project's lake; None before the lake has a change log."""
@@ -179,8 +179,8 @@ def _text(value: object) -> str | None:
 
 def enter_project() -> Settings:
     """Change to the ``working_directory`` of a code location, if it is a project's folder; returns the settings there.
-    While Dagster imports the definitions, also for a run, it puts that folder first on ``sys.path``, but does not
-    change to it. A code location without a project has no assets; this logs a warning."""
+    While Dagster imports the definitions, also for a run, it puts that folder first on ``sys.path``, but does not make
+    it the current directory. A code location without a project has no assets; this logs a warning."""
     named = Path(sys.path[0] if sys.path else "").absolute()
     if (named / STATE_FOLDER).is_dir() or (named / SETTINGS_FILE).is_file():
         os.chdir(named)

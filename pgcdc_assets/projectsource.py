@@ -32,7 +32,7 @@ _CONNECT_SECONDS = 5
 
 @dataclass(frozen=True)
 class Saved:
-    """The identity of the stream that the project's catalog, or its lake's log, belongs to."""
+    """The identity of the stream to which the project's catalog, or its lake's log, belongs."""
 
     thing: str
     identity: Identity
@@ -82,9 +82,9 @@ def is_embedded(settings: Settings) -> bool:
 
 
 def started_source(settings: Settings, *, survive: bool = True) -> str:
-    """The source's conninfo. Starts the embedded server, and fills its sample shop, if it is the source. Raises
-    WrongSource, before anything is started, if the project was set up with another source, and SettingsError if Spark's
-    executors cannot reach the embedded server."""
+    """The source's conninfo. Starts the embedded server, and fills its sample shop, if this server is the source.
+    Raises WrongSource, before anything is started, if the project was set up with another source, and SettingsError if
+    Spark's executors cannot reach the embedded server."""
     require_same_source(settings)
     if not is_embedded(settings):
         return source_of(settings)
@@ -130,7 +130,8 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
 
 
 def known_identity(settings: Settings, found: Identity) -> Identity:
-    """The identity under which log and catalog know the stream ``found``. They keep a renamed database's old name."""
+    """The identity under which log and catalog know the stream ``found``. Log and catalog keep a renamed database's old
+    name."""
     return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
 
 

@@ -38,7 +38,8 @@ from pgcdc_assets.errors import SettingsError
 
 PREFIX = "PGCDC_"
 _NOT_SETTINGS = ("ASSETS_", "TEST_", "FAULTS")
-"""Variables whose names begin with PREFIX and one of these are not settings. Our own processes and tests use them."""
+"""Variables whose names begin with PREFIX and one of these words are not settings. Our own processes and tests use
+them."""
 OWN_NAME = "pgcdc"
 STATE_FOLDER = Path(".pgcdc")
 """The default of the setting ``state``: a folder of the project directory."""
@@ -150,14 +151,15 @@ class Settings(BaseSettings):
     origin: Literal["any", "none"] = "any"
     """``any``: all transactions; ``none``: without the transactions that the source itself received by replication."""
     streaming: Literal["auto", "off"] = "auto"
-    """``auto``: large transactions are received before their commit, if the server supports this; ``off``: after it."""
+    """``auto``: large transactions are received before their commit, if the server supports this; ``off``: after the
+    commit."""
     two_phase: bool = False
     """Whether prepared transactions are received at their PREPARE, through a slot that was created with ``two_phase``.
     Either way, they become readable with their COMMIT PREPARED."""
     schema_changes: Literal["rewrite", "metadata", "set_aside"] = "rewrite"
     """How a mirror follows when its table's structure changes. ``rewrite``: the mirror's own rows get the new
-    structure; if they do not have all that is needed, the table is copied again. ``metadata``: the same, but rows are
-    not rewritten if Delta's column mapping and type widening, which fewer readers support, can express the change.
+    structure; if these rows do not have all that is needed, the table is copied again. ``metadata``: the same, but rows
+    are not rewritten if Delta's column mapping and type widening, which fewer readers support, can express the change.
     ``set_aside``: the table is set aside until the operator acts."""
     recopy_bytes: Size = 10 << 30
     """If only a new copy can follow a structure change, a table that is larger than this on the source is set aside
