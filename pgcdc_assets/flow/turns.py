@@ -52,10 +52,10 @@ class Turns:
         return level and not self.point.at(complete)
 
     def check_catalog(self) -> bool:
-        """Publish new tables, check the catalog, and carry comments to the mirrors. A point is then due if a table may
-        be listed again only from this check on, or if a mirror got comments. Returns False if a lock on a table
-        prevents reading the catalog. A run that follows then continues without points until the lock is released. Any
-        other run ends with CopyBlocked."""
+        """Publish new tables, check the catalog, and carry comments to the mirrors. A point is then due if this check
+        is the first at which a table may be listed again, or if a mirror got comments. Returns False if a lock on a
+        table prevents reading the catalog. A run that follows then continues without points until the lock is released.
+        Any other run ends with CopyBlocked."""
         self._stream.publish_new(self._work)
         before = self._catalog.seen_at
         try:
@@ -76,7 +76,8 @@ class Turns:
         return True
 
     def begin_copies(self) -> None:
-        """Begin the copies that wait. After the receiver's end a copy could not catch up: the next run makes it."""
+        """Begin the copies that wait. After the receiver's end a copy could not catch up, so the next run makes the
+        copy."""
         if not self._stream.arrived:
             self._copies.begin()
 
@@ -99,8 +100,9 @@ class Turns:
         return moved
 
     def _view(self, *, paused: bool, gathers: bool) -> tuple[LogSpan, View]:
-        """What decides the next step, and the part of the log that is not applied yet."""
-        # The position is read before the request. So a request that is missed here has an LSN above the position.
+        """The facts that decide the next step, and the part of the log that is not applied yet."""
+        # The log's position is read before the request. So a request that is missed here has an LSN above this
+        # position.
         complete, progress = self._stream.complete_to, self._work.progress
         log = LogSpan(self._work.log, LsnRange(min(progress.replay_lsn, complete), complete))
         request = self.requests.current()
@@ -123,7 +125,8 @@ class Turns:
         )
 
     def _catch_up(self, log: LogSpan, step: TakeLateTurn) -> bool:
-        """Bring late tables, which were copied during other turns, nearer to the rest. Returns whether any moved."""
+        """Bring late tables, which were copied during other turns, nearer to the other tables. Returns whether any
+        table moved."""
         before = self._entries(step.tables)
         turn = take_turn(self._work, log, step.upto, before)
         self._ranges.count_late(turn)

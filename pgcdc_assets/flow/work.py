@@ -26,14 +26,14 @@ class Work:
     progress: TablesProgress
     observer: Observer
     session: SparkOnDemand
-    """For the transform. The target uses the same session."""
+    """The Spark session of the transform. The target uses the same session."""
     feeds: Feeds = field(init=False)
     messages: MessageFeed | None = None
     """The feed of logical messages; None if the setting ``messages`` is empty, or if the feed cannot be opened."""
     messages_reported: set[str] = field(default_factory=set)
     """Failures of the feed of messages that this run has reported."""
     operation: Operation = field(default_factory=Operation)
-    """The operation as which ``status`` reports this run."""
+    """The operation under which ``status`` reports this run."""
 
     def __post_init__(self) -> None:
         self.feeds = Feeds(self.layout, self.identity)
