@@ -58,8 +58,7 @@ class PendingFrames:
 
 @dataclass
 class PendingBatch:
-    """What has been received and is not part of a commit job. Only the writing thread fills and reads
-    StagedSegments."""
+    """The received content that is not part of a commit job. Only the writing thread fills and reads StagedSegments."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
     """Whole transactions. The first transaction may have begun in ``staged``."""
@@ -166,7 +165,7 @@ class PendingBatch:
 
 @dataclass(frozen=True)
 class Committed:
-    """A durable commit. It has no rows if it only moves the position."""
+    """A durable commit. A commit that only moves the position has no rows."""
 
     start: Lsn
     end: Lsn
@@ -202,7 +201,7 @@ class BatchWriter:
         passed(FaultPoint.STREAM_SPILLED)
 
     def drop(self, content: InProgressContent) -> None:
-        """Delete the segments of a transaction in progress that was rolled back, or that is not for the log."""
+        """Delete the segments of a transaction in progress that was rolled back, or that does not belong to the log."""
         for spilled in content.spilled:
             spilled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)

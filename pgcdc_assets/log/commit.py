@@ -1,5 +1,5 @@
 """Commits to the log: compare-and-set, and durable before the commit is reported. Segments and their names are fsynced
-before the commit, and the commit before :meth:`LogWriter.commit` returns. The version that the commit builds on must be
+before the commit, and the commit before :meth:`LogWriter.commit` returns. A commit builds on a version, which must be
 at the position that the caller names."""
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _PROPERTIES: Final = {
     "delta.dataSkippingStatsColumns": "relation_id,commit_lsn,kind",
     "delta.autoOptimize.autoCompact": "false",
     "delta.checkpointInterval": "100",
-    # One commit a second makes 86,400 files a day, which each checkpoint lists. We need nothing that only commits hold.
+    # One commit a second makes 86,400 files a day, which each checkpoint lists. Commits hold nothing that we need and
+    # that is nowhere else.
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
@@ -81,7 +82,7 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
 def recover_log(path: Location) -> tuple[str, ...]:
     """Put aside the files that a power cut left incomplete at the end of the log. Returns their names. A position is
     confirmed to the source only after its commit is durable, and no commit begins before the previous commit is
-    durable. So a torn commit was never confirmed, and the server sends its transactions again."""
+    durable. So a torn commit was never confirmed, and the server sends the transactions of this commit again."""
     log = path / DELTA_LOG
     checkpoints = checkpoint_files(log)
     torn = [part for parts in checkpoints.values() for part in parts if not _readable(part)]
@@ -111,7 +112,7 @@ class LogWriter:
         Raises LogConflict if the log has recorded another leader since."""
         self._path = path
         self._identity = identity
-        # Without the list of files, so that the receiver's memory does not grow with the log.
+        # The list of files is not read, so that the receiver's memory does not grow with the log.
         self._table = DeltaLog(path, with_files=False)
         version = newest_of(self._table)
         self._leader = leader
@@ -125,8 +126,9 @@ class LogWriter:
         return self._position(newest_of(self._table))
 
     def commit(self, start: Lsn, end: Lsn, timeline: int, files: Sequence[FileReport]) -> None:
-        """Move the log from ``start`` to ``end`` with the files of one batch (in the table's folder, fsynced), or
-        without files. Raises LogConflict, and commits nothing, if the log is not at ``start`` or has another leader."""
+        """Move the log from ``start`` to ``end`` with the files of one batch (already fsynced in the table's folder),
+        or without files. Raises LogConflict, and commits nothing, if the log is not at ``start`` or has another
+        leader."""
         if files:
             storage.settle([self._path])
         for _ in range(ATTEMPTS):
@@ -187,10 +189,10 @@ def shut_out(layout: Layout, leader: int) -> None:
     """Shut out a writer that has lost the lake, by a commit of the new leader on each table. ``leader`` is higher than
     the number of any earlier leader.
 
-    The old writer may have been suspended or cut off, and may not know its loss. Its next commit to a table takes the
-    number after the newest version that it has seen, and is refused if that number exists. So the new holder of the
-    lake first puts an empty commit on each table, beginning with the change log. The old writer then checks again who
-    holds the lake. Its receiver, which holds no lease itself, sees another leader in the log.
+    The old writer may have been suspended or cut off, and may not know its loss. The old writer's next commit to a
+    table takes the number after the newest version that it has seen. The commit is refused if that number exists. So
+    the new holder of the lake first puts an empty commit on each table, beginning with the change log. The old writer
+    then checks again who holds the lake. Its receiver, which holds no lease itself, sees another leader in the log.
     """
     tables = _newest(layout.root)
     _log.warning("the last writer did not give the lake back: its commits are shut out of %d tables", len(tables))

@@ -32,7 +32,7 @@ class StagedSegments:
     """Written segments that no commit names, and the tally of their rows."""
 
     files: list[tuple[SegmentDraft, CommitFacts | None]] = field(default_factory=list)
-    """Each segment, with its commit facts if its transaction was in progress when it was written."""
+    """Each segment, with its :class:`CommitFacts` if its transaction was in progress when the segment was written."""
     tally: Tally = field(default_factory=Tally)
     kept: dict[PreparedKey, int] = field(default_factory=dict)
     """Prepared transactions whose kept content is in these segments, with their ``commit_lsn``."""
@@ -49,7 +49,7 @@ class SpilledSegment:
 
     segment: SegmentDraft
     tally: Tally
-    """Its schema ids are provisional."""
+    """The tally's schema ids are provisional."""
     lowest: int
     highest: int
     """``lowest`` and ``highest``: the bounds of the subtransactions in its rows."""
@@ -77,7 +77,7 @@ class SpilledSegment:
         return cls(SegmentDraft(draft, report), tally, given["lowest"], given["highest"])
 
     def counted(self, aborted: tuple[int, ...]) -> int:
-        """How many of its rows count if the subtransactions ``aborted`` (ascending) were rolled back."""
+        """How many rows of the segment count if the subtransactions ``aborted`` (ascending) were rolled back."""
         gone = between(aborted, self.lowest, self.highest)
         if not gone:
             return self.segment.report.rows
@@ -166,7 +166,7 @@ class CommittedContent:
     content: InProgressContent
     facts: CommitFacts
     kept: PreparedKey | None = None
-    """Set if the lake has kept its segments since its PREPARE."""
+    """Set if the lake has kept the transaction's segments since its PREPARE."""
 
     @property
     def size(self) -> int:
@@ -197,7 +197,8 @@ class ContentByXid:
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:
-        """Store a prepared transaction under its key instead of its xid, which may be used again."""
+        """Store a prepared transaction under its :class:`PreparedKey` instead of its xid, because the xid may be used
+        again."""
         content = self._open.pop(transaction.key.xid, None) or InProgressContent.of(transaction)
         self._prepared[transaction.key] = transaction, content
 

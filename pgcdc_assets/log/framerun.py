@@ -1,5 +1,5 @@
 """Received replication frames, unchanged and indexed with numpy (layouts: :mod:`pgcdc_assets.protocol.layouts`). The
-receiver holds them until they are written."""
+receiver holds the frames until they are written."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ IS_MESSAGE = table_of_kinds([MessageKind.MESSAGE])
 IS_CHANGE = table_of_kinds(CHANGES)
 """The messages that ``tx_ordinal`` counts."""
 IS_CONTROL = table_of_kinds(kind for kind in CONTENT if kind not in ROWS)
-"""Messages that are few, and so are decoded one by one."""
+"""Kinds of messages that are rare, and so are decoded one by one."""
 _FRAME_BYTES = 64
 """Memory counted per frame besides its bytes. With short rows, a segment's columns are larger than its messages."""
 
@@ -92,7 +92,7 @@ class FrameRun:
     lengths: Ints
     kinds: NDArray[np.uint8]
     sequence: Ints
-    """The frame's number in the stream, which decides which Relation message is in force for it."""
+    """The frame's number in the stream, which decides which Relation message is in force for the frame."""
 
     @classmethod
     def of(cls, frames: FrameBlock, first: int) -> FrameRun:
@@ -122,7 +122,8 @@ class FrameRun:
         return part
 
     def without(self, gone: NDArray[np.bool_]) -> FrameRun:
-        """The frames that are not ``gone``. Copies their bytes, to free the memory of the dropped frames."""
+        """The frames that are not ``gone``. Copies the bytes of the kept frames, to free the memory of the dropped
+        frames."""
         left = np.flatnonzero(~gone)
         first = np.flatnonzero(np.diff(left, prepend=-2) != 1)
         ends = np.append(first, len(left))[1:]

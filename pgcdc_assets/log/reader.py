@@ -53,7 +53,7 @@ class Segment:
 
     @property
     def file(self) -> SegmentFile:
-        """The file with its commit facts, to read rows from."""
+        """The file with its :class:`CommitFacts`, to read rows from."""
         return SegmentFile(self.path, self.commit_facts)
 
     def reaches_into(self, span: LsnRange) -> bool:
@@ -125,7 +125,7 @@ class ChangeLog:
         return max(self.began, Lsn(self.version().positions.get(start_app_id(self.identity), 0)))
 
     def position(self) -> Lsn:
-        """``transform_lsn``: every transaction that ends at or below it is durable in the log."""
+        """``transform_lsn``: every transaction that ends at or below this LSN is durable in the log."""
         return Lsn(self.version().positions.get(self.identity.app_id(), 0))
 
     @property
@@ -145,8 +145,8 @@ class ChangeLog:
         return sorted(chosen, key=lambda summary: summary.end)
 
     def segments(self, span: LsnRange, relation_ids: Collection[int] | None = None) -> list[Segment]:
-        """The files that may hold changes of these relations (None: all) committed in the span. They may hold other
-        changes too: filter by ``commit_lsn`` (start <= commit_lsn < end) and ``relation_id``."""
+        """The files that may hold changes of these relations (None: all) committed in the span. These files may hold
+        other changes too: filter by ``commit_lsn`` (start <= commit_lsn < end) and ``relation_id``."""
         found = (segment for segment in self.all_segments() if segment.reaches_into(span))
         return [segment for segment in found if relation_ids is None or segment.may_hold(relation_ids)]
 
@@ -253,7 +253,7 @@ def _commit_facts(path: Location, tags: Mapping[str, str], *, needed: bool) -> C
 
 
 def _notes_in(file: SegmentFile, kinds: Iterable[str]) -> pa.Table:
-    """The notes of a file. They have their own row group, which the filter finds by its statistics."""
+    """The notes of a file. Notes have their own row group, which the filter finds by the group's statistics."""
     return read_rows(file, ["kind", "relation_id", "schema_id", "payload"], pc.field("kind").isin(list(kinds)))
 
 
@@ -265,7 +265,7 @@ def _shapes_in(file: SegmentFile) -> dict[int, Shape]:
         for (kind, schema_id), payload in payloads.items()
         if kind == "R"
     }
-    # Use the ids in the rows, even if the fingerprint of these facts would be different today.
+    # Uses the ids stored in the rows, even if this version would compute another fingerprint of these facts.
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 

@@ -42,7 +42,8 @@ class _Versions:
         """``sequence``, the number of a frame, grows from call to call."""
         since, schema_ids = self._versions.setdefault(relation_id, ([], []))
         if not schema_ids or schema_ids[-1] != schema_id:
-            # ``since`` grows last: the reading thread searches it, so every place that it finds must have a schema id.
+            # ``since`` grows last: the reading thread searches it, so every place that this thread finds must have a
+            # schema id.
             schema_ids.append(schema_id)
             since.append(sequence)
 
@@ -98,8 +99,7 @@ class Relations(_Versions):
     def see_undescribed(self, seen: OverlaidRelation) -> None:
         """Put a Relation message of a prepared transaction in force, without facts from the catalog. The server does
         not send it again. The prepared transaction may keep a lock on the table until somebody ends it. So the catalog
-        is read only when another transaction sends rows of the table, which it could not have written under such a
-        lock."""
+        is read only when another transaction sends rows of the table. Such rows show that there is no such lock."""
         self._undescribed[seen.relation.relation_id] = seen
 
     @property
@@ -153,8 +153,8 @@ class OverlaidRelation:
 
 class Overlay(_Versions):
     """The relations of one transaction in progress, as the transaction itself sees them: it may have altered its
-    tables. Other transactions and the catalog see these versions only after the commit. Before it they have provisional
-    ids."""
+    tables. Other transactions and the catalog see these versions only after the commit. Before the commit, these
+    versions have provisional ids."""
 
     def __init__(self, base: Relations | None = None) -> None:
         """``base`` is given for a transaction that comes whole at its PREPARE. The server then does not repeat earlier
@@ -190,7 +190,8 @@ class Overlay(_Versions):
         self.add(relation.relation_id, place, sequence)
 
     def inherit(self, relation_ids: Iterable[int]) -> None:
-        """Take over ``base``'s Relation messages for these relations, unless the transaction has its own."""
+        """Take over ``base``'s Relation messages for these relations, unless the transaction has sent its own Relation
+        message."""
         assert self.base is not None
         for relation_id in set(relation_ids) - self.newest().keys():
             if (payload := self.base.in_force(relation_id)) is not None:
@@ -235,8 +236,8 @@ class Overlay(_Versions):
 
     def promote(self, into: Relations, facts: Sequence[RelationFacts], sequence: int) -> dict[int, int]:
         """Like :meth:`known_to`, for a transaction that came in blocks and commits with frame ``sequence``. The server
-        does not send its Relation messages again, so they come into force, except where other transactions got a newer
-        Relation message."""
+        does not send its Relation messages again, so these messages come into force, except for relations for which
+        other transactions got a newer Relation message."""
         final, newest = self.known_to(into, facts), self.newest()
         for place, (seen, known) in enumerate(zip(self._seen.values(), facts, strict=True)):
             relation_id = seen.relation.relation_id

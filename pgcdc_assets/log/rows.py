@@ -145,7 +145,7 @@ def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations
 
 def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: Overlay) -> Rows:
     """The rows of a transaction in progress, without ``commit_lsn`` and ``commit_ts``, and with provisional schema ids.
-    ``subxid`` has an entry per frame. The transaction's end came as a Commit frame, which also becomes a row."""
+    ``subxid`` has an entry per frame. The transaction's end is a Commit frame, which also becomes a row."""
     stored = IS_CHANGE[run.kinds] | (run.kinds == MessageKind.COMMIT)
     frames, relation_id = _frames(run, stored)
     number = len(frames)

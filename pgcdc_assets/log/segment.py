@@ -44,7 +44,7 @@ LOG_SCHEMA = pa.schema(
 )
 """The table's columns, one row per stored message, all nullable. docs/concepts.md explains each column."""
 OPTIONAL: Final = frozenset({SUBXID})
-"""Columns that only files with commit facts have."""
+"""Columns that only files with :class:`CommitFacts` have."""
 FILLED_SCHEMA = pa.schema([entry for entry in LOG_SCHEMA if entry.name not in OPTIONAL])
 """The columns of all other files, and of rows when they are read."""
 
@@ -56,8 +56,9 @@ NOTES: Final = (SUMMARY, FACTS, "R", "Y")
 """The kinds of rows that belong to a batch as a whole."""
 
 OWN_FILE_BYTES = 4 << 20
-"""A relation with at least this many bytes of a segment gets its own file; the other relations share a file. With
-segments of 16 MiB, at most four relations do, and a reader of one table skips enough bytes to justify the file."""
+"""A relation with at least this many bytes of a segment gets its own file; the other relations share a file. In a
+segment of 16 MiB, at most four relations get their own file, and a reader of one table skips enough bytes to justify
+it."""
 
 FIRST_BATCH_END: Final = "pgcdc.first_batch_end"
 LAST_BATCH_END: Final = "pgcdc.batch_end"
@@ -101,7 +102,7 @@ def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
 
 @dataclass(frozen=True)
 class SegmentDraft:
-    """A segment whose content is durable, but not in the log's folder yet."""
+    """A segment whose content is durable, but which is not in the log's folder yet."""
 
     draft: DraftFile
     report: FileReport
@@ -116,7 +117,8 @@ class SegmentDraft:
         stats = json.loads(self.report.stats)
         low, high = stats["minValues"], stats["maxValues"]
         own = facts.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(facts, aborted=())
-        # Readers find the file by ``commit_lsn``. The null count would mislead them: the column is NULL in all rows.
+        # Readers find the file by ``commit_lsn``. The column's null count would mislead readers, because the column is
+        # NULL in all rows.
         low["commit_lsn"] = high["commit_lsn"] = int(facts.commit_lsn)
         stats["nullCount"].pop("commit_lsn", None)
         return replace(self.report, stats=json.dumps(stats), tags=tags | own.to_tags())

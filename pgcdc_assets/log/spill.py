@@ -1,15 +1,15 @@
 """Content of open transactions on disk, next to the log's files.
 
-``_spill/``: segments that are not in the table, until their batch is cut and they move into the table. VACUUM ignores
-names that begin with ``_``, so a transaction may stay open for longer than VACUUM's retention. These files are deleted
-at each connect, because the server sends the transactions again from the start.
+``_spill/``: segments that are not in the table, until their batch is cut and the segments move into the table. VACUUM
+ignores names that begin with ``_``, so a transaction may stay open for longer than VACUUM's retention. These files are
+deleted at each connect, because the server sends the transactions again from the start.
 
 ``_prepared/``: the content of prepared transactions from PREPARE to COMMIT PREPARED, which the server does not send
 again. Each transaction has a manifest, which names its segments. At the COMMIT PREPARED the segments are copied into
 the log (as hard links, if the store has links), not moved: if the log's commit is lost, the COMMIT PREPARED comes again
-and needs the segments. If it is not lost, the COMMIT PREPARED never comes again, because the stream begins where the
-log ends. So a mark next to the manifest records the ``commit_lsn`` before the log's commit. If the log is above this
-LSN, it holds the content.
+and needs the segments. If the log's commit succeeds, the COMMIT PREPARED never comes again, because the stream begins
+where the log ends. So a mark next to the manifest records the ``commit_lsn`` before the log's commit. A log above this
+LSN holds the content.
 """
 
 from __future__ import annotations
@@ -128,8 +128,9 @@ class PreparedFolder:
         storage.settle([self._folder.parent])
 
     def recover(self, position: Lsn) -> list[PreparedTransaction]:
-        """Returns the transactions that wait for their end, for a log at ``position``, and deletes all other files. If
-        a transaction was prepared above ``position``, it comes again. If it commits below, it is in the log."""
+        """Returns the transactions that wait for their end, for a log at ``position``, and deletes all other files. A
+        transaction that was prepared above ``position`` is sent again. A transaction that commits below ``position`` is
+        in the log."""
         found: list[PreparedTransaction] = []
         names = {entry.name for entry in storage.list_after(self._folder)}
         kept: set[str] = set()

@@ -1,6 +1,6 @@
 """Finds, with numpy, which frame of a run belongs to which transaction in progress (rules:
 :mod:`pgcdc_assets.protocol.decode`). Converts the messages of blocks to the form of protocol version 1, which is the
-form in the log and the only form that the later steps know."""
+form of the log, and the only form that the later steps know."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def commit_frame(run: FrameRun, index: int) -> FrameRun:
 
 
 def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bools]:
-    """For each frame, the letter that opened the transaction or block around it. A start and an end belong to what they
-    start or end. Also returns which frames are wrong: starts inside an open transaction or block, and ends that do not
-    match their start."""
+    """For each frame, the letter that opened the transaction or block around the frame. A start or end belongs to the
+    transaction or block that it starts or ends. Also returns which frames are wrong: starts inside an open transaction
+    or block, and ends that do not match their start."""
     places = np.flatnonzero(_IS_BRACKET[run.kinds])
     carried = before.opened != _NOTHING
     # Put the start that is open before the run in front. Then starts and ends must alternate.
@@ -119,7 +119,8 @@ def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bool
     odd[0::2] = ~_BEGINS[letters[0::2]]
     odd[1::2] = _END_OF[letters[: len(letters) - 1 : 2]] != letters[1::2]
     wrong[places] = odd[int(carried) :]
-    # Number of starts and ends up to each frame. After an odd number something is open. An end belongs to what it ends.
+    # Number of starts and ends up to each frame. After an odd number, a transaction or block is open. An end belongs to
+    # the transaction or block that it ends.
     number = np.cumsum(_IS_BRACKET[run.kinds]) + int(carried)
     number[places] -= number[places] % 2 == 0
     state = np.zeros(len(letters) + 1, dtype=np.uint8)

@@ -48,7 +48,7 @@ class BatchSummary:
     """Size of the messages, uncompressed."""
     relations: dict[int, TableName]
     schemas: tuple[int, ...]
-    """The schema_ids of its rows."""
+    """The schema_ids of the batch's rows."""
     partitions: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """For roots under whose name the rows are published: the leaves that the stream named within the batch. The stream
     names a leaf once per connection, before the leaf's first row."""

@@ -50,7 +50,7 @@ class OpenBlock:
 
 
 def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTransaction | None:
-    """The transaction that is open after a run; ``before`` is the transaction that is open before it.
+    """The transaction that is open after a run; ``before`` is the transaction that is open before the run.
     :func:`pgcdc_assets.log.streamed.located` has checked that Begin and Commit alternate."""
     brackets = run.brackets
     last = int(brackets.begins[-1]) if len(brackets.begins) else -1
@@ -98,8 +98,9 @@ class StreamedTransaction:
     messages: int = 0
     """How many of the changes are logical messages."""
     ambiguous: bool = False
-    """Whether a logical message may have been rolled back. It carries the xid of the top transaction even if a
-    subtransaction emitted it. So after a subtransaction's rollback, earlier messages may count or not."""
+    """Whether a logical message may have been rolled back. A logical message carries the xid of the top transaction
+    even if a subtransaction emitted the message. So after a subtransaction's rollback, earlier messages may count or
+    not."""
 
     @property
     def origin_known(self) -> bool:
@@ -185,7 +186,7 @@ class TransactionsInProgress:
         return transaction
 
     def clear(self) -> None:
-        """Called when the connection is lost: the server will send all these transactions again."""
+        """Forget all transactions. Called when the connection is lost: the server will send them again."""
         self._open.clear()
 
 
@@ -220,7 +221,7 @@ class PreparedTransaction:
 class PreparedTransactions:
     """The prepared transactions of one log, whose content came at their PREPARE because the slot has two_phase on. Once
     the slot is confirmed past a PREPARE, the content never comes again, only Commit Prepared or Rollback Prepared,
-    perhaps days later and to another process. So they outlive the connection
+    perhaps days later and to another process. So prepared transactions outlive the connection
     (:class:`pgcdc_assets.log.spill.PreparedFolder`)."""
 
     def __init__(self, known: Iterable[PreparedTransaction] = ()) -> None:

@@ -65,7 +65,7 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
 
 
 def sweep_log(log: ChangeLog, grace: timedelta) -> int:
-    """Delete the files that are in no version that was the newest within ``grace``, and return their number. Segments
+    """Delete the files that are needed by no version that was the newest within ``grace``; returns how many. Segments
     of long transactions are safe: they move into the folder only right before their commit."""
     return sweep(log.path, grace)
 
@@ -116,7 +116,8 @@ def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
 def _replace(
     log: ChangeLog, removed: Sequence[Segment], added: Sequence[FileReport], positions: Mapping[str, int]
 ) -> None:
-    """Make one commit on a version that has all files to remove. LogConflict if another process removed some."""
+    """Make one commit on a version that has all files to remove. LogConflict if another process has removed some of
+    these files."""
     storage.settle([log.path])
     passed(FaultPoint.LOG_FILES_REPLACING)
     for _ in range(ATTEMPTS):

@@ -21,7 +21,7 @@ from pgcdc_assets.log.receive.wholetransactions import Taken
 
 _BUSY_SECONDS: Final = 0.3
 """Seconds between status updates while reading pauses because the writing thread is busy. A server asks for a status at
-half of its timeout, and the request may be in the frames that are not read."""
+half of its timeout, and this request may be among the frames that are not read."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Limits:
     batch_seconds: float
     segment_bytes: int = SEGMENT_BYTES
     foreign_wal_bytes: int = 16 << 20
-    """How much WAL that holds nothing for the log passes before the position moves: one WAL segment file."""
+    """The position moves after this much WAL that holds nothing for the log: one WAL segment file."""
     run_seconds: float = 0.05
     """How long after its start a run that is not full waits for more frames."""
     linger_seconds: float = 0.002
@@ -61,7 +61,7 @@ class Batches:
         self.writing = WritingThread(self._land, confirm)
         self._flush_now = False
         self._cut_at = time.monotonic()
-        """When transactions were last cut; at first, when the connection began."""
+        """When transactions were last cut. Before the first cut: when the connection began."""
         self.planned = writer.position
         """The log's position once everything that was cut is durable."""
 
@@ -99,8 +99,8 @@ class Batches:
         return self._pending.in_memory >= self._limits.segment_bytes
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the pending transactions are cut; None if no transaction is pending. They count from the last
-        cut: a commit after a quiet time is cut at once, and later batches are ``batch_seconds`` apart unless they are
+        """Seconds until the pending transactions are cut; None if no transaction is pending. These seconds count from
+        the last cut: a commit after a quiet time is cut at once, and later batches are ``batch_seconds`` apart unless
         full."""
         return None if self._pending.since is None else max(0.0, self._cut_at + self._limits.batch_seconds - now)
 

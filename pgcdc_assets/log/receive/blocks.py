@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Everything received of this transaction is void."""
+    """A transaction is dropped: everything received of it is void."""
 
     xid: int
 

@@ -26,12 +26,13 @@ _ALLOCATION = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 STOP_SECONDS = 5.0
-"""Time for a stop, which comes after the current batch and so takes about a second. After this time the process is
-stuck or its disk is slow; killing it is safe at any point."""
+"""Time for a stop. It comes after the current batch, and so takes about a second. A process that takes longer is stuck
+or has a slow disk; killing it is safe at any point."""
 
 
 class ReceiverProcess:
-    """Owns the receiver process, which reads orders as lines on its stdin. When its stdin ends, we have died."""
+    """Owns the receiver process, which reads orders as lines on its stdin. The end of stdin shows the receiver that its
+    parent has died."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
@@ -49,7 +50,8 @@ class ReceiverProcess:
         # This proves that we held the lake when we read ``leader``. If we are suspended and another process takes the
         # lake, the log gets a newer leader, and refuses our receiver.
         storage.assure(self._layout.root)
-        # In its own session, so that a terminal's interrupt reaches only us. We then stop the receiver at a boundary.
+        # The receiver has its own session, so that a terminal's interrupt reaches only us. We then stop the receiver at
+        # a boundary.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pgcdc_assets.log.receive.process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **_ALLOCATION},

@@ -1,5 +1,6 @@
-"""Decides what a run of frames means for the positions: which part of it the log takes, and where the boundaries are.
-No I/O. A transaction in progress belongs at the place of its commit, the Stream Commit. Its blocks move no position."""
+"""Decides what a run of frames means for the positions: which part of the run the log takes, and where the boundaries
+are. No I/O. A transaction in progress belongs at the place of its commit, the Stream Commit. Its blocks move no
+position."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ _ENDS = (
     MessageKind.COMMIT_PREPARED,
     MessageKind.ROLLBACK_PREPARED,
 )
-"""The messages that end a transaction whose content came before, in blocks or at its PREPARE."""
+"""The messages that end a transaction whose content came earlier, in blocks or at its PREPARE."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Intake:
 
     @property
     def stream_aborts(self) -> int:
-        """Number of ignored Stream Aborts. PostgreSQL 18 sends them for transactions that it never sent."""
+        """Number of ignored Stream Aborts. PostgreSQL 18 sends such messages for transactions that it never sent."""
         return self._blocks.transactions.unknown_aborts
 
     @property
@@ -187,7 +188,8 @@ class Intake:
         return None
 
     def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamCommitted | Dropped:
-        """A transaction in progress commits. Its Relation messages take effect even if the log does not take it."""
+        """A transaction in progress commits. Its Relation messages take effect even if the log does not take the
+        transaction."""
         transaction, overlay = self._blocks.end(message, run, index)
         facts = facts_of(overlay.relations, self._describe)
         schema_ids = overlay.promote(self._relations, facts, int(run.sequence[index]))
@@ -207,7 +209,8 @@ class Intake:
     # Two-phase: content comes at PREPARE, and belongs where COMMIT PREPARED says ----------------------
 
     def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
-        """A transaction is prepared. A known transaction is dropped: it comes again until its PREPARE is confirmed."""
+        """A transaction is prepared. A transaction that is already known is dropped: the server sends it again until
+        its PREPARE is confirmed."""
         known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
         overlay.pass_on()
@@ -226,7 +229,8 @@ class Intake:
     def _commit_prepared(
         self, message: CommitPrepared, run: FrameRun, index: int
     ) -> PreparedCommitted | PreparedDropped | None:
-        """A prepared transaction commits. If that is past the goal, it stays prepared, and its commit comes again."""
+        """A prepared transaction commits. If the commit is past the goal, the transaction stays prepared, and the
+        server sends the commit again."""
         known = self._known(run.lsn(index))
         transaction, held = known.named(message), self.positions.holds(message.commit_lsn)
         self.positions.passed(message.commit_lsn)

@@ -1,6 +1,6 @@
 """The messages between the receiver process and its parent: JSON, one object per line. The parent writes the settings
-(never as arguments, because they contain secrets), then orders. The receiver writes events, and as its last line the
-error if an error ends it. The end of the parent's lines means that the parent is gone."""
+(never as arguments, because they contain secrets), then orders. The receiver writes events, and, if an error ends the
+receiver, this error as the last line. The end of the parent's lines means that the parent is gone."""
 
 from __future__ import annotations
 

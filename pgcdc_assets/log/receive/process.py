@@ -39,7 +39,8 @@ def _write_event(event: Event) -> None:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """Exit soon after the parent if the process does not end at a boundary: it may be waiting for a dead server."""
+    """Exit soon after the parent's death if the process does not end at a boundary: it may be waiting for a dead
+    server."""
     poll = select.poll()
     poll.register(descriptor, 0)
     while not poll.poll():
@@ -55,7 +56,8 @@ def main() -> int:
     line = orders.first_line()
     if not line:
         return 1
-    # Every frame is a new object. To check them all would take the cycle collector a fifth of the time, for nothing.
+    # Every frame is a new object. If the cycle collector checked all of them, it would take a fifth of the time, for
+    # nothing.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     settings = ReceiverSettings.from_line(line)
@@ -69,13 +71,13 @@ def main() -> int:
         _write_line(error_line(error))
         return 1
     except OSError as error:
-        # Usually a full disk. The system's error text never quotes a row.
+        # The cause is usually a full disk. The system's error text never quotes a row.
         thing = error.filename or str(Layout.of(settings.lake).change_log)
         what = os.strerror(error.errno) if error.errno else f"ended by {type(error).__name__}"
         _write_line(error_line(MachineError(what, thing=str(thing), do=ROOM)))
         return 1
     except Exception as error:  # noqa: BLE001 - the last place that can say what happened
-        # Print where it happened, but not the message, which might quote a row.
+        # Print where the error happened, but not its message, which might quote a row.
         traceback.print_tb(error.__traceback__)
         _write_line(error_line(ReceiverDied(f"ended by {type(error).__name__}", thing="receiver")))
         return 1

@@ -32,12 +32,13 @@ class Announcement:
 
     number: int
     bytes: int
-    """Bytes received for all of them, as PostgreSQL sent them, including what was rolled back to a savepoint."""
+    """Bytes received of all transactions in progress, as PostgreSQL sent them, including content that was rolled back
+    to a savepoint."""
     xid: int
     lsn: Lsn
     """LSN at which the oldest transaction's first block began."""
     since: datetime
-    """When that block came."""
+    """When the oldest transaction's first block came."""
 
     @classmethod
     def of(cls, open_: TransactionsInProgress) -> Self | None:

@@ -34,7 +34,8 @@ _RUN_BYTES = 1 << 20
 """Bytes of frames that are indexed together: enough to make numpy's cost per call negligible."""
 _GATHER_SECONDS = 0.0003
 """How long frames are gathered before they are read. The walsender sends message by message, and waking up for each
-message would cost more than reading it. In this time a Unix socket's buffer, some 300 small messages, does not fill."""
+message would cost more than reading it. This time is too short to fill a Unix socket's buffer (some 300 small
+messages)."""
 _IDLE_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
 """Seconds between status updates while positions move, so that pg_stat_replication shows no older positions."""
@@ -125,7 +126,7 @@ class Receiver:
         """Receive until the goal or a stop. Returns the boundary that the log has reached."""
         try:
             self._send_status(ask=True)
-            # Before the first frame, because frames past a goal may already have arrived.
+            # Orders are read before the first frame, because frames past a goal may already have arrived.
             self._orders(self)
             with suppress(WaitEnded):
                 while not self._over:
@@ -136,11 +137,12 @@ class Receiver:
         finally:
             self._writing.close()
             with suppress(OSError):
-                # Open transactions come again. If their segments stayed, a disk that is full of them would stay full.
+                # The server sends open transactions again. If their segments stayed, a disk full of such segments would
+                # stay full.
                 self._writer.drop_spill()
 
     def _receive(self) -> bool:
-        """Take what has arrived, up to one run. Returns whether the stream is quiet."""
+        """Take the frames that have arrived, up to one run. Returns whether the stream is quiet."""
         frames, came = self._stream.frames, False
         deadline = time.monotonic() + self._limits.run_seconds
         while time.monotonic() < deadline:
@@ -158,7 +160,7 @@ class Receiver:
             if not self._stream.wait(self._limits.linger_seconds):
                 break
         taken = frames.take()
-        # Held bytes alone do not count: they may be the beginning of a frame whose end never comes.
+        # Received bytes alone do not count: they may be the beginning of a frame whose end never comes.
         if came or len(taken):
             self._silence.heard()
         else:
@@ -200,7 +202,8 @@ class Receiver:
         if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
             self._arrived = True
         if message.reply_requested:
-            # Answer at once, and make the rest durable: a source that shuts down would otherwise wait forever.
+            # Answer at once, and make all received transactions durable: a source that shuts down would otherwise wait
+            # forever.
             self._batches.flush()
             self._send_status()
 
@@ -238,7 +241,7 @@ class Receiver:
             time.sleep(_IDLE_SECONDS)
 
     def _complete(self) -> Lsn:
-        """A boundary below which everything that commits has come."""
+        """The boundary below which every commit has been received."""
         return min(self._positions.seen, self._positions.boundary)
 
     def _look_ahead(self, now: float) -> None:

@@ -56,8 +56,8 @@ class CatalogFacts:
         return found
 
     def _answers(self, together: Mapping[int, Iterable[int]]) -> dict[int, RelationFacts]:
-        """Tries until no lock is in the way. Between two attempts we leave the lock's queue, because our wait would
-        block other sessions that want the table."""
+        """Repeats the query until no lock blocks it. Between two attempts we leave the lock's queue, because our wait
+        would block other sessions that want the table."""
         logged_at = time.monotonic()
         while True:
             with suppress(CopyBlocked):

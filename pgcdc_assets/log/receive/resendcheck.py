@@ -1,7 +1,7 @@
-"""Checks that what the server sends again matches what the lake holds. A slot can be behind the log if its confirmation
-was lost in a crash. The server then can send the log's newest transaction again. If that LSN has another transaction,
-or no transaction, the log was received from other WAL: the source was restored to an earlier state, and has passed the
-log's end again on the same timeline. Positions alone do not show this."""
+"""Checks that transactions that the server sends again match the lake. A slot can be behind the log if its confirmation
+was lost in a crash. The server then can send the log's newest transaction again. If the server sends another
+transaction at this LSN, or none, the log was received from other WAL: the source was restored to an earlier state, and
+has passed the log's end again on the same timeline. Positions alone do not show this."""
 
 from __future__ import annotations
 
@@ -53,15 +53,14 @@ class ResendCheck:
         return cls(newest, end, batches[-1].last_xid, came=not _comes_again(log, newest, origins=origins))
 
     def above(self, floor: Lsn) -> Self | None:
-        """The rest of the check for a slot at ``floor``, up to which an earlier holder of the slot may have
-        confirmed."""
+        """The part of the check above ``floor``, up to which an earlier holder of the slot may have confirmed."""
         if floor <= self.start:
             return self
         return replace(self, start=floor, newest=None) if floor < self.end else None
 
     def compare(self, run: FrameRun, before: OpenTransaction | None) -> None:
-        """Check frames as they come. ``before`` is the transaction that is open before them. Raises LogAhead if they
-        contain another transaction in the range."""
+        """Check frames as they come. ``before`` is the transaction that is open before these frames. Raises LogAhead if
+        the frames contain another transaction in the range."""
         found = run.brackets
         finals: Ints = np.concatenate(([before.final_lsn if before else -1], found.final_lsn))
         if self.newest is not None and not self.came:
@@ -78,7 +77,8 @@ class ResendCheck:
             self._fail(int(commit_lsn[others[0]]))
 
     def committed(self, commit_lsn: Lsn, xid: int, prepared: PreparedTransaction | None) -> None:
-        """Check a prepared transaction that commits at ``commit_lsn``: it may be the log's newest. Raises LogAhead."""
+        """Check a prepared transaction that commits at ``commit_lsn``: it may be the log's newest transaction. Raises
+        LogAhead."""
         if self.newest is not None and commit_lsn == self.start:
             self.came = True
             if xid != self.newest:

@@ -99,7 +99,7 @@ class WholeTransactions:
         return Taken(taken, whole, None if self._positions.arrived else after)
 
     def _compare(self, run: FrameRun, before: OpenTransaction | None, first: int) -> None:
-        """Compare what comes with what the lake holds; ``first`` is the first frame that is new to the log."""
+        """Compare the received frames with the lake; ``first`` is the first frame that is new to the log."""
         if self.resend_check is None:
             return
         self.resend_check.compare(run, before)
