@@ -7,8 +7,9 @@ the flow. :class:`pgcdc_assets.mirror.delta.deltatarget.DeltaTarget` implements 
 source had at the generation's ``replay_lsn``: the rows of the copy's consistent point, plus all changes applied since.
 
 **Applied.** A table applies exactly the transactions with ``commit_lsn >= replay_lsn``. Rows and ``replay_lsn`` change
-together, in one atomic step, both in a copy and in an apply. No reader sees one without the other, even after a crash.
-So every call may be repeated: the target skips what its mirror already holds. It never infers its position from rows.
+together, in one atomic step, both in a copy and in an apply. No reader sees the rows without their ``replay_lsn``, even
+after a crash. So every call may be repeated: the target skips changes that its mirror already holds. It never infers
+its position from rows.
 
 **Set aside is a result.** A failure of one table alone (its file, value, commit or structure) is returned as that
 table's result, with the reason as text. Its mirror does not change, and the other tables of the call continue. A raised
@@ -103,7 +104,8 @@ class Applied:
     deleted: int = 0
     seconds: float = 0.0
     set_aside: tuple[Lsn, str] | None = None
-    """Set if mirror and changes contradict each other, or one cannot be read: the first LSN, and the reason."""
+    """Set if mirror and changes contradict each other, or if one of them cannot be read: the first LSN, and the
+    reason."""
     outrun: bool = False
     """Another writer's commits came first at every attempt. Nothing was applied; the next turn tries again."""
 
@@ -163,8 +165,8 @@ class Target(Protocol):
         another writer removed it, and the table is set aside."""
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
-        """Derive again from the log what ``span`` did, and merge the result. The mirror is at ``replay_lsn`` before and
-        after. NotRepairable if the log does not hold enough: no value is guessed."""
+        """Derive the effect of ``span`` again from the log, and merge it into the mirror. The mirror is at
+        ``replay_lsn`` before and after. NotRepairable if the log does not hold enough: no value is guessed."""
 
     def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:
         """Change the structure of a mirror from its own rows, without the source; returns its version after the change.
@@ -172,8 +174,8 @@ class Target(Protocol):
         Columns are identified by attnum. A column that ``before`` lacks gets its ``missing`` value in all rows. Rows of
         leaves that ``after`` lacks are deleted. Rows and structure change in one atomic step, the position stays, and
         :attr:`Generation.followed` then has the new structure. The flow must ensure that no point below the change
-        lists the new rows: they look as if the structure had changed before they were written. ``by_metadata``: rows
-        are not rewritten if the target can express the change without that.
+        lists the new rows: these rows look as if the structure had changed before they were written. ``by_metadata``:
+        rows are not rewritten if the target can express the change without that.
         """
 
     def comment(self, table: Table) -> int:
@@ -186,10 +188,10 @@ class Target(Protocol):
         """Continue the mirror of a renamed table under its new name; returns its version there.
 
         In one atomic step, the rows and columns that ``version`` has at the former name become a generation of the new
-        name, copied at ``position``. It replaces everything that the new name held. No row is read. The mirror at the
-        former name does not change, and may already hold another table's rows. Raises LakeError if the new name holds a
-        copy of another table at the same position to which changes were applied since: the two generations could not be
-        told apart.
+        name, copied at ``position``. This generation replaces everything that the new name held. No row is read. The
+        mirror at the former name does not change, and may already hold another table's rows. Raises LakeError if the
+        new name holds a copy of another table at the same position to which changes were applied since: the two
+        generations could not be told apart.
         """
 
     # Publish ------------------------------------------------------------------------------------
@@ -213,8 +215,8 @@ class Target(Protocol):
     # Upkeep -------------------------------------------------------------------------------------
 
     def unmoved(self, name: TableName, version: int) -> int | None:
-        """The mirror's newest version, if it holds the same as ``version``. None if the mirror has taken changes or a
-        copy since, if ``version`` can no longer be read, or if there is no mirror."""
+        """The mirror's newest version, if it holds the same rows as ``version``. None if the mirror has taken changes
+        or a copy since, if ``version`` can no longer be read, or if there is no mirror."""
 
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
         """Keep a mirror cheap to read, and keep its promised versions readable. Does nothing unless the mirror is

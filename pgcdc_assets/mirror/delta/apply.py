@@ -1,6 +1,6 @@
 """Applies the changes that the feeds hold for a turn to the mirrors, in one atomic commit per table.
 
-If there are only inserts, the feed's own files become files of the mirror, in a commit of milliseconds. After a
+If there are only inserts, the feed's own files become files of the mirror, by a commit that takes milliseconds. After a
 truncate of the whole table, the remaining changes are the complete table, and overwrite the mirror. All other changes
 are collapsed and merged in Spark's tasks: deletion vectors remove the changed and deleted rows, and a new file holds
 the changed and inserted rows. Spark's own MERGE has the same effect, but costs seconds of CPU time even for a small
@@ -88,8 +88,8 @@ def _attempted(
 def _begun(
     mirrors: Mirrors, upto: Lsn, known: Mapping[TableName, Table], part: FeedPart
 ) -> Applied | tuple[TablePlan, list[Collapsing]] | None:
-    """Append the feed's files if nothing else is to be done; otherwise return the work to collapse. None if nothing of
-    the part is left to apply. The mirror is read only once."""
+    """Append the feed's files if this is enough; otherwise return the work to collapse. None if the part has nothing
+    left to apply. The mirror is read only once."""
     work = _own(part.table, part.span.start, partial(TablePlan.of, mirrors, part, upto, known))
     if not isinstance(work, TablePlan):
         return work

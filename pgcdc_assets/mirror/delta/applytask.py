@@ -62,9 +62,10 @@ class Collapsing:
     """Leaves that were truncated."""
     bytes: int = 0
     repair: bool = False
-    """The mirror has already applied the span, so it is not known whether the mirror holds a key."""
+    """The mirror has already applied the span, so it is not known whether the mirror should hold a key."""
     touched: LsnRange | None = None
-    """For repairs: only keys that changed in this range are derived, and keys that their rows moved to. None: all."""
+    """For repairs: only keys that changed in this range are derived, and keys to which their rows moved. None: all
+    keys."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class PendingChanges:
 
     @classmethod
     def of(cls, layout: Layout, part: FeedPart, span: LsnRange) -> PendingChanges | None:
-        """None if nothing of the part lies in the span."""
+        """None if the part has no change in the span."""
         held = tuple(f for f in part.files if f.facts.commit_min < span.end and f.facts.commit_max >= span.start)
         return cls(layout, replace(part, files=held), span) if held and span.start < span.end else None
 

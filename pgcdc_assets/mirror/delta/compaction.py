@@ -48,9 +48,10 @@ class Compaction:
     look_every: int = 10
     """Versions of a mirror between two checks of its files. Each version adds a small file, and deleted rows."""
     most_small: int = 32
-    """Up to this many small files are left alone: to open a file costs a merge less than a millisecond."""
+    """Up to this many small files are left alone: opening a file costs a merge less than a millisecond."""
     worn_share: int = 32
-    """A file is worn if one row in this many is deleted. A vector takes two bytes a row, and every turn writes it."""
+    """A file is worn if one row in this many is deleted. A deletion vector takes two bytes a row, and every turn writes
+    it again."""
     fewest_worn: int = 10_000
     """A file with fewer deleted rows is not worn."""
 
@@ -157,7 +158,8 @@ def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
 
 
 def worth_merging(live: Sequence[Added]) -> list[list[Added]]:
-    """Groups of files, each to be written as one file: small files, and files with many deleted rows, even alone."""
+    """Groups of files, each to be written as one file: small files, and files with many deleted rows (such a file may
+    be a group of its own)."""
     chosen = [file for file in live if file.rows is not None and (file.size < SMALL_BYTES or _many_gone(file))]
     groups: list[list[Added]] = []
     size = float(FILE_BYTES)

@@ -49,10 +49,10 @@ SMALLEST_PIECE: Final = 4 << 20
 PIECES_PER_CORE: Final = 4
 """Several pieces for each core, so that the last piece, which runs alone, is a small part of the whole."""
 TABLES_PER_JOB: Final = 10
-"""At most this many small tables share the cost of a connection and a job; they are committed after the job."""
+"""At most this many small tables share the cost of a connection and a job; these tables are committed after the job."""
 JOBS: Final = 2
-"""At least this many Spark jobs run at a time. The next job's tasks use cores that the last tasks of a job leave idle,
-and its mirrors are created during that time."""
+"""At least this many Spark jobs run at a time. The tasks of the next job use cores that the last tasks of a job leave
+idle, and the next job's mirrors are created during that time."""
 
 
 def copy_tables(

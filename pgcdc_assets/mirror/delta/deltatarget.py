@@ -119,8 +119,8 @@ class DeltaTarget:
         place = self._mirrors.open(table.name)
         others = place.snapshot_lsn == position and place.oid != table.oid
         if others and place.effective_replay_lsn(self._points) != position:
-            # A later run that opens the mirror would take the position of the other table's copy for the position of
-            # this table.
+            # Otherwise a later run that opens the mirror would take the position of the other table's copy for this
+            # table's position.
             raise LakeError(f"holds a copy of {position} that has gone on", thing=f"mirror {place.name}", lsn=position)
         return rename_mirror(held, place, table, self._mirrors.layout.root, position)
 
@@ -154,7 +154,7 @@ class DeltaTarget:
         mirror = self._mirrors.open(name)
         if not mirror.exists or not unchanged_since(mirror, published):
             return False
-        # This must come before any new version: points of the last days name the current version.
+        # This must come before any new version, because points of the last days name the current version.
         keep_readable(mirror)
         keep_promised(mirror, self._retention)
         files = mirror.delta.files if mirror.delta else ()

@@ -17,13 +17,13 @@ from pgcdc_assets.delta.logfiles import Action, commit_if_there
 from pgcdc_assets.delta.recovery import is_own
 
 _SPARK: Final = "Apache-Spark"
-"""The engine that reads INT96 timestamps exactly. Others may read nanoseconds, and then write wrong values."""
+"""The engine that reads INT96 timestamps exactly. Other engines may read nanoseconds, and then write wrong values."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The effect of a sequence of commits. ``copied``: it includes a copy. ``change``: the first change of rows by
-    another writer after the last copy."""
+    """The effect of a sequence of commits. ``copied``: the sequence includes a copy. ``change``: the first change of
+    rows by another writer after the last copy."""
 
     copied: bool = False
     change: str | None = None

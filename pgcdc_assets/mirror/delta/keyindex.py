@@ -50,7 +50,8 @@ class KeyIndex:
 
 @dataclass
 class _Step:
-    """One key column, or its texts. Numbers the distinct pairs (number from the preceding columns, value) densely."""
+    """One key column, or the texts of this column. Numbers the distinct pairs (number from the preceding columns,
+    value) densely."""
 
     column: FeedColumn
     text: bool

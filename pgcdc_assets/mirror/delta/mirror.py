@@ -187,7 +187,7 @@ class Mirror:
     def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
         """The larger of :attr:`replay_lsn` and the LSN of the newest point that lists this copy of the table. A newer
         point may list the previous copy, because turns continue while tables are copied. A point also does not count if
-        its version is at another position than the point says: the published version was a different one."""
+        its version is at another position than the point says: another version was then published."""
         listing = points.listing(self.name)
         if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
             return self.replay_lsn

@@ -27,7 +27,7 @@ def needs_column_mapping(names: Sequence[str]) -> bool:
 
 
 def refusal(table: Table) -> str | None:
-    """Why a table cannot be mirrored, as text; None if it can."""
+    """Why a table cannot be mirrored, as text; None if it can be mirrored."""
     if (unread := _unread(table)) is not None:
         return f"{unread} is not text in the source's encoding"
     names = [column.name for column in table.columns]
@@ -72,8 +72,8 @@ def way_back(name: TableName, *, refused: bool) -> str:
 
 @dataclass(frozen=True)
 class MirrorSchema:
-    """The columns of a mirror: the table's own with their exact names, then ours. All are nullable, even keys: delta-rs
-    lets a NULL into a NOT NULL column, and readers then see the value of a neighbouring row."""
+    """The columns of a mirror: the table's own columns with their exact names, then ours. All columns are nullable,
+    even keys: delta-rs lets a NULL into a NOT NULL column, and readers then see the value of a neighbouring row."""
 
     arrow: pa.Schema
 
@@ -91,7 +91,8 @@ class MirrorSchema:
         return needs_column_mapping(self.arrow.names)
 
     def columns(self, *, mapped: bool = False, highest: int = 0) -> Columns:
-        """The columns as a Delta table states them: mapped if a name needs it, or if the table already is."""
+        """The columns as a Delta table states them: mapped if a name needs column mapping, or if the table is already
+        mapped."""
         return Columns.of(self.arrow, mapped=mapped or self.mapped, highest=highest)
 
 

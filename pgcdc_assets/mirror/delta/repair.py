@@ -1,4 +1,4 @@
-"""Repairs a mirror: derives again from the log what a range did, and merges the result into the mirror. The mirror has
+"""Repairs a mirror: derives the effect of a range again from the log, and merges it into the mirror. The mirror has
 already applied the range. The keys that the range touched are derived up to the mirror's position. No value is guessed:
 a row for which the log does not hold enough is refused, and a new copy restores it."""
 
@@ -32,8 +32,9 @@ from pgcdc_assets.mirror.target import Applied
 def repair_table(
     spark: SparkSession, log: ChangeLog, mirrors: Mirrors, table: Table, span: LsnRange, replay_lsn: Lsn
 ) -> Applied:
-    """Derive again what ``span`` did, from a new feed, and merge the result. The mirror is at ``replay_lsn`` before and
-    after. Does nothing for a range below the table's copy. Raises NotRepairable if the log does not hold enough."""
+    """Derive the effect of ``span`` again, from a new feed, and merge it into the mirror. The mirror is at
+    ``replay_lsn`` before and after. Does nothing for a range below the table's copy. Raises NotRepairable if the log
+    does not hold enough."""
     started = time.monotonic()
     mirror = mirrors.open(table.name)
     if mirror.snapshot_lsn is None:

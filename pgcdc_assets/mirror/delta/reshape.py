@@ -9,7 +9,7 @@ partitions.
 Name: the mirror continues in another folder, and no row is read or written. The newest version's files are linked into
 that folder, or copied by the object store. Then one commit there adds the files and the columns, and records the old
 mirror's position as the position of a copy. The old folder stays as it is, for readers of older points. Each folder
-owns its files, so that the upkeep of one folder never deletes files of the other.
+owns its files, so that the upkeep of one folder never deletes files of the other folder.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
 
 
 def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tuple[Sourced, ...]:
-    """The columns that the mirror gets: the table's, ours, and those of other writers. ``names``: the names that the
-    mirror has for the table's columns, by attnum."""
+    """The columns that the mirror gets: the table's columns, our columns, and columns of other writers. ``names``: the
+    names that the mirror has for the table's columns, by attnum."""
     held = {field.name: field.type for field in delta.columns}
     found: list[Sourced] = []
     own = {field.name for field in own_fields(after)}

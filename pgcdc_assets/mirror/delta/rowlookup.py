@@ -184,7 +184,7 @@ class _Match:
             self._write_fetched()
 
     def check(self) -> None:
-        """Raise MergeMismatch if the target lacks a row, holds a row that it must not hold, or holds a row twice."""
+        """Raise MergeMismatch if the target lacks a row, has a row that must not exist, or has a row twice."""
         present = self._source[PRESENT]
         must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
         if (must & (self.hits == 0)).any() or (self._lacking & (self._fetched_count == 0)).any():

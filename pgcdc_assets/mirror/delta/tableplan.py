@@ -189,7 +189,7 @@ def total(effects: Sequence[Effect]) -> Counts:
 
 
 def _linked(path: Location, folder: Location, file: FeedFile) -> FileReport:
-    """Give the feed's file a second name, in the mirror's folder. Both share their bytes if the store can do that."""
+    """Give the feed's file a second name, in the mirror's folder. Both names share the bytes if the store has links."""
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
     storage.copy(path, target)
     return replace(file.report, path=target.name)

@@ -50,8 +50,8 @@ class Unneeded:
     bytes: int
 
     def delete(self) -> None:
-        """Delete these parts. After a kill or a power cut, the next search finds what is left of them. LakeError if a
-        version that stays could not be read without them; then nothing is deleted."""
+        """Delete these parts. After a kill or a power cut, the next search finds the remaining parts. LakeError if a
+        version that stays could not be read without these parts; then nothing is deleted."""
         log = self.mirror.path / DELTA_LOG
         if self.log_files:
             self._keep_readable_alone(log)
@@ -69,7 +69,7 @@ class Unneeded:
             if hinted(log) < self.whole_from:
                 make_checkpoint(self.mirror.path, self.mirror.version)
         except DeltaError as error:
-            # What delta-rs cannot read concerns this mirror alone.
+            # A failure of delta-rs to read a version concerns this mirror alone.
             raise LakeError(f"no checkpoint can be made ({type(error).__name__})",
                             thing=f"mirror {self.mirror.name}") from error  # fmt: skip
         # Spark also writes checkpoints, and does not sync them.
@@ -79,9 +79,10 @@ class Unneeded:
 
 
 def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
-    """Find what no kept version needs. Kept versions are the ``promised`` versions, versions younger than ``grace``,
-    and the newest version. Files younger than ``grace`` stay: a killed run's last process may still be alive. LakeError
-    if the log does not say what a version refers to, or if another writer commits during the search."""
+    """Find the parts that no kept version needs. Kept versions are the ``promised`` versions, versions younger than
+    ``grace``, and the newest version. Files younger than ``grace`` stay: a killed run's last process may still be
+    alive. LakeError if the log does not say what a version refers to, or if another writer commits during the
+    search."""
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError("goes on meanwhile", thing=f"mirror {mirror.name}")
@@ -126,8 +127,8 @@ def _standing(mirror: Mirror) -> tuple[Lsn | None, Lsn | None, str | None]:
 def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
     """Write a checkpoint of the newest version if it has been the newest for ``quiet``; returns whether that was
     needed. When Delta writes a checkpoint, it deletes commits and checkpoints older than
-    ``delta.logRetentionDuration``. The first changes after a longer quiet time would delete the version, although the
-    points of the last days name it. A recent checkpoint of the version prevents that."""
+    ``delta.logRetentionDuration``. After a longer quiet time, the first changes would delete the version, although the
+    points of the last days name it. A recent checkpoint of the version prevents this."""
     before = time.time() - quiet.total_seconds()
     of_version = (entry for entry in storage.list_after(mirror.path / DELTA_LOG)
                   if (match := VERSIONED.match(entry.name)) and int(match[1]) == mirror.version)  # fmt: skip

@@ -45,9 +45,9 @@ def key_outcomes(
 
     ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be removed first.
     ``masks``: by attnum, the events that lack a value. Keys that are inserted and deleted within the events are left
-    out unless ``keep_transient``. ``divided``: given if the events are those of some keys only, so that one half of a
-    key change may be there without the other; marks the new halves, which lack no value. Raises MergeMismatch if events
-    contradict each other: an insert of a key that exists, or an update or delete of a key that was deleted.
+    out unless ``keep_transient``. ``divided``: given if the events belong to some keys only, so that one half of a key
+    change may be missing; marks the new halves, which lack no value. Raises MergeMismatch if events contradict each
+    other: an insert of a key that exists, or an update or delete of a key that was deleted.
     """
     order = np.lexsort((ordinal, commit_lsn))
     by_key = order[np.argsort(key[order], kind="stable")]

@@ -40,7 +40,7 @@ ORIGIN = "_pgcdc_origin"
 """Struct of the key (and ``_pgcdc_raw``) whose target row supplies the masked values. NULL: the row's own key."""
 ARRIVES = "_pgcdc_arrives"
 """Column of events that were divided by key: whether the event is the new half of a key change, which has all its
-values. Its old half may be in another unit."""
+values. The old half may be in another unit."""
 MASK = "_pgcdc_masked_"
 """Column name prefix, followed by the attnum. True: keep the value from the target row."""
 
@@ -57,7 +57,8 @@ class Remaining:
 
 
 def after_truncates(events: pa.Table) -> Remaining:
-    """Drop every truncate and the events that it makes void: all earlier events, or only its leaf's earlier events."""
+    """Drop every truncate and the events that it makes void: all earlier events, or only the earlier events of the
+    truncated leaf."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
         return Remaining(events, False, ())
@@ -187,7 +188,8 @@ def _combined(left: Ints, right: Ints) -> Ints:
 
 
 def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """For each attnum, a mask of the events that lack its value. An attnum that all events have is left out."""
+    """For each attnum, a mask of the events that lack its value. An attnum for which every event has a value is left
+    out."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:
@@ -237,7 +239,7 @@ def raw_maps(texts: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> pa.
 
 
 def _origins(events: pa.Table, columns: Sequence[FeedColumn], origin: Ints) -> pa.Array:
-    """The key of the row that masked values come from, if that is another key; else NULL."""
+    """The key of the row that supplies the masked values, if this is another key; otherwise NULL."""
     at = pa.array(np.maximum(origin, 0))
     names = [*(column.name for column in columns if column.key), RAW]
     if not events.num_rows:
