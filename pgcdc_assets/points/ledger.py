@@ -36,14 +36,14 @@ class Merging:
     """When the files of a ledger are merged."""
 
     most_files: int = 100
-    """If there are more small files than this, they are merged into one. Large files are not merged."""
+    """If there are more small files than this, the small files are merged into one file. Large files are not merged."""
     small_rows: int = 1000
     """A file with at least this many rows is large, so that each row is merged only a few times."""
 
 
 _PROPERTIES: Final = {
     FORMAT_PROPERTY: FORMAT,
-    # One commit per turn makes tens of thousands of files a day. Nobody reads older versions.
+    # One commit per turn makes tens of thousands of log files a day. Nobody reads older versions.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",

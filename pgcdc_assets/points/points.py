@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 class Point:
     """``tables``: the Delta version that each mirror has at ``replay_lsn``. ``positions``: the LSN of the mirror's last
     change, which the version records. ``changed``: mirrors with rows that another writer changed, with a description.
-    They have all changes of the source up to ``replay_lsn``, but also rows that differ from the source."""
+    These mirrors have all changes of the source up to ``replay_lsn``, but also rows that differ from the source."""
 
     replay_lsn: Lsn
     at: datetime

@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class StateRow:
-    """``table``: the table as its mirror has it. ``lsn``: where the table was copied or set aside."""
+    """``table``: the table as its mirror has it. ``lsn``: the LSN at which the table was copied or set aside."""
 
     name: TableName
     state: TableState

@@ -1,7 +1,7 @@
 """Stores how many rows of the log no mirror took: one entry per relation and range.
 
-Only relations that belonged to no followed table are stored. Tables that the settings exclude are not stored, nor
-tables that wait for a copy or are set aside: their state is reported.
+Only relations that belonged to no followed table are stored. Not stored: tables that the settings exclude, and tables
+that wait for a copy or are set aside, because their state is reported.
 """
 
 from __future__ import annotations
