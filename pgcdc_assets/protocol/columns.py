@@ -24,7 +24,8 @@ PIECE_BYTES: Final = 1 << 30
 
 
 class UndecodedValue(ProtocolError):
-    """A value is not text in the source's encoding. ``row`` is its place in the payload, ``column`` in the tuple."""
+    """A value is not text in the source's encoding. ``row`` is the value's place in the payload, ``column`` its place
+    in the tuple."""
 
     def __init__(self, what: str, *, lsn: Lsn | None = None, row: int = 0, column: int = 0) -> None:
         super().__init__(what, lsn=lsn)
@@ -39,7 +40,7 @@ class Images:
     image: Image
     """``N`` new tuple, ``O`` whole old tuple, ``K`` key columns of the old tuple (the other columns are absent)."""
     rows: Ints
-    """The row of the payload that each image comes from, ascending."""
+    """For each image, the payload's row from which it comes; ascending."""
     text: list[pa.StringArray]
     """By column: the text form; NULL for NULL, unchanged or absent."""
     unchanged: list[Bools | None]
@@ -120,7 +121,7 @@ class _Walk:
         self._require(head >> 56 == ord(self.kind), None, "of another kind")
         self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
-        # An update's new tuple always has a letter before it, which is checked there.
+        # An update's new tuple always has a letter before it. That letter is checked there.
         known = (letters == ord("K")) | (letters == ord("O")) | (self.kind != "D")
         self._require(known, None, "with an unknown letter before its tuple")
         found: list[Images] = []

@@ -58,7 +58,7 @@ _TYPE_OF_COLUMN = Struct("!Ii")
 
 def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
     """The message in ``payload``. ``lsn`` is its position in the WAL, used only in errors. Raises ProtocolError, with
-    kind and LSN, if it is truncated, malformed, of unknown kind, or followed by other bytes."""
+    kind and LSN, if the message is truncated, malformed, of unknown kind, or followed by other bytes."""
     return MessageReader(payload, lsn).whole(_VERSION_1, "its kind is unknown to protocol version 1")
 
 

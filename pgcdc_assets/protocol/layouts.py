@@ -57,7 +57,8 @@ class FrameKind(IntEnum):
     KEEPALIVE = ord("k")
     STATUS = ord("r")
     ROW = 8
-    """Not in the protocol: a row of the SQL functions, read as XLogData. This byte is the length of the row's LSN."""
+    """Not in the protocol: a row of the SQL functions, which is read as XLogData. This byte is the length of the row's
+    LSN."""
 
 
 class MessageKind(IntEnum):
@@ -102,7 +103,7 @@ BRACKETS: Final = {
     MessageKind.BEGIN_PREPARE: MessageKind.PREPARE,
     MessageKind.STREAM_START: MessageKind.STREAM_STOP,
 }
-"""The messages that begin a transaction or a block, each with the message that ends it. They are never nested."""
+"""The messages that begin a transaction or a block, each with the message that ends it. Such pairs are never nested."""
 BETWEEN: Final = (
     MessageKind.STREAM_COMMIT,
     MessageKind.STREAM_ABORT,
@@ -111,7 +112,7 @@ BETWEEN: Final = (
     MessageKind.ROLLBACK_PREPARED,
     MessageKind.MESSAGE,
 )
-"""The messages that can come outside of all brackets. A logical message only does if it is not transactional."""
+"""The messages that can come outside of all brackets. A logical message comes there only if it is not transactional."""
 
 RowKind = Literal["I", "U", "D"]
 Image = Literal["N", "O", "K"]

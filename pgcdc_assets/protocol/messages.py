@@ -28,7 +28,8 @@ Value = str | Unchanged | None
 """One column of a row image: its text form, NULL, or not sent."""
 TupleData = tuple[Value, ...]
 OldKind = Literal["K", "O"]
-"""Columns of an old tuple: ``K`` only the replica identity (the other columns are NULL, meaning absent), ``O`` all."""
+"""Columns of an old tuple: with ``K`` only the replica identity (NULL in other columns means absent), with ``O`` all
+columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,8 @@ class StreamAbort:
     subxid: int
     abort_lsn: Lsn | None = None
     abort_ts: int | None = None
-    """``abort_lsn`` and ``abort_ts`` are sent only if streaming is parallel. With an origin, its clock gives the
-    time."""
+    """``abort_lsn`` and ``abort_ts`` are sent only if streaming is parallel. If there is an origin, the time is from
+    the origin's clock."""
 
     @property
     def whole(self) -> bool:
@@ -159,7 +160,8 @@ class StreamStart:
     xid: int
     """The xid of the top transaction."""
     first: bool
-    """The first block of this xid. Earlier blocks of the xid are void: the server sends the transaction again."""
+    """Whether this is the first block of the xid. Earlier blocks of the xid are then void: the server sends the
+    transaction again."""
 
 
 @dataclass(frozen=True, slots=True)

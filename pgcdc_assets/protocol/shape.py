@@ -113,8 +113,8 @@ class Shape:
 
     @property
     def told_key(self) -> tuple[ShapeColumn, ...]:
-        """The columns of the primary key that the message flags under the default identity; empty for any other
-        identity. The catalog was read later, and may already show another key."""
+        """The primary key's columns according to the message, which flags them under the default identity; empty for
+        any other identity. The catalog was read later, and may already show another key."""
         return tuple(column for column in self.columns if column.key) if self.replica_identity == "d" else ()
 
     @property
@@ -127,7 +127,7 @@ def fingerprint(relation_payload: bytes, facts: RelationFacts) -> int:
     """The log's ``schema_id``: equal for two relation versions exactly if their rows are decoded in the same way. A
     signed 64-bit integer from SHA-256."""
     known = json.dumps(facts.without_volatile().to_json(), sort_keys=True, separators=(",", ":"))
-    # The length separates message and facts, so that no two pairs of them give the same bytes.
+    # The length separates message and facts, so that two different pairs never give the same bytes.
     digest = sha256(len(relation_payload).to_bytes(8, "big") + relation_payload + known.encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -148,6 +148,6 @@ def _column(column: RelationColumn, known: Column | None, types: dict[int, PgTyp
 def _key(relation: Relation, table: Table | None) -> tuple[str, ...]:
     if table is not None:
         return tuple(column.name for column in table.key_columns)
-    # The table is already dropped, so only its identity is known. Under FULL the identity is not a key.
+    # The table is already dropped, so only its replica identity is known. Under FULL the replica identity is not a key.
     keyed = relation.replica_identity in ("d", "i")
     return tuple(column.name for column in relation.columns if column.key) if keyed else ()

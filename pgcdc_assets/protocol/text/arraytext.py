@@ -1,7 +1,7 @@
 """Splits PostgreSQL's text form of arrays into elements, for a whole column at once. Rules of "Array Input and Output
 Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element is in quotes if it is empty, reads NULL, or holds a brace, the
-delimiter, a quote, a backslash or white space. Inside quotes a backslash makes the next byte literal. All these marks
-are ASCII, so the code works on the bytes of UTF-8."""
+delimiter, a quote, a backslash or white space. Inside quotes a backslash makes the next byte literal. All these
+characters are ASCII, so the code works on the bytes of UTF-8."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _INVERSE: Final = pow(_FACTOR, -1, 1 << 64)
 
 
 class TextColumn(Protocol):
-    """What a cast needs to know of a column: core's Column or protocol's ShapeColumn."""
+    """The attributes of a column that a cast needs. core's Column and protocol's ShapeColumn have them."""
 
     @property
     def name(self) -> str: ...

@@ -22,7 +22,7 @@ from pgcdc_assets.protocol.text.strings import gathered, laid_out
 
 _BOOL, _BYTEA, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 1700, 1082, 1114, 1184
 _VECTORS: Final = (22, 30)
-"""int2vector and oidvector: arrays in the catalog, but their text form is ``1 2 3``."""
+"""int2vector and oidvector: arrays according to the catalog, but with the text form ``1 2 3``."""
 _SCALARS: Final[dict[int, pa.DataType]] = {
     _BOOL: pa.bool_(),
     21: pa.int16(),
@@ -35,7 +35,7 @@ _SCALARS: Final[dict[int, pa.DataType]] = {
     _TIMESTAMP: pa.timestamp("us"),
     _TIMESTAMPTZ: pa.timestamp("us", "UTC"),
 }
-"""Arrow types by OID, which is fixed for built-in types. All other types stay text."""
+"""Arrow types by the OIDs of built-in types, which are fixed. Values of all other types stay text."""
 
 MAX_PRECISION: Final = 38
 """The most digits that Delta's (and Arrow's 128-bit) decimals can have."""
@@ -144,7 +144,7 @@ def _cast_bool(text: pa.StringArray, of: PgType) -> Cast:
 
 def _cast_integer(text: pa.StringArray, of: PgType) -> Cast:
     octets, _ = laid_out(text)
-    # Arrow would read 0x10.
+    # Arrow would read 0x10 as a number.
     _require(len(octets) == 0 or int(octets.max()) <= ord("9"))
     return Cast(text.cast(arrow_type(of)), None)
 
@@ -245,7 +245,8 @@ def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
     found = elements(plain, of.delimiter)
     inner = cast(found.text, _element(of))
     if inner.unfit is not None and inner.unfit.any():
-        # If an element does not fit, its array does not fit. Cast again without it: NULL lists have no elements.
+        # If an element does not fit, its array does not fit. The array becomes NULL, and the other arrays are cast
+        # again.
         rows = np.searchsorted(found.offsets, np.flatnonzero(inner.unfit), side="right") - 1
         unfit[rows] = True
         return Cast(_cast_array(_without(text, unfit), of).values, unfit)
