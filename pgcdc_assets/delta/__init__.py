@@ -1,4 +1,5 @@
-"""Reads and writes Delta tables by their logs and files, where delta-rs cannot or would list folders. No Spark.
+"""Reads and writes Delta tables by their logs and files: work that delta-rs cannot do, or does by listing folders.
+No Spark.
 
 datafile, vectors -> log -> checkpoint -> commit; log -> sweep
 
