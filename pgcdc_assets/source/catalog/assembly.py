@@ -1,4 +1,4 @@
-"""Builds the mirrored tables from the catalog's relations and from what publications publish of them."""
+"""Builds the mirrored tables from the catalog's relations, and from the parts of them that publications publish."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Assembly:
 
     @cached_property
     def _roots(self) -> dict[int, Table]:
-        """The roots of published leaves, each built once, because it may have thousands of leaves."""
+        """The roots of published leaves. Each root is built once, because it may have thousands of leaves."""
         senders: dict[int, list[CatalogRelation]] = defaultdict(list)
         for relation in self.relations.values():
             if relation.root and not relation.partitioned and relation.oid in self.published:

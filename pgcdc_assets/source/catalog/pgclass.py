@@ -20,8 +20,8 @@ from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 
-# Does not use pg_relation_filenode(), which returns the current file under any snapshot. An ALTER TABLE would then show
-# new files with the old columns, like a TRUNCATE.
+# pg_relation_filenode() is not used: it returns the current file under any snapshot. An ALTER TABLE would then show new
+# files with the old columns, like a TRUNCATE.
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
@@ -60,7 +60,7 @@ WITH RECURSIVE tree (root, oid) AS (
 )
 SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
-# A separate query, because only checks of the catalog need comments. Facts in the change log have none.
+# This is a separate query, because only checks of the catalog need comments. Tables in the change log have no comments.
 _COMMENTS = """
 SELECT objoid, objsubid, description
 FROM pg_catalog.pg_description
@@ -101,9 +101,9 @@ class CatalogRelation:
 
     @property
     def outside(self) -> Outside | None:
-        """Why logical decoding does not carry the relation's rows; None if it carries them. Each table access method
-        writes its own WAL, and PostgreSQL decodes only the heap's. Other access methods count only if they are known to
-        be decoded (:data:`DECODED`)."""
+        """Why logical decoding does not carry the relation's rows; None if it carries these rows. Each table access
+        method writes its own WAL, and PostgreSQL decodes only the heap's WAL. Other access methods count only if they
+        are known to be decoded (:data:`DECODED`)."""
         if self.kind == "f":
             return Outside(self.oid, self.name, "is a foreign table", "mirror its rows from the server that has them")
         if self.unlogged and not self.partitioned:
@@ -115,7 +115,8 @@ class CatalogRelation:
 
     @property
     def refuses_updates(self) -> bool:
-        """Whether PostgreSQL refuses published UPDATE and DELETE. It ignores foreign and unlogged tables."""
+        """Whether PostgreSQL refuses published UPDATE and DELETE. PostgreSQL ignores foreign and unlogged tables
+        here."""
         return self.kind != "f" and not self.unlogged and not self.identity.publishable
 
     @property

@@ -27,7 +27,8 @@ UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngty
 UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
   WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 """
-# A true array type is the typarray of its element type. int2vector and oidvector are not, and print differently.
+# A true array type is the typarray of its element type. int2vector and oidvector are not true array types, and print
+# differently.
 _TYPES = f"""
 WITH RECURSIVE parts (oid) AS (
   SELECT unnest(%s::oid[])
@@ -79,7 +80,7 @@ class PgTypes:
     def get(self, oid: int, typmod: int = -1) -> PgType:
         """Returns a column's type. A domain's typmod applies to its base type, an array's to its elements."""
         row = self.rows.get(oid)
-        if row is None:  # dropped; the codec reads its values as text
+        if row is None:  # the type was dropped; the codec reads its values as text
             return PgType(oid, f"oid {oid}", typmod)
         base = self._innermost(row) if row.base else None
         element = self.get(row.element, typmod) if row.element else None

@@ -1,9 +1,10 @@
 """Reads what publications publish, as the server itself resolves it (pg_publication_tables).
 
 That view waits for sessions that hold ACCESS EXCLUSIVE on a published table (TRUNCATE, ALTER TABLE, VACUUM FULL). The
-stream does not wait for such a lock, so we must not delay it. If a table is locked, the catalog tables are read
-instead, by the rules of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). To print a row filter, PostgreSQL
-opens the filter's table. So each row filter is then read by its own query, which waits for this table only.
+stream does not wait for such a lock, so our catalog query must not delay the stream. If a table is locked, the catalog
+tables are read instead, by the rules of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). To print a row
+filter, PostgreSQL opens the filter's table. So if a table is locked, each row filter is read by its own query, which
+waits only for the filter's table.
 """
 
 from __future__ import annotations
@@ -81,9 +82,10 @@ def read_published(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None, *,
     unread: bool = False,
 ) -> dict[int, Published]:  # fmt: skip
-    """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. A root
-    without leaves is returned itself. ``oids`` restricts the result, which is much cheaper with hundreds of published
-    tables. The row filter of a locked table is UNREAD with ``unread``. Without it, CopyBlocked is raised."""
+    """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. For a
+    root without leaves, the root itself is returned. ``oids`` restricts the result, which is much cheaper with hundreds
+    of published tables. The row filter of a locked table is UNREAD with ``unread``. Without it, CopyBlocked is
+    raised."""
     version = conn.info.server_version
     lists, own = (_LISTS, _OWN_ROW) if version >= LISTS_SINCE else (_NO_LISTS, "")
     query = _QUERY.format(lists=lists, own=own, only="" if oids is None else _ONLY)
@@ -191,7 +193,8 @@ FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid =
 WHERE r.prrelid = %s AND p.pubname = %s
 """
 _FILTER_TIMEOUT: Final = "SET LOCAL lock_timeout = '100ms'"
-"""Short, because we have already waited for the view, and other sessions that want the table queue behind us."""
+"""The timeout is short, because we have already waited for the view, and other sessions that want the table queue
+behind us."""
 
 
 def read_beside_locks(
@@ -272,7 +275,7 @@ WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid
 
 def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, int]:
     """Returns the xmin of each relation's pg_depend row for its schema. Only SET SCHEMA writes this row again. A
-    publication of a schema loses a table by SET SCHEMA, and has it again once the table is moved back."""
+    publication of a schema loses a table by SET SCHEMA, and has the table again once it is moved back."""
     return dict(conn.execute(_PLACES, [sorted(set(oids))]).fetchall())
 
 

@@ -35,7 +35,7 @@ from pgcdc_assets.source.connect.connection import encoding_of
 from pgcdc_assets.source.connect.failures import no_publication
 from pgcdc_assets.structure.differences import changes
 
-# Goes up from each leaf, because a partition with partitions may be detached and attached too.
+# The query goes up from each leaf, because a partition with partitions may also be detached and attached.
 _ATTACHED = """
 WITH RECURSIVE chain (leaf, parent, level, mark) AS (
   SELECT inhrelid, inhparent, 1, ARRAY[inhparent::int8, xmin::text::int8]
@@ -55,9 +55,9 @@ def read_tables(
 ) -> tuple[Table, ...]:  # fmt: skip
     """Returns the mirrored tables of these publications, sorted by name: roots with their leaves, and plain tables.
 
-    ``before`` are the tables as read earlier. The row filter of a locked table cannot be read. It is taken from
-    ``before`` if the catalog rows that publish the table are unchanged; otherwise CopyBlocked is raised. With
-    ``blocked``, the table is left out instead, and the error is stored there by the table's name.
+    ``before`` are the tables as read earlier. The row filter of a locked table cannot be read. The filter is taken from
+    ``before`` if the catalog rows that publish the table are unchanged; otherwise CopyBlocked is raised. If ``blocked``
+    is given, the table is left out instead, and ``blocked`` gets the error under the table's name.
     """
     with at_one_moment(conn):
         published = read_published(conn, publications, unread=True)
@@ -105,7 +105,7 @@ def _filtered(table: Table, before: Table | None) -> Table:
 
 @contextmanager
 def at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Gives all queries in the block one snapshot. Without it, an ALTER PUBLICATION that commits between two queries
+    """Gives all queries in the block one snapshot. With several snapshots, an ALTER PUBLICATION between two queries
     could look as if a table had been removed and added again."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
         yield  # The caller has opened a transaction itself.
@@ -132,8 +132,8 @@ def relation_facts(
     """Reads from the current catalog the facts that Relation messages lack. ``relations``: the OIDs of each relation's
     column types, by the relation's OID. Any number of relations needs about ten queries.
 
-    In the result, ``table`` is the relation itself; None if it was dropped. For a leaf it has the leaf's columns and
-    attnums, the root's name, and the root's key by the leaf's attnums.
+    In the result, ``table`` is the relation itself; None if it was dropped. For a leaf, ``table`` has the leaf's
+    columns and attnums, the root's name, and the root's key by the leaf's attnums.
     """
     wanted = {oid: list(type_oids) for oid, type_oids in relations.items()}
     types = PgTypes.read(conn, {type_oid for type_oids in wanted.values() for type_oid in type_oids})
@@ -160,8 +160,8 @@ def relation_facts(
 
 _SUM = "count(*)::text || ':' || coalesce(sum(hashint8extended(xmin::text::int8, {})), 0)::text"
 # A change of a catalog row writes a new row with a new xmin, and a deletion removes a row, so every change gives
-# another sum. Enum values, partitions and publications are few. All their rows are summed, so that new rows are noticed
-# too.
+# another sum. Enum values, partitions and publications are few. All rows of these catalogs are summed, so that new rows
+# are noticed too.
 _SUMMED = {
     "pg_class": "oid::int8|oid = ANY(%(relations)s)",
     "pg_attribute": "attrelid::int8 * 65536 + attnum|attrelid = ANY(%(relations)s) AND attnum > 0",
@@ -222,7 +222,7 @@ class CatalogSnapshot:
 
 
 def _fingerprint(conn: psycopg.Connection[Any], relations: Sequence[int]) -> str:
-    """Reads the fingerprint of these relations with one statement, so that all of it is of one moment."""
+    """Reads the fingerprint of these relations with one statement, so that all its parts are from one moment."""
     version = conn.info.server_version
     parts = (
         f"(SELECT {_SUM.format(row)} FROM pg_catalog.{table} WHERE {where})"  # noqa: S608 (texts of our own)

@@ -35,7 +35,8 @@ _SESSION = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "lc_monetary": "C",
-    # These decide how names of objects print (regclass and similar types), and the row filters that COPY repeats.
+    # These settings decide how names of objects print (regclass and similar types), and the row filters that COPY
+    # repeats.
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     # The holder of a snapshot is idle in its transaction for as long as the copy takes.
@@ -53,15 +54,15 @@ _TRANSPORT = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
-    # TCP sends no keepalives while sent data is unacknowledged, and we send a status every five seconds. Without this
-    # limit, Linux would retry for a quarter of an hour.
+    # Without this limit, Linux would retry for a quarter of an hour: TCP sends no keepalives while sent data is
+    # unacknowledged, and we send a status every five seconds.
     "tcp_user_timeout": "60000",
     "client_encoding": "UTF8",
-    # Empty, so that a value from a service file is not used.
+    # The value is empty, so that a value from a service file is not used.
     "replication": "",
 }
-"""Connection parameters, with which a peer that vanished is noticed within a minute. The values of the user's conninfo
-take precedence, except the encoding. For dead paths with live TCP connections see
+"""Connection parameters by which a vanished peer is noticed within a minute. The values of the user's conninfo take
+precedence, except the encoding. For dead paths with live TCP connections see
 :mod:`pgcdc_assets.source.connect.silence`."""
 _CANCEL_SECONDS = 1.0
 
@@ -70,7 +71,8 @@ _TRANSACTION_TIMEOUT_SINCE = 170000
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection that raises SourceUnavailable if it is lost, or if the server is silent for too long. A
-    query may take any time while its session is at work. ``on_wait`` is then called every ten seconds."""
+    query may take any time while its session is at work. During such a wait, ``on_wait`` is called every ten
+    seconds."""
 
     patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"

@@ -92,7 +92,7 @@ _NO_CONNINFO = re.compile(
     r"^(?:connection (?:failed|is bad): )*(?:invalid (?:port number|integer value|\S+ value)|definition of service)"
     r"|Servname not supported"
 )
-"""Texts of libpq about a conninfo field that it cannot use, so that it does not try to connect."""
+"""Texts of libpq about a conninfo field that it cannot use. libpq then does not try to connect."""
 
 _LOST = re.compile(
     r"can no longer (?:get changes|access)|cannot read from logical replication slot|has been invalidated"
@@ -141,7 +141,7 @@ class ServerError:
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)
 
     def of_table(self, table: object) -> PgcdcError:
-        """Returns :meth:`typed` for a statement on one table. A missing right is then an error of this table only."""
+        """Returns :meth:`typed` for a statement on one table. A missing right then concerns only this table."""
         typed = self.typed(f"table {table}")
         return RightLacking(typed.what, thing=typed.thing, do=typed.do) if self.state == "42501" else typed
 

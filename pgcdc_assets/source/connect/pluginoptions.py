@@ -52,13 +52,14 @@ class PluginOptions:
     proto_version: int = 1
     streaming: Streaming = Streaming.OFF
     origins: Origins = Origins.ANY
-    """The option that the server gets; see :attr:`filters_origins`."""
+    """The value of the option ``origin`` that the server gets; see :attr:`filters_origins`."""
     two_phase: bool = False
     """Turns two_phase on for the slot, permanently."""
     messages: bool = True
     """Whether the stream contains logical messages (``pg_logical_emit_message``)."""
     filters_origins: bool = False
-    """The receiver must leave out transactions that reached the source by replication: the server sends them."""
+    """Whether the receiver must leave out transactions that reached the source by replication, because the server sends
+    them."""
 
     @classmethod
     def of(
@@ -90,8 +91,8 @@ class PluginOptions:
 
     @property
     def whole(self) -> Self:
-        """These options for the SQL functions: each transaction is sent whole after its commit. Each call is a separate
-        decoder, so a call would not continue an open transaction of the previous call."""
+        """These options, changed for the SQL functions: each transaction is sent whole after its commit. Each call is a
+        separate decoder, so a call would not continue an open transaction of the previous call."""
         return replace(self, proto_version=1, streaming=Streaming.OFF, two_phase=False)
 
     def given(self, publications: Sequence[str]) -> dict[str, str]:
@@ -112,4 +113,4 @@ class PluginOptions:
 
 
 FIRST_VERSION: Final = PluginOptions()
-"""Whole transactions after their commit. Every server can send them."""
+"""The options for whole transactions after their commit, which every server can send."""

@@ -38,7 +38,8 @@ class FrameSource(ABC):
 
     @abstractmethod
     def take(self) -> FrameBlock:
-        """Returns the complete frames that were read. Raises the reason if the stream has ended with no frame left."""
+        """Returns the complete frames that were read. If the stream has ended and no frame is left, raises the
+        reason."""
 
 
 class FrameReader(FrameSource):
@@ -147,7 +148,7 @@ _ROOM = 2 << 20
 """The most bytes that are read ahead, unless one message is larger."""
 _KINDS = frozenset(bytes([letter]) for letter in b"dcHWZCENSA")
 _ASIDE = frozenset([b"N", b"S", b"A"])
-"""Notices, parameters and notifications. They may arrive at any time. A stream ignores them."""
+"""Notices, parameters and notifications. These messages may arrive at any time, and a stream ignores them."""
 
 
 class SocketReader(FrameReader):
@@ -173,7 +174,7 @@ class SocketReader(FrameReader):
         """Whether the stream has begun. Raises the server's error if the server refuses the stream."""
         self.pull()
         while (kind := self._next()) == b"Z":
-            # This message ends an earlier command, which was refused.
+            # This ReadyForQuery message ends an earlier command, which was refused.
             continue
         if kind not in (b"W", None):
             raise ProtocolError(f"message {kind!r} answers the start of a stream", thing=self._endpoint)

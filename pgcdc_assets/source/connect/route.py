@@ -35,7 +35,7 @@ class SourceRoute:
 
     conninfo: str = field(repr=False)
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """By the name of the libpq option."""
+    """The contents of the files, by the name of the libpq option."""
 
     @classmethod
     def of(cls, conn: SourceConnection, conninfo: str) -> SourceRoute:

@@ -1,9 +1,10 @@
-"""Limits how long the source may send nothing, and checks whether it is still at work.
+"""Limits how long the source may send nothing, and checks whether the source is still at work.
 
 A dead path can keep its TCP connections alive: a pooler, a load balancer or a tunnel may stop forwarding bytes. TCP
 keepalives do not notice this. So each wait for the server counts how long nothing has arrived, like PostgreSQL's own
-receiver (wal_receiver_timeout). The server of a stream is asked for a reply. A query cannot be asked, so another
-connection checks whether the query's session is at work. So a query may wait long for a lock, and the wait is reported.
+receiver (wal_receiver_timeout). The server of a stream is asked for a reply. During a query no reply can be requested,
+so another connection checks whether the query's session is at work. So a query may wait long for a lock, and the wait
+is reported.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _REFUSES: Final = "FATAL:"
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds of silence. After ``ask``, and then every ``again``, the server is asked. After ``silent`` it is lost."""
+    """Seconds of silence. After ``ask`` seconds, and then every ``again`` seconds, the server is asked. After
+    ``silent`` seconds it counts as lost."""
 
     ask: float
     silent: float
@@ -44,19 +46,20 @@ class Patience:
 
 
 FOR_STREAMS: Final = Patience(30, 60)
-"""Half of wal_receiver_timeout's default, and the default. An idle walsender answers a request at once."""
+"""Half of the default of wal_receiver_timeout, and the whole default. An idle walsender answers a request at once."""
 FOR_QUERIES: Final = Patience(10, 60)
 
 
 class Silence:
-    """Counts the seconds in which the caller listened and nothing arrived, not those in which it was busy.
+    """Counts the seconds in which the caller listened and nothing arrived. Seconds in which the caller was busy do not
+    count.
 
     After ``patience.ask`` seconds ``at_work`` is called, which returns whether the server is at work. If ``ask`` is
     given, it is called first, and ``at_work`` only if no answer has arrived until the next check.
     """
 
     _LONGEST = 1.0
-    """The most seconds that count between two calls of :meth:`listened`. The caller was busy for the rest."""
+    """The most seconds that count between two calls of :meth:`listened`. In the remaining time the caller was busy."""
 
     def __init__(
         self, patience: Patience, endpoint: str, at_work: Callable[[], bool], ask: Callable[[], None] | None = None
@@ -110,7 +113,7 @@ class Session:
     """A session of ours on the server, which another connection can check."""
 
     conninfo: str = field(repr=False)
-    """It may contain a password."""
+    """The conninfo, which may contain a password."""
     pid: int
     application_name: str
 

@@ -74,7 +74,7 @@ class ReplicationConnection:
     def __init__(self, connection: SourceConnection) -> None:
         self._connection = connection
         self.pgconn = connection.pgconn
-        # Blocking, because we send only short commands.
+        # The connection stays blocking, because we send only short commands.
         self.pgconn.nonblocking = 0
         self.endpoint = connection.endpoint
         self._socket: SocketReader | None = None
@@ -140,8 +140,8 @@ class ReplicationConnection:
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
         self.parallel = options.parallel
         if options.streaming != Streaming.OFF and not self._little_memory:
-            # Only before the first attempt. After a refused attempt libpq cannot run a command, because the socket's
-            # reader and not libpq has read the answer.
+            # This runs only before the first attempt. After a refused attempt libpq cannot run a command, because the
+            # answer was read by the socket's reader and not by libpq.
             self.execute(_LITTLE_MEMORY)
             self._little_memory = True
         reader = self.socket()

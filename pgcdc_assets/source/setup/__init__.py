@@ -1,4 +1,4 @@
-"""Creates and removes publications and slot on the source, and reports what is missing for them.
+"""Creates and removes publications and slot on the source, and reports missing requirements.
 
 selection -> publications -> setup
 

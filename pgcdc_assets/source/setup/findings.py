@@ -190,7 +190,7 @@ _DO: Final = (
 def transport_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
     """Returns a warning if another machine is reached without encryption, or without a check of its certificate."""
     sslmode = next((option.val or b"" for option in conn.pgconn.info if option.keyword == b"sslmode"), b"").decode()
-    # GSSAPI encryption is safe here: it encrypts for the host that the ticket names.
+    # GSSAPI encryption needs no further check: it encrypts for the host that the ticket names.
     gss = conn.execute(GSS_ENCRYPTED).fetchone() == (True,)
     said = exposed(conn.info.host, conn.info.hostaddr, sslmode, tls=bool(conn.pgconn.ssl_in_use), gss=gss)
     return [Finding("warning", "source", said, _DO)] if said else []

@@ -24,9 +24,10 @@ from pgcdc_assets.source.slot.slot import slot_status
 
 _MARK = re.compile(MARK + r"(\w+)(, with the slot)?(?:, which reads publication (.+))?", re.DOTALL)
 _LOCK_SECONDS = 2
-"""lock_timeout in seconds for one table. Adding a table waits for DDL, VACUUM or an index build on it (SHARE UPDATE
-EXCLUSIVE), but not for writers. We hold no other lock during the wait, so a session that queues behind us waits for no
-other table. An autovacuum gives way to a session that waits for longer than deadlock_timeout (default: a second)."""
+"""lock_timeout in seconds for one table. Adding a table to a publication waits for DDL, VACUUM or an index build on the
+table (SHARE UPDATE EXCLUSIVE), but not for writers. We hold no other lock during the wait, so a session that queues
+behind us waits for no other table. An autovacuum gives way to a session that waits for longer than deadlock_timeout
+(default: a second)."""
 _BRIEF_SECONDS = 0.1
 """lock_timeout in seconds for a table that is added during a run. The run tries again later."""
 _PATIENCE_SECONDS = 30
@@ -50,7 +51,7 @@ _SLOTS = "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot
 @dataclass(frozen=True)
 class OwnPublication:
     """A publication's name and mark. ``slot``: the slot for which we made the publication; None if we did not make it.
-    ``with_slot``: whether we made that slot too. ``reads``: the other publication that the slot reads, if this
+    ``with_slot``: whether we also made that slot. ``reads``: the other publication that the slot reads, if this
     publication is only a mark."""
 
     name: str
@@ -111,7 +112,7 @@ def inserts_name(publication: str) -> str:
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes that setup has to make to publications. They need more rights than reading needs."""
+    """The changes that setup has to make to publications. These changes need more rights than reading the tables."""
 
     make: Sequence[str] = ()
     alter: Sequence[str] = ()
@@ -125,7 +126,7 @@ class _Listing:
 
     oid: int
     table: int
-    """OID of its table: the root of a leaf, otherwise the relation itself."""
+    """OID of the relation's table: the root of a leaf, otherwise the relation itself."""
     name: TableName
     listed: frozenset[str]
     wanted: frozenset[str]
@@ -136,9 +137,9 @@ class OwnPair:
     """Our two publications. ``name`` publishes all changes of its tables. ``inserts`` publishes only inserts and
     truncates, of tables without a usable replica identity.
 
-    Each table is added in a separate transaction, and checked again at its end. A lock keeps DDL away from the table
-    during the transaction. So a table whose key was dropped just before is not added. One transaction for all tables
-    would wait for DDL on one table while its locks on the other tables block other sessions.
+    Each table is added in a separate transaction, and is checked again at the end of this transaction. A lock keeps DDL
+    away from the table during the transaction. So a table whose key was dropped just before is not added. One
+    transaction for all tables would wait for DDL on one table while its locks on the other tables block other sessions.
     """
 
     conn: psycopg.Connection[Any]
@@ -187,9 +188,10 @@ class OwnPair:
         """Adds selected tables that neither of our publications lists, and returns their names.
 
         If a partitioned table is listed by its leaves, its new leaves are added if their updates can be published.
-        ``known`` returns the OIDs of relations that were listed earlier. They are not added again, because somebody
-        removed them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done with a
-        publication that somebody else made, without the right, or on a standby. The next call adds a locked table.
+        ``known`` returns the OIDs of relations that were listed earlier. Such relations are not added again, because
+        somebody removed them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done
+        with a publication that somebody else made, without the right, or on a standby. The next call adds a locked
+        table.
         """
         publication = read_publication(self.conn, self.name)
         if publication is None or not made_by_us(publication, self.slot):
@@ -256,7 +258,8 @@ class OwnPair:
         return [name for name in self.operations if read_publication(self.conn, name) is None]
 
     def _settle(self, relation: _Listing, lock_seconds: float = _LOCK_SECONDS, *, keeps: bool = False) -> bool:
-        """Lists one relation in the right publication. Returns False if it is locked or was changed by others."""
+        """Lists one relation in the right publication. Returns False if the relation is locked or was changed by
+        others."""
         try:
             with self.conn.transaction() as scope:
                 self.conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])

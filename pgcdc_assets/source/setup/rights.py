@@ -1,4 +1,4 @@
-"""Checks the rights of a role on the source, and gives the statements that the role cannot run itself: grants of
+"""Checks the rights of a role on the source, and generates the statements that the role cannot run itself: grants of
 missing rights, and one script for the owner of the source."""
 
 from __future__ import annotations
@@ -157,8 +157,9 @@ def quoted_role(conn: psycopg.Connection[Any], role: str) -> str:
 
 
 def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> str:
-    """Returns the statements for all that ``setup`` misses: settings, role, rights and publications. Changes nothing.
-    ``role``: the role that will replicate, which need not exist; None for the role that ``conninfo`` connects as."""
+    """Returns the statements for everything that ``setup`` needs and does not find: settings, role, rights and
+    publications. Changes nothing. ``role``: the role that will replicate, which need not exist; None for the role that
+    ``conninfo`` connects as."""
     read_only = {"default_transaction_read_only": "on"}
     with connect(conninfo, application_name=f"{APPLICATION}/setup", options=read_only) as conn:
         ((user, database),) = conn.execute("SELECT current_user::text, current_database()::text")

@@ -49,7 +49,8 @@ class Planned:
 def meant_tables(
     conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None
 ) -> dict[TableName, int]:
-    """Returns the OIDs of the existing tables that the patterns select. The name must be valid text."""
+    """Returns the OIDs of the existing tables that the patterns select, without tables whose names are not valid
+    text."""
     chosen = TablePatterns.parse(patterns)
     names = [(oid, name, owned) for oid, name, owned in _user_tables(conn, only) if not marked(str(name))]
     return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}
@@ -100,13 +101,14 @@ def _wanted(relation: CatalogRelation, leaves: Sequence[CatalogRelation], versio
     key = mirror_key(relation.identity, [leaf.identity for leaf in stored], _published(relation, version))
     if key and key == relation.identity.primary:
         return Planned(relation.oid, relation.name, (relation,))
-    # If the root is listed, later partitions are published too. They have a replica identity from the start only if the
-    # root has a primary key. Otherwise their updates would fail on the source, so the leaves are listed one by one.
+    # If the root is listed, later partitions are published too. A later partition has a replica identity from its start
+    # only if the root has a primary key. Otherwise updates of this partition would fail on the source, so the leaves
+    # are listed one by one.
     return Planned(relation.oid, relation.name, tuple(stored))
 
 
 def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], version: int) -> str | None:
-    """Returns why updates cannot be mirrored or must not be published; None if they can."""
+    """Returns why updates cannot be mirrored or must not be published; None if they can be published."""
     lacking = [sender.name for sender in senders if not sender.identity.publishable]
     if lacking and lacking != [relation.name]:
         return f"partition {lacking[0]} has no usable replica identity"

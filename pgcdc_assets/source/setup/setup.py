@@ -56,7 +56,7 @@ _DROP_SECONDS = 10
 class SetupReport:
     catalog: Catalog
     created: list[str]
-    """What this call created or changed, like ``publication pgcdc`` or ``slot pgcdc``."""
+    """Objects that this call created or changed, like ``publication pgcdc`` or ``slot pgcdc``."""
     findings: list[Finding]
 
 
@@ -107,7 +107,7 @@ def setup(
 ) -> SetupReport:  # fmt: skip
     """Checks the source, creates missing publications and slot, and reads the catalog. It is safe to call again.
 
-    ``made``: what an earlier setup of this project created, like ``slot pgcdc``. ``making`` is called with each
+    ``made``: objects that an earlier setup of this project created, like ``slot pgcdc``. ``making`` is called with each
     publication and slot right before its creation, because the source does not show which of several projects with the
     same slot name created it. Raises SourceNotReady with all errors found; then nothing was created.
     """
@@ -134,15 +134,15 @@ class Traces:
     """The publications and the slot that a project uses on the source."""
 
     ours: list[str]
-    """What teardown removes, in this order, like ``slot pgcdc``."""
+    """Objects that teardown removes, in this order, like ``slot pgcdc``."""
     left: dict[str, str]
-    """What teardown does not remove, and why."""
+    """Objects that teardown does not remove, and why."""
     read_by_others: dict[str, list[str]]
     """Our publications that slots of other projects read, each with the names of these slots."""
 
 
 def traces(settings: Settings, conninfo: str, made: Container[str] = (), *, shared: bool = False) -> Traces:
-    """Returns what :func:`teardown` would remove and leave. The parameters are the same."""
+    """Returns what :func:`teardown`, called with the same arguments, would remove and leave."""
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         return _traces(conn, settings, made, shared=shared)
 
@@ -150,9 +150,9 @@ def traces(settings: Settings, conninfo: str, made: Container[str] = (), *, shar
 def teardown(settings: Settings, conninfo: str, made: Container[str] = (), *, shared: bool = False) -> list[str]:
     """Removes the slot, then the publications that setup created: the slot must never decode without its publications.
 
-    ``made``: see :func:`setup`. ``shared``: also removes all that has the mark of our slot, created by any project.
-    Returns what was removed. Objects that somebody else created stay, also publications that an owner created for us;
-    see :func:`traces`. Raises SlotActive if the slot is in use.
+    ``made``: see :func:`setup`. ``shared``: also removes all objects marked for our slot, even if another project
+    created them. Returns what was removed. Objects that somebody else created stay, also publications that an owner
+    created for us; see :func:`traces`. Raises SlotActive if the slot is in use.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         ours = _traces(conn, settings, made, shared=shared).ours

@@ -36,7 +36,8 @@ _LISTED = "SELECT prrelid FROM pg_catalog.pg_publication_rel WHERE prrelid = ANY
 
 
 def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
-    """Returns findings on patterns that select no existing table. ``needed``: no table is selected, an error."""
+    """Returns findings on patterns that select no existing table. ``needed``: no table is selected, so the finding is
+    an error."""
     idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
     there = list(meant_tables(conn, ())) if idle or needed else []
     found = []
@@ -228,7 +229,8 @@ def _object_names(conn: psycopg.Connection[Any], relations: list[CatalogRelation
 
 def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
     """Returns a finding on tables without a TOAST table that no publication lists individually. PostgreSQL refuses SET
-    UNLOGGED for listed tables. A rewrite creates a new TOAST table; without it, it leaves the traces of a TRUNCATE."""
+    UNLOGGED for listed tables. A rewrite creates a new TOAST table. Without a TOAST table, a rewrite leaves the same
+    traces as a TRUNCATE."""
     tables = sorted(
         str(relation.name) for relation in relations if not relation.partitioned and not relation.files.toast
     )

@@ -22,8 +22,9 @@ SELECT p.transaction::text::int8, age(p.transaction), NULL, p.gid, p.database::t
 FROM pg_catalog.pg_prepared_xacts p
 ORDER BY 2 DESC
 """
-# Selects the transactions that hold one of these locks on a table or its children, or queue for it. A new request waits
-# for both. A prepared transaction has no pid in pg_locks. The lock on its own xid identifies it.
+# Selects the transactions that hold one of these locks on a table or its children, or queue for such a lock. A new
+# request waits for both kinds of transactions. A prepared transaction has no pid in pg_locks. The lock on its own xid
+# identifies it.
 _LOCKING = """
 WITH RECURSIVE t AS (SELECT r AS oid FROM unnest(%s::oid[]) AS r
                      UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN t ON i.inhparent = t.oid)
@@ -68,7 +69,8 @@ def transactions(conn: psycopg.Connection[Any]) -> list[Blocker]:
 
 
 def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
-    """Returns the transactions that hold or wait for ACCESS EXCLUSIVE on these tables. Readers queue behind both."""
+    """Returns the transactions that hold or wait for ACCESS EXCLUSIVE on these tables. Readers queue behind both
+    kinds."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), ["AccessExclusiveLock"]])]
 
 

@@ -12,7 +12,7 @@ from pgcdc_assets.core.lsn import Lsn
 INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)"
 """SQL: the end of the written WAL, flushed or not. It may include a page header that no record follows."""
 FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
-"""SQL: the end of the durable WAL. It may lie inside a record, but then only at the end of a page (:data:`WITHIN`)."""
+"""SQL: the end of the durable WAL. It may lie inside a record, but only at the end of a page (:data:`WITHIN`)."""
 WITHIN: Final = f"({FLUSH_LSN} < {INSERT_LSN} AND ({FLUSH_LSN} - '0/0') % current_setting('wal_block_size')::int8 = 0)"
 """SQL: whether the flush position may lie inside a record. A commit flushes WAL up to a record's end. Without a commit,
 the WAL writer flushes whole pages only (XLogBackgroundFlush), so the flush position may stay inside a record."""

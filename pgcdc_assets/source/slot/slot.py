@@ -21,8 +21,8 @@ from pgcdc_assets.source.slot.positions import INSERT_LSN
 
 PLUGIN = "pgoutput"
 LOCK_SECONDS = 600
-"""lock_timeout of slot creation, for each transaction that it waits for. A nightly report may take minutes, but a
-forgotten session must not make the new slot hold WAL and dead rows for hours."""
+"""lock_timeout of slot creation, for each transaction for which slot creation waits. A nightly report may take minutes,
+but a forgotten session must not make the new slot hold WAL and dead rows for hours."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
 """Part of 'initial slot snapshot too large': more subtransactions are open than a snapshot holds. This is temporary."""
@@ -44,8 +44,9 @@ def create_slot(
     two_phase: bool = False, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
 ) -> CreatedSlot:  # fmt: skip
     """Creates a pgoutput slot with an exported snapshot. After a timeout, CopyBlocked names the blocking transactions.
-    Without a snapshot, servers older than the minor releases of August 2024 may start a slot inside a transaction.
-    During the wait, ``on_wait`` is called every ten seconds with the blocking transactions of the whole cluster."""
+    The snapshot is always exported: without it, servers older than the minor releases of August 2024 may start a slot
+    inside a transaction. During the wait, ``on_wait`` is called every ten seconds with the blocking transactions of the
+    whole cluster."""
     connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
     tell = _Teller(conn, on_wait or log_blockers)
     for attempt in range(1, _ATTEMPTS + 1):
@@ -176,8 +177,8 @@ def require_slot(conn: psycopg.Connection[Any], slot: str) -> SlotStatus:
 
 
 def usable_slot(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool) -> SlotStatus:
-    """Returns the slot's status if a run with this ``two_phase`` may read the slot. Makes all checks that need no log.
-    Raises SlotMissing, IdentityMismatch or SlotLost."""
+    """Returns the slot's status if a run with this ``two_phase`` may read the slot. Makes all checks that do not need
+    the change log. Raises SlotMissing, IdentityMismatch or SlotLost."""
     status = require_slot(conn, slot)
     check_slot(status, None, two_phase=two_phase)
     return status

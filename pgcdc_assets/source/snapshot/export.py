@@ -46,7 +46,8 @@ class Snapshot:
 
     @contextmanager
     def reading(self) -> Iterator[SourceConnection]:
-        """Opens a transaction under the snapshot, to read the catalog. Keep it short: it locks what it reads."""
+        """Opens a transaction under the snapshot, to read the catalog. Keep this transaction short: it locks the tables
+        that it reads."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             import_snapshot(conn, self.name)
             yield conn
@@ -59,8 +60,8 @@ def exported_snapshot(
     """Exports a snapshot for the duration of the block. It locks no table: each reading checks itself whether its table
     is still as the snapshot shows it (:mod:`pgcdc_assets.source.snapshot.reading`).
 
-    Waits for every open transaction of the cluster, at most ``lock_seconds`` each. Then CopyBlocked names the blocking
-    transactions. ``on_wait`` is called during the wait; without it, the wait is logged.
+    Waits for every open transaction of the cluster, at most ``lock_seconds`` each. After that time, CopyBlocked names
+    the blocking transactions. ``on_wait`` is called during the wait; without it, the wait is logged.
     """
     with (
         connect(conninfo, application_name=f"{APPLICATION}/snapshot") as holder,
@@ -97,7 +98,7 @@ def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
 
     Slot creation may return a snapshot while a transaction has written its commit record and not yet set its commit
     status. A read under this snapshot would set hint bits for "aborted", and the source itself would lose the rows for
-    good. PostgreSQL fixed this in 2026, but many servers do not have the fix yet.
+    good. PostgreSQL fixed this fault in 2026, but many servers do not have the fix yet.
     """
     ours = _Xids.parse(_scalar(holder, "SELECT pg_current_snapshot()::text"))
     deadline = time.monotonic() + _GATE_SECONDS

@@ -36,7 +36,7 @@ _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '100ms'"
 class Piece:
     """One COPY statement that returns CSV with a column per published column: values quoted, NULL empty and unquoted.
     ``leaf``: the leaf to read; None for a plain table. ``oid``: the OID of the relation to read, because its name may
-    change before. ``bytes_estimate`` is 0 if unknown."""
+    change before the reading. ``bytes_estimate`` is 0 if unknown."""
 
     table: Table
     leaf: TableName | None

@@ -5,8 +5,8 @@ as soon as the piece was read. If another session waits for the table during the
 interrupts the reading (:func:`giving_way`), and the piece is read again.
 
 So no lock keeps the table as the snapshot shows it. After a TRUNCATE or a rewrite, the copy would be empty without an
-error. After two columns have swapped names, each would get the other's values. All these changes leave a new
-relfilenode or a new row of pg_attribute, which are compared before and after the piece is read.
+error. If two columns have swapped names, each column would get the values of the other column. All these changes leave
+a new relfilenode or a new row of pg_attribute, which are compared before and after the piece is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pgcdc_assets.source.slot.blockers import lockers
 from pgcdc_assets.source.snapshot.pieces import Piece
 
 READING: Final = f"{APPLICATION}/copy"
-"""application_name of the sessions that read pieces, and of no other: they may be interrupted at any time."""
+"""application_name of the sessions that read pieces, and of no other session: these sessions may be interrupted at any
+time."""
 READINGS: Final = 6
 """The most readings of one piece. A migration alters a table a few times; endless DDL must not delay a run for ever."""
 PATIENCE_SECONDS: Final = 10.0
@@ -74,7 +75,7 @@ class _Storage:
     columns: frozenset[str]
 
     def still_holds(self, then: _Storage) -> bool:
-        """Whether all that ``then`` had can still be read. Added columns do not matter."""
+        """Whether all columns and rows of ``then`` can still be read. Added columns do not matter."""
         return self.relfilenode == then.relfilenode and then.columns <= self.columns
 
 
@@ -165,15 +166,15 @@ def _outdated(piece: Piece) -> CopyOutdated:
 def _given_up(why: PgcdcError) -> PgcdcError:
     if isinstance(why, CopyOutdated):
         return why
-    # CopyBlocked is also right if the last session was lost: it may have been terminated for a waiting session. If the
-    # source is gone, the next connection reports that.
+    # CopyBlocked is also right if the last session was lost, because the session may have been terminated for a waiting
+    # session. If the source is gone, the next connection reports this.
     return CopyBlocked(f"others wanted it each of the {READINGS} times that it was read", thing=why.thing,
                        do="run again when they are through")  # fmt: skip
 
 
 @contextmanager
 def _typed(piece: Piece) -> Iterator[None]:
-    """Raises the server's errors as the errors that they mean for a piece."""
+    """Converts the server's errors to the errors of a piece."""
     try:
         yield
     except psycopg.Error as error:
@@ -252,8 +253,9 @@ def _expect(pgconn: pq.abc.PGconn, status: pq.ExecStatus) -> None:
 _SEARCH_SECONDS = 0.2
 """Seconds between two searches for waiting sessions. Applications that queue behind such a session lose that time."""
 _CONNECT_SECONDS = 3
-# ACCESS SHARE conflicts only with ACCESS EXCLUSIVE. Does not use pg_blocking_pids, which stops the lock manager for a
-# moment and does not show a standby's replay process. Terminates sessions in ``asked``, which ignored a cancel request.
+# ACCESS SHARE conflicts only with ACCESS EXCLUSIVE. pg_blocking_pids is not used: it stops the lock manager for a
+# moment and does not show a standby's replay process. Sessions in ``asked`` are terminated, because they ignored a
+# cancel request.
 _INTERRUPT = """
 SELECT a.pid, CASE WHEN a.pid = ANY(%(asked)s::int[]) THEN pg_catalog.pg_terminate_backend(a.pid)
                    ELSE pg_catalog.pg_cancel_backend(a.pid) END
@@ -279,7 +281,7 @@ def giving_way(conninfo: str) -> Iterator[None]:
 
 
 def _interrupt_readings(conninfo: str, ended: threading.Event) -> None:
-    """Connects again when its connection is lost. The holder of the snapshot notices when the source is gone."""
+    """Connects again if the connection is lost. The holder of the snapshot notices if the source is gone."""
     while not ended.wait(_SEARCH_SECONDS):
         with (
             suppress(PgcdcError, psycopg.Error),

@@ -21,7 +21,8 @@ from pgcdc_assets.source.slot.slot import check_slot, require_slot
 from pgcdc_assets.source.stream.drain import LEAST_BYTES, RANGE_LIMITS, Drain, RangeLimits, SlotCopy
 
 SLOT_PATIENCE_SECONDS = 10.0
-"""A slot stays active for a moment (0.3 s seen) after its holder has disconnected. Later, another process holds it."""
+"""A slot stays active for a moment (0.3 s seen) after its holder has disconnected. If the slot is active for longer,
+another process holds it."""
 _RETRY_SECONDS = 0.1
 
 
@@ -116,7 +117,7 @@ class LakeEnd:
 
 def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, end: LakeEnd) -> None:
     """Checks that log and lake end at or below the fork, if the source is a promoted standby. The source lacks the old
-    primary's changes above the fork. Its own transactions there would be skipped as known."""
+    primary's changes above the fork. The source's own transactions above the fork would be skipped as known."""
     if now == log_timeline:
         return
     if now < log_timeline:
@@ -137,9 +138,10 @@ def begin(
     asked: Subscription, connection: ReplicationConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
     drain_bytes: int = LEAST_BYTES, limits: RangeLimits = RANGE_LIMITS,
 ) -> tuple[FrameStream, Lsn]:  # fmt: skip
-    """Returns the frames from ``transform_lsn`` on, and the lowest LSN that a status update may report. With
-    ``start_lsn``, which is below ``transform_lsn``, the frames begin there. A backlog of at least ``drain_bytes`` of
-    WAL is drained before the stream, if the slot is free and at the log's end. Raises :func:`start_stream`'s errors."""
+    """Returns the frames from ``transform_lsn`` on, and the lowest LSN that a status update may report. If
+    ``start_lsn`` is given, which is below ``transform_lsn``, the frames begin there. A backlog of at least
+    ``drain_bytes`` of WAL is drained before the stream, if the slot is free and at the log's end. Raises
+    :func:`start_stream`'s errors."""
     drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, drain_bytes, limits)
     if drain is None:
         return connection, start_stream(asked, connection, transform_lsn, start_lsn)
@@ -212,8 +214,8 @@ def _copied(asked: Subscription, connection: ReplicationConnection, wire: Socket
     """Copies the slot, which must not be above the log's end. Raises the errors of ``check_slot``."""
     name = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
     connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(name)}, true)")
-    # Checked after the copying: if another process has advanced the slot past the log's end, the copy may be past it
-    # too.
+    # The slot is checked after the copying: if another process has advanced the slot past the log's end, the copy may
+    # also be past it.
     check_slot(require_slot(asked.conn, asked.slot), at)
     position = require_slot(asked.conn, name).confirmed_flush_lsn or at
     return SlotCopy(connection, wire, asked.slot, name, position, asked.publications, asked.options.whole)
@@ -225,8 +227,9 @@ def start_stream(
     """Runs START_REPLICATION at ``transform_lsn``, or at ``start_lsn``, which is below it. Returns the slot's
     ``confirmed_flush_lsn``, the lowest LSN that a status update may report.
 
-    Checks again, once the stream holds the slot, that the slot is not above the log's end. Only then can no other
-    process confirm. Raises the errors of ``check_slot``, and SlotActive if another process keeps the slot.
+    Checks again, once the stream holds the slot, that the slot is not above the log's end. While the stream holds the
+    slot, no other process can confirm. Raises the errors of ``check_slot``, and SlotActive if another process keeps the
+    slot.
     """
     check_slot(require_slot(asked.conn, asked.slot), transform_lsn, two_phase=asked.options.two_phase)
     at = start_lsn or transform_lsn
