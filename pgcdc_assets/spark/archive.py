@@ -25,9 +25,9 @@ from pgcdc_assets.spark.attempt import PACKAGE, versions
 
 NAME: Final = "pgcdc_env.tar.gz"
 OF_TASKS: Final = ("numpy", "pyarrow", "pyroaring", "obstore", "psycopg", "psycopg-binary", "pyyaml", "deltalake")
-"""What tasks import. A test imports all their modules from an archive alone."""
+"""The packages that tasks import. A test imports all modules of the tasks from an archive alone."""
 PYTHON_VARIABLE: Final = "PGCDC_ASSETS_PYTHON"
-"""On a node: the path of its Python, if it is not on the PATH under its usual name."""
+"""The environment variable with the path of a node's Python, if that is not on the PATH under its usual name."""
 
 _NOT_NEEDED: Final = re.compile(r"(^|/)(__pycache__|tests)/|^pyarrow/(include|src)/|\.(pth|pyi|pxd|pyx)$|^__editable__")
 _REQUIRED: Final = re.compile(r"[A-Za-z0-9._-]+")

@@ -1,4 +1,4 @@
-"""The settings of a session: our settings, the user's, and the settings that a cluster's executors need."""
+"""The settings of a session: our settings, the user's settings, and the settings that a cluster's executors need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress"
 
 
 def configuration(settings: Settings) -> dict[str, str]:
-    """Returns the session's settings. The user's settings override ours, except those that correctness needs."""
+    """Returns the session's settings. The user's settings override ours, except settings that correctness needs."""
     master = settings.master
     base = {
         "spark.driver.memory": DRIVER_MEMORY,

@@ -1,8 +1,8 @@
 """The Java that Spark starts, and Delta's jars that pyspark lacks, resolved once and kept in a private cache.
 
 delta-spark's wheel contains no jar. ``--packages`` would query Maven Central at every start and fetch 33 jars, 25 of
-which pyspark already has. So the resolver runs once, without these 25. It is pyspark's resolver (Ivy), with its own
-settings and cache: a ``~/.m2`` that holds a pom without its jar breaks the usual chain.
+which pyspark already has. So the resolver runs once, without these 25 jars. It is pyspark's resolver (Ivy), with
+separate settings and a separate cache: a ``~/.m2`` that holds a pom without its jar breaks the usual chain.
 
 The jars run in a JVM that holds the source's password, so their SHA-256 is checked (``jars.sha256``) at each start.
 """
@@ -30,7 +30,7 @@ from pgcdc_assets.errors import MachineError
 SCALA = "2.13"
 _VERSION = re.compile(r"-\d[^-]*(-[^-]*)?\.jar$")
 _HASHES = Path(__file__).with_name("jars.sha256")
-"""In the format of ``sha256sum``."""
+"""The hashes of the jars, in the format of ``sha256sum``."""
 OLDEST_JAVA = 17
 """Spark 4 needs Java 17 or newer."""
 REPOSITORY_VARIABLE = "DEFAULT_ARTIFACT_REPOSITORY"
@@ -108,7 +108,7 @@ class Artifact:
 
 
 def cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """Returns the folder ``name`` of the cache. If it is missing, ``fill`` makes it at the path that it is called with.
+    """Returns the folder ``name`` of the cache. If it is missing, ``fill`` makes the folder at the path that it gets.
     One process fills the folder, and other processes wait. A half-filled folder is never visible. Raises MachineError
     if the cache cannot be written, and all errors of ``fill``."""
     base = os.environ.get("XDG_CACHE_HOME")

@@ -31,7 +31,7 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class SparkOnDemand:
-    """Starts the session at the first call, and returns it. A run without changes never calls it."""
+    """Starts the session at the first call, and returns it. A run without changes never starts a session."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
@@ -87,7 +87,7 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
         except BaseException as error:  # noqa: BLE001 - raised to the caller that waits
             started.set_exception(error)
 
-    # py4j's log lines about an interrupted call are not needed, because our own errors report it.
+    # py4j's log lines about an interrupted call are not needed, because our own errors report the interruption.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     logging.getLogger("py4j").propagate = False
     threading.Thread(target=start, name="spark-start", daemon=True).start()

@@ -31,9 +31,9 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
     """Runs ``task`` once per spec, each in its own Spark task. Returns the results in the order of the specs.
 
     Task, specs and results are pickled; each spec goes only to its own Spark task. ``task`` must be a module's
-    function. It may run more than once for a spec (a retried or speculative attempt), so what it writes must have
-    unique names, and only what the returned results name counts. A task's PgcdcError is raised unchanged. MachineError
-    is raised for what the system refuses, such as a full disk, and for an executor whose Python or packages differ.
+    function. It may run more than once for a spec (a retried or speculative attempt), so its files must have unique
+    names, and only files that the returned results name count. A task's PgcdcError is raised unchanged. MachineError is
+    raised for what the system refuses, such as a full disk, and for an executor whose Python or packages differ.
     """
     if not specs:
         return []
