@@ -34,7 +34,7 @@ class Entry:
     written: float
     """When the content was last written."""
     placed: float
-    """The latest time at which the file can have got this name, perhaps long after its content was written."""
+    """The latest time at which the file can have got this name, which may be long after its content was written."""
 
 
 class Lease(ABC):
@@ -56,7 +56,7 @@ class Guard(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Check before each write, without asking the store."""
+        """Check the lease before each write, without asking the store."""
 
     @abstractmethod
     def confirm(self) -> None:
@@ -112,7 +112,8 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, to: Location, content: bytes) -> None:
-        """Create a file, or raise FileExistsError. Of several callers only one succeeds, if their contents differ."""
+        """Create a file, or raise FileExistsError. If several callers create the same file with different contents,
+        only one caller succeeds."""
 
     @abstractmethod
     def replace(self, to: Location, content: bytes) -> None:

@@ -6,8 +6,8 @@ the place by creating the next number, if the last number says that the place wa
 for ``TTL`` seconds by its own clock.
 
 Clocks of different machines are never compared. The holder counts from before it sent its last number, and the other
-process from after it saw that number, so the holder's time ends first. Old numbers are deleted in ascending order. So a
-process was the first to create a number only if the number below still exists.
+process from after it saw that number, so the holder's time ends first. Old numbers are deleted in ascending order. So
+if the number below still exists, a process that creates a number is the first to create it.
 
 A machine can be suspended after it has read the clock and before it sends a request. So a process that inherits a place
 that was not given back also creates the files that the earlier holder would have to create next
@@ -74,7 +74,8 @@ class Link:
 
     @property
     def of_ended_process(self) -> bool:
-        """Whether a process of this host wrote the link and has ended. No proof: two hosts may have the same name."""
+        """Whether a process of this host wrote the link and has ended. This is no proof, because two hosts may have the
+        same name."""
         return self.host == socket.gethostname() and self.process != _process(int(self.process.partition(".")[0]))
 
 
@@ -125,7 +126,7 @@ class Chain:
         return [int(entry.name) for entry in storage.list_after(self.place) if entry.name.isdecimal()]
 
     def _forget(self, newest: int) -> None:
-        """Delete the numbers up to ``newest``. What cannot be deleted now is deleted by a later call."""
+        """Delete the numbers up to ``newest``. Numbers that cannot be deleted now are deleted by a later call."""
         try:
             storage.store_of(self.place).delete(map(self._named, range(self._forgotten + 1, newest + 1)))
         except (OSError, StoreFailed) as error:

@@ -95,7 +95,8 @@ class LocalStore(Store):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                # No file is overwritten. But a reader may see a part of the file, and a power cut may leave a part.
+                # Without links, no file is overwritten either. But a reader may see a part of the file, and a power cut
+                # may leave a part.
                 _write(to.text, content)
         finally:
             with suppress(FileNotFoundError):

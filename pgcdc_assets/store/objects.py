@@ -5,7 +5,7 @@ come only from the environment, the instance role or the workload identity of th
 credentials.
 
 An answer can be lost after the store has acted. Reads, replacements and deletions are simply repeated. A repeated
-conditional PUT may fail because the first attempt succeeded. So if its answer was lost, the object at the place is read
+conditional PUT may fail because the first attempt succeeded. So if the answer was lost, the object at the place is read
 and compared. For this reason contents are unique (a commit has a token).
 """
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Bucket
 
 ONE_PUT: Final = 64 << 20
-"""Bytes. A file up to this size is held in memory and sent in one request, a larger file in parts."""
+"""Size in bytes up to which a file is held in memory and sent in one request. A larger file is sent in parts."""
 _PART: Final = 16 << 20
 _PATIENCE: Final = 60.0
 """Seconds for which a failed or unanswered request is tried again. A lease does not last longer."""
@@ -66,7 +66,7 @@ _AZURE: Final = "abfss"
 """Azure's scheme. Azure cannot read the last bytes of a file whose size is not known."""
 _NO_BUCKET: Final = re.compile("NoSuchBucket|ContainerNotFound|FilesystemNotFound|specified bucket does not exist")
 _REFUSED: Final = re.compile("status code: 40[13]")
-"""Found in the error of a refused listing, which the library does not report as a permission error."""
+"""Matches the error of a refused listing, which the library does not report as a permission error."""
 _NO_ROLE: Final = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)\b")
 """Addresses at which the library asks for the machine's role if the environment holds no credentials."""
 _RIGHTS: Final = "give this process others, with the right to list, get, put and delete there"
@@ -249,8 +249,8 @@ def _attempts() -> Iterator[bool]:
 
 
 def _overwrite(place: Location, send: Callable[[], object]) -> None:
-    """Send a request without a condition. Tries again if the store refuses it because of a simultaneous request for the
-    same place, which the library does not. An error names ``place``."""
+    """Send a request without a condition. Tries again if the store refuses the request because of a simultaneous
+    request for the same place. The library does not do this. An error names ``place``."""
     for last in _attempts():
         with _translated(place):
             try:

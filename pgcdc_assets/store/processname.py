@@ -51,7 +51,7 @@ class ProcessName:
 
     @property
     def told(self) -> str:
-        """For people: the pid, with the host if the pid cannot be looked up from here."""
+        """A text for people: the pid, and the host if the pid cannot be looked up from here."""
         return f"pid {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
     def lives(self) -> bool | None:
@@ -67,7 +67,8 @@ class ProcessName:
 @cache
 def _space() -> str:
     try:
-        # A namespace's inode number may be used again. The boot and the process's start time then tell them apart.
+        # A namespace's inode number may be used again. The boot and the process's start time then distinguish the
+        # namespaces.
         return f"{_BOOT.read_text().strip().replace('-', '')}-{os.stat(_NUMBERS).st_ino}"
     except OSError:
         return f"host-{socket.gethostname().replace('.', '-')}"
