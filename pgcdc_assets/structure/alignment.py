@@ -2,11 +2,11 @@
 
 A Relation message gives the name and type of each column. The catalog that is read for the message may be newer, so
 names prove nothing: a column may have had any name for a time, also the name of a dropped column. But the message lists
-its columns by ascending attnum, and PostgreSQL gives each attnum out once, in ascending order. So columns are found by
-their order and types. A message is understood only if there is exactly one way to read it. Two rules leave one way for
-most messages:
+its columns by ascending attnum, and PostgreSQL assigns each attnum only once, in ascending order. So columns are found
+by their order and types. A message is understood only if there is exactly one way to read it. Two rules leave one way
+for most messages:
 
-- a column that the copy had, and that the catalog still had when it was read for the message, was there in between;
+- a column that the copy had, and that the catalog still had when it was read for the message, existed in between;
 - a column that the catalog still had was in the message, if the message has a column that was added later.
 """
 
@@ -33,15 +33,15 @@ def aligned(table: Table, shape: Shape) -> Alignment | None:
 
 @dataclass
 class _Candidate:
-    """A column that the message may have. Without ``types`` it was never seen, and may have had any type."""
+    """A column that the message may have. A candidate without ``types`` was never seen, and may have had any type."""
 
     attnum: int | None
     """None for a dropped column, whose values are not used."""
     types: list[PgType] = field(default_factory=list)
     must: bool = False
-    """The message certainly has this column."""
+    """Whether the message certainly has this column."""
     before_others: bool = False
-    """The message has this column if it has any later column."""
+    """Whether the message must have this column if it has any later column."""
 
     def fits(self, column: ShapeColumn) -> bool:
         return not self.types or any(_alike(known, column.type) for known in self.types)
@@ -86,7 +86,7 @@ def _ways(columns: Sequence[ShapeColumn], candidates: Sequence[_Candidate]) -> l
     ended: list[Alignment] = []
     for place, one in enumerate(candidates):
         if one.before_others and place > needed:
-            # If the message lacks this candidate, it ends before it.
+            # A message that lacks this candidate ends before it.
             ended += ways[len(columns)]
         taken: list[list[Alignment]] = [[], *([] for _ in columns)]
         for count, column in enumerate(columns):

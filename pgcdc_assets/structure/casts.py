@@ -14,9 +14,10 @@ _TEXTS: Final = frozenset({25, 1043})
 
 
 def keeps_text(was: PgType, is_: PgType) -> bool:
-    """Whether values keep their text under the other type, if PostgreSQL did not rewrite the table for the change.
-    Binary coercible types may differ in their text (int4 -1 is oid 4294967295). So only these changes count: another
-    typmod, under which bytes and text stay; text to varchar and back; a domain to its base type and back."""
+    """Whether values of type ``was`` keep their text under type ``is_``, if PostgreSQL did not rewrite the table for
+    the change. Binary coercible types may differ in their text (int4 -1 is oid 4294967295). So only these changes
+    count: another typmod, under which bytes and text stay; text to varchar and back; a domain to its base type and
+    back."""
     before, after = _stored(was), _stored(is_)
     alike = before.oid == after.oid or {before.oid, after.oid} <= _TEXTS
     return alike and holds(arrow_type(before), arrow_type(after))

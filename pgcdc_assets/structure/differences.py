@@ -12,7 +12,7 @@ from pgcdc_assets.core.marks import Files, Mark, rewritten
 
 
 class Difference(Enum):
-    """The kinds of difference. :mod:`pgcdc_assets.structure.verdict` decides what follows from each."""
+    """The kinds of difference. :mod:`pgcdc_assets.structure.verdict` decides what follows from each difference."""
 
     RECREATED = auto()
     """Another table has the name now: the table was dropped and created again."""
@@ -35,7 +35,7 @@ class Difference(Enum):
     KEY = auto()
     """The key has changed, or updates and deletes are no longer in the stream."""
     KEY_SEEN = auto()
-    """Updates and deletes are in the stream now, and were not before."""
+    """Updates and deletes are in the stream now, but were not earlier."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _publication(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _kept_rows(table: Table, other: Table) -> set[Mark]:
-    """The catalog rows that publish the table, except those for leaves that the other table does not have."""
+    """The catalog rows that publish the table, except rows for leaves that the ``other`` table does not have."""
     kept = {leaf.oid for leaf in other.leaves}
     own = {mark for leaf in table.leaves if leaf.oid not in kept for mark in leaf.listed}
     return set(table.marks.publications) - own
@@ -99,9 +99,9 @@ def _partitions(before: Table, now: Table) -> Iterator[Change]:
 
 def _storage(before: Table, now: Table) -> Iterator[Change]:
     """New files that ALTER TABLE may have made. TRUNCATE, VACUUM FULL and CLUSTER make new files too, but the stream
-    stays exact: they keep the TOAST table, and mostly leave pg_attribute unchanged (VACUUM FULL and CLUSTER write the
-    values of ``attmissingval`` into the rows). If nothing distinguishes these commands from a rewrite that the stream
-    does not carry, new files alone are a difference."""
+    stays exact: these commands keep the TOAST table, and mostly leave pg_attribute unchanged (VACUUM FULL and CLUSTER
+    write the values of ``attmissingval`` into the rows). If nothing distinguishes these commands from a rewrite that
+    the stream does not carry, new files alone are a difference."""
     if _maybe_rewritten(before, now) and rewritten(before.marks.columns, now.marks.columns):
         yield Change(Difference.REWRITTEN, "its rows were rewritten by ALTER TABLE")
     elif not list(_columns(before, now)):
@@ -122,7 +122,7 @@ def _behind_the_stream(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _maybe_rewritten(before: Table, now: Table) -> bool:
-    """Whether ALTER TABLE may have made new files. It would also have made a new TOAST table."""
+    """Whether ALTER TABLE may have made the new files. It would then also have made a new TOAST table."""
     old, new = _files(before), _files(now)
     return any(old[oid].toast == 0 or old[oid].toast != new[oid].toast for oid in _new_files(before, now))
 

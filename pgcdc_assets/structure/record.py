@@ -28,16 +28,16 @@ class Strange(Enum):
     """How rows of the log differ from what the mirror knows."""
 
     STRUCTURE = auto()
-    """The structure of the mirror cannot read them."""
+    """The rows cannot be read with the structure of the mirror."""
     PARTITION = auto()
-    """They belong to a partition that the mirror does not know."""
+    """The rows belong to a partition that the mirror does not know."""
     ATTACHED = auto()
-    """They came as rows of a table of which their own table was a partition for a while."""
+    """The rows came as rows of another table, because their table was a partition of that table for a while."""
 
 
 @dataclass(frozen=True)
 class UnreadRows:
-    """Rows of the log that the mirror does not take before the next catalog check decides what happens to it."""
+    """Rows of the log that the mirror does not take until the next catalog check decides what happens to the mirror."""
 
     how: Strange
     what: str
@@ -80,7 +80,7 @@ class TableRecord:
 
     @property
     def known_columns(self) -> Marks:
-        """The marks of all columns at the last catalog check, or else those stored with the state."""
+        """attnum and xmin of all columns at the last catalog check, or else as stored with the state."""
         return self.table.marks.columns if self.columns is None else self.columns
 
     @property

@@ -1,14 +1,14 @@
 """Says how rows under a Relation message are read, or why they cannot be read with the mirror's structure.
 (:mod:`pgcdc_assets.structure.verdict` decides what then happens to the mirror.)
 
-Columns are compared by attnum. PostgreSQL never gives an attnum out twice, so a column that was dropped and created
-again under its old name is noticed. A leaf has attnums of its own, which are translated into attnums of the root
+Columns are compared by attnum. PostgreSQL never assigns an attnum twice, so a column that was dropped and created again
+under its old name is noticed. A leaf has attnums of its own, which are translated into attnums of the root
 (:attr:`Leaf.numbering`). If that is not possible, the leaf's columns are compared by name, as PostgreSQL itself does.
 Rows may bring a new column that is NULL in all older rows. Rows with any other difference cannot be read.
 
 After a change of structure, the log below the LSN of the catalog check (:attr:`Lineage.since`) may hold rows in any
-structure since the copy. They are read as rows of the newest structure: a column that was added later has the value
-that PostgreSQL gives to older rows.
+structure since the copy. These rows are read as rows of the newest structure: a column that was added later has the
+value that PostgreSQL gives to older rows.
 
 The catalog is read after the message was written, and columns may have been renamed or dropped in between. A Relation
 message lists its columns by ascending attnum, so a name that has moved to another column breaks this order.
@@ -144,7 +144,7 @@ def _at_root(table: Table, shape: Shape) -> Shape | None:
 
 
 def _numbered(table: Table, shape: Shape) -> Leaf | None:
-    """The leaf of the shape, if its attnums can be translated into those of the table."""
+    """The leaf of the shape, if its attnums can be translated into the table's attnums."""
     return next((leaf for leaf in table.leaves if leaf.oid == shape.relation_id and leaf.numbering is not None), None)
 
 
@@ -229,7 +229,8 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
 
 
 def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) -> bool:
-    """Whether a column added after the copy and before this column was dropped. It may have had the same name."""
+    """Whether a column was dropped that was added after the copy and before this column. It may have had the same
+    name."""
     live, last = set(relation.live), table.highest_attnum
     if (leaf := _numbered(table, shape)) is not None:
         # One less than the lowest attnum of a later column: the root's last column may have been dropped before the

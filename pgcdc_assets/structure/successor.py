@@ -5,10 +5,11 @@ The system catalog proves what the rows of a mirror hold now:
 - a column with the same attnum is the same column, even if its name has changed;
 - a column that was added without a rewrite has the value of ``attmissingval`` in all older rows, or else NULL;
 - an unchanged relfilenode means that PostgreSQL rewrote no row;
-- the columns of a partition change only together with those of its root (:attr:`Leaf.numbering`).
+- the columns of a partition change only together with the columns of its root (:attr:`Leaf.numbering`).
 
 The catalog does not prove enough for a table without a key, for a table whose key has changed, and for a table with a
-partition whose columns are in another order than the root's. These tables are copied again, which is always right.
+partition whose columns are in another order than the root's columns. These tables are copied again, which is always
+right.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def successor(before: Table, now: Table, since: Lsn) -> Table:
     follows = replace(lineage, number=lineage.number + 1, since=latest, former=former)
     if now.partitioned:
         follows = replace(follows, restructured=lineage.restructured + 1, columns_since=latest)
-    # Comments are compared with those that the mirror has, so they stay as they are.
+    # The comments stay as they are, because later comments are compared with the comments that the mirror has.
     return replace(
         now,
         columns=_with_missing(before, now),

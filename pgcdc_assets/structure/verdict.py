@@ -49,7 +49,7 @@ _STRUCTURE: Final = frozenset({Difference.REWRITTEN, Difference.COLUMNS, Differe
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings that the verdict depends on."""
+    """The settings on which the verdict depends."""
 
     schema_changes: Literal["rewrite", "metadata", "set_aside"]
     recopy_bytes: int
