@@ -26,8 +26,7 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     UNKNOWN = "unknown"
-    """Unpublished updates and deletes could explain the whole difference. It is not known whether they are the
-    cause."""
+    """Unpublished updates and deletes could explain the whole difference. Whether they are the cause is not known."""
     DIFFERS = "differs"
     NOT_COMPARED = "not_compared"
     """The table could not be compared: it is set aside, waits for a copy, or was altered or locked at each try."""
@@ -37,7 +36,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class TableReport:
-    """The comparison of one table at ``lsn``. ``reason``: why the comparison could not be made, or why a difference is
+    """The comparison of one table at ``lsn``. ``reason``: why there is no comparison, or why a difference is
     expected."""
 
     table: TableName

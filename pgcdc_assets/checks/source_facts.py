@@ -98,8 +98,7 @@ def _published_tables(
 
 
 def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
-    """Relations whose updates or deletes PostgreSQL refuses. PostgreSQL checks the replica identity of leaves, not of
-    roots."""
+    """Relations whose updates or deletes PostgreSQL refuses, by the replica identity of leaves, not of roots."""
     published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

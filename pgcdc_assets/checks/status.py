@@ -53,8 +53,7 @@ _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 
 @dataclass(frozen=True)
 class Status:
-    """``replay_lsn``: the lowest position of followed tables. ``lag_bytes``: WAL from there to the source's flush
-    LSN."""
+    """``replay_lsn``: the lowest position of followed tables. ``lag_bytes``: WAL up to the source's flush LSN."""
 
     slot: SlotStatus | None
     transform_lsn: Lsn | None
@@ -158,8 +157,7 @@ def refused(error: SettingsError | StoreFailed) -> Status:
 
 
 def _at_work(layout: Layout) -> str | None:
-    """The process that writes to the lake, in words. None if the lock's holder gives no name: the holder is then not a
-    run."""
+    """The process that writes to the lake, in words. None if the lock's holder gives no name and so is not a run."""
     found = lock.holder(layout)
     return str(found) if found is not None and found.pid else None
 
