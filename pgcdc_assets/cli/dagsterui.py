@@ -131,9 +131,8 @@ def _name(host: str) -> str:
 
 
 def _is_ours(name: str, listening: str) -> bool:
-    """Whether ``name`` is a name of this server. A server that listens on loopback has the names of loopback; any other
-    server also has this machine's names and any IP address. An address is safe, because DNS rebinding needs a host
-    name."""
+    """Whether ``name`` is a name of this server. On loopback, these are the names of loopback; otherwise also this
+    machine's names and any IP address. An address is safe, because DNS rebinding needs a host name."""
     if name in LOOPBACK or name == listening.lower():
         return True
     if listening in LOOPBACK:

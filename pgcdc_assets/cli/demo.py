@@ -39,8 +39,7 @@ takes less than three minutes on an idle machine."""
 _PROOF_SECONDS = 60
 """Seconds reserved for the final ``verify``. If the copy takes long, live changes are followed for a shorter time."""
 _END_SECONDS = 900
-"""Seconds after which the sync ends even if ``verify`` has not ended: many, so that the demo does not fail on a busy
-machine."""
+"""Seconds after which the sync ends even without ``verify``: many, so that the demo does not fail on a busy machine."""
 
 
 @click.command()
