@@ -124,8 +124,7 @@ class Lineage:
     restructured: int = 0
     """For a partitioned table: how many of these structures changed columns. The rest changed leaves only."""
     columns_since: int = 0
-    """For a partitioned table: like ``since``, but only for changes of columns. 0 if the columns are still the copy's
-    columns."""
+    """For a partitioned table: like ``since``, but only for changes of columns. 0 if there was no such change."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -64,8 +64,7 @@ def log_cut(files: Iterable[LogFile], start: Lsn, needed: Sequence[Lsn], oldest:
     left = sorted(files, key=lambda file: file.last_end)
     stay = [file.first_end for file in left if file.written > oldest or any(file.last_end > lsn for lsn in needed)]
     bound = min(stay, default=None)
-    # Goes from the last file backwards: a file with rows of a batch that stays also stays, and so do all batches in the
-    # file.
+    # From the last file backwards: a file with rows of a batch that stays also stays, with all its batches.
     for file in reversed(left):
         if bound is not None and file.last_end >= bound:
             bound = min(bound, file.first_end)
