@@ -62,8 +62,8 @@ class Made:
 
 def write_checkpoint(folder: Location, version: int) -> Made:
     """Write the checkpoint of a version. The content is durable before the file gets its name; the name becomes durable
-    when the log's folder is synced. Readers begin from the checkpoint only if the hint names it, or if they search for
-    checkpoints."""
+    when the log's folder is synced. Readers begin there only if the hint names the checkpoint, or if they search for
+    it."""
     log = folder / DELTA_LOG
     parts = checkpoint_files(log, version)
     begin = next((number for number, found in parts.items() if is_whole(found)), -1)

@@ -47,8 +47,7 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 }
 
 DICTIONARY_SAMPLE: Final = 1000
-"""Rows that are checked to find columns with few values. A dictionary of many values costs a third of the time for
-writing."""
+"""Rows that are checked to find columns with few values. A dictionary of many values takes a third of the time."""
 DICTIONARY_SHARE: Final = 8
 
 

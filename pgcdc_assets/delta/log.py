@@ -193,9 +193,8 @@ class DeltaLog:
         self._play_upto(version)
 
     def _lost(self) -> bool:
-        """Read further; returns True if this does not lead to the newest version. The last read was then so long ago
-        that the last commit read, or the next commits, were deleted. The log is complete from the checkpoint of the
-        hint."""
+        """Read further; returns True if this does not lead to the newest version. The last read is then so old that its
+        last commit or the next commits were deleted. The log is complete from the checkpoint of the hint."""
         number, log = self._number, self._log
         following, hint, there = storage.together(log, [
             partial(commit_if_there, log, number + 1), partial(hinted, log),

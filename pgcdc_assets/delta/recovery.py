@@ -98,8 +98,7 @@ def is_own(actions: Sequence[Action]) -> bool:
 def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Location]]:
     """The checkpoint to begin from, its state, and the files of checkpoints that cannot be read. The checkpoint is the
     newest checkpoint at or below ``promised``, so that all later content is checked. If the commits above it do not
-    lead to the newest checkpoint, the newest checkpoint is used: it was durable before the commits below it were
-    deleted."""
+    lead to the newest checkpoint, the newest is used: it was durable before the commits below it were deleted."""
     torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
     for number, parts in checkpoint_files(log).items():
