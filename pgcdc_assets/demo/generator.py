@@ -20,8 +20,7 @@ _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
 """Seconds to the first truncate, and between truncates: short, so that a short demo has some truncates."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
 """Seconds after which truncates become rare, and seconds between rare truncates. On a slow machine, a copy or
-comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes the copy or comparison start
-again."""
+comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes either start again."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
