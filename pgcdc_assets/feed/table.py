@@ -75,8 +75,7 @@ class FeedTable:
         return [feed_file(self.path / file.path, file.size) for file, _, _ in self._bounds(span)]
 
     def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
-        """Returns the span, widened to all rows of the files that a new derivation replaces, and the names of these
-        files."""
+        """Returns the span, widened to all rows of the files that a new derivation replaces, and these files' names."""
         while True:
             found = self._bounds(span)
             start = min((low for _, low, _ in found), default=span.start)
@@ -113,8 +112,7 @@ class FeedTable:
         return len(old)
 
     def end_at(self, position: Lsn) -> None:
-        """Removes changes from ``position`` onwards, to derive these changes differently. No mirror has applied
-        them."""
+        """Removes changes from ``position`` onwards, which no mirror has applied, to derive them differently."""
         covered, files = self.covered, self._bounds(LsnRange(position, Lsn(sys.maxsize)))
         if covered.end <= position and not files:
             return
