@@ -25,8 +25,7 @@ from pgcdc_assets.source.slot.slot import LOCK_SECONDS
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 
 POINT_SECONDS = 600.0
-"""Seconds that an open snapshot waits for the mirrors. A longer wait would cost the source more than another
-``verify``."""
+"""Seconds that an open snapshot waits for the mirrors. A longer wait costs the source more than a new ``verify``."""
 HELD_SECONDS = 5.0
 """How many seconds the snapshot waits for an open transaction while the running sync starts no turn."""
 _POLL_SECONDS = 0.2

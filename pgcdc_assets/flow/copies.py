@@ -187,8 +187,7 @@ class Copies:
         self.begin(but=set(self._asked) - end.again)
 
     def cancel(self) -> None:
-        """Cancel a round in progress, and wait until it has ended: no copy may be committed after the lock is
-        released."""
+        """Cancel a round in progress, and wait for its end: no copy may be committed after the lock is released."""
         self.channel.cancelled.set()
         while self._round is not None and not self._round.done():
             # The cancel is repeated, because a copy can be cancelled only while it has a Spark job.

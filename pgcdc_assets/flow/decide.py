@@ -16,8 +16,7 @@ GATHERED_BYTES = 64 << 20
 """A bounded run that still receives takes a turn only if this many bytes of messages wait. Many small turns cost more
 than one large turn, and take CPU from the receiver."""
 LATE_SHARE = 2
-"""A turn of late tables takes this many times the bytes of any other turn, so that late tables catch up even in a
-backlog."""
+"""A turn of late tables takes this many times the bytes of another turn, so that these catch up even in a backlog."""
 
 Batches = Callable[[Lsn, Lsn], Sequence[BatchSummary]]
 """Returns the log's batches between two LSNs."""

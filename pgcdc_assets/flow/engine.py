@@ -61,8 +61,7 @@ from pgcdc_assets.spark.session import SparkOnDemand, jvm_death_told
 
 
 class Engine:
-    """The operations on one lake. ``conninfo``: the source's conninfo, which leads to the embedded server if the
-    settings say so."""
+    """The operations on one lake. ``conninfo``: of the source, or of the embedded server if the settings say so."""
 
     def __init__(
         self,

@@ -62,8 +62,7 @@ class Outcome:
     """The last outcome of one kind of operations."""
 
     succeeded: datetime | None = None
-    """When an operation last succeeded. A sync in follow mode succeeds when a point lists all that the log
-    holds."""
+    """When an operation last succeeded. In follow mode, a sync succeeds when a point lists the whole log."""
     failed: Failure | None = None
     """The last failure after ``succeeded``."""
     under_way: UnderWay | None = None

@@ -56,8 +56,8 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
 
 
 def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
-    """Raise WrongLake if the slot was read before. Called if this lake has no change log: another lake may then need
-    the slot."""
+    """For a lake without change log: raise WrongLake if the slot was read before, because another lake may need the
+    slot."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
             f"has no change log, and {slot.thing} has been read before: another lake is likely to depend on it",

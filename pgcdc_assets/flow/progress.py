@@ -45,9 +45,8 @@ class TablesProgress:
         self._note_changed()
 
     def _note_away(self) -> None:
-        """Find tables that an older point lists and the newest point does not: these tables had another name for a
-        while. No point below the next catalog check lists these tables. A table without a point since its copy does not
-        count."""
+        """Find tables that an older point lists and the newest point does not: they had another name for a while. No
+        point below the next catalog check lists them. A table without a point since its copy does not count."""
         newest = self.points.newest()
         if newest is None:
             return
@@ -136,8 +135,7 @@ class TablesProgress:
                        reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
-        """Have the table copied again, in this or a later run. Its mirror is wrong at ``lsn``, and maybe also below
-        it."""
+        """Have the table copied again, in this or a later run. Its mirror is wrong at ``lsn``, and maybe below."""
         entry = self[name]
         # This LSN is above the mirror's own copy, so a later run sees that no copy at this LSN was committed.
         self.states.set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
@@ -166,8 +164,7 @@ class TablesProgress:
         return True
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
-        """Note a committed copy. The copy becomes durable before the state, so that no older mirror is taken for the
-        copy."""
+        """Note a committed copy. It becomes durable before the state, so that no older mirror is taken for the copy."""
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
         # Points may list the table at once: the snapshot showed it under its present name.
@@ -187,9 +184,8 @@ class TablesProgress:
 
     def columns_came(self, name: TableName, columns: Marks, position: Callable[[], Lsn]) -> Lsn:
         """Note that the catalog shows new columns that are NULL in all older rows; returns the LSN at which the columns
-        were first seen. For columns not seen before, ``position`` returns this LSN. A row below this LSN may still
-        bring the columns. No point lists the table until its mirror has the columns. ``columns``: the :data:`Marks` of
-        all columns."""
+        were first seen. For columns not seen before, ``position`` returns this LSN. A row below it may still bring the
+        columns. No point lists the table until its mirror has them. ``columns``: the :data:`Marks` of all columns."""
         entry = self[name]
         seen = entry.since_columns
         if seen is None or seen[1] != columns:
@@ -263,8 +259,7 @@ class TablesProgress:
         return True
 
     def unchanged(self, name: TableName, now: Table) -> None:
-        """Note that a followed table is as its mirror has it. The table's present files on the source are noted, for
-        later checks."""
+        """Note that a followed table is as its mirror has it. The table's present files are noted, for later checks."""
         entry = self[name]
         self._tables[name] = entry = replace(entry, since_columns=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
@@ -291,8 +286,8 @@ class TablesProgress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False, former=None)
 
     def refuse(self, table: Table, reason: str) -> None:
-        """Set the table aside because no mirror can hold it. The reason is not stored, because each catalog check finds
-        it again."""
+        """Set the table aside because no mirror can hold it. Not stored, because each catalog check finds the reason
+        again."""
         entry = self[table.name]
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 

@@ -247,8 +247,7 @@ def merge_files(work: Work, report: RangeReport) -> None:
 
 
 def _merge_feed(work: Work, entry: TableRecord) -> None:
-    """Merge a feed's small files. If this fails, the files stay. The mirror has already applied these files, and goes
-    on."""
+    """Merge a feed's small files. If this fails, the files stay. The mirror, which has applied the files, goes on."""
     with contained() as failed:
         work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:

@@ -72,8 +72,7 @@ class RangeReport:
     seconds: dict[str, float]
     """Wall seconds by stage: transform and apply."""
     untaken: list[Untaken] = field(default_factory=list)
-    """Rows that no mirror took, by relation. All other rows went into mirrors, or were below the copies of their
-    tables."""
+    """Rows that no mirror took, by relation. All other rows went into mirrors, or were below copies."""
     messages: MessagesReport | None = None
     """None if the setting ``messages`` is empty, or if the feed has failed."""
     committed: tuple[datetime, datetime] | None = None

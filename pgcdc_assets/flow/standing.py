@@ -63,8 +63,7 @@ class Standings:
             # The table was copied under an earlier log. Or the log above the mirror's position was deleted while the
             # table was not followed.
             return TableRecord(table, TableState.WAITING)
-        # The run that changed the mirror's name or structure ended before it made a point. The LSN of the change is not
-        # stored.
+        # The run that changed the mirror's name or structure made no point. The LSN of the change is not stored.
         listed_from = None if held.unlisted else ZERO
         return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason,
                            listed_from=listed_from)  # fmt: skip

@@ -164,8 +164,7 @@ class StructureChanges:
 
 
 def _done(before: Table, after: Table) -> str:
-    """What the mirror did, as text. It did nothing if the old structure is back (a column was renamed and renamed
-    back)."""
+    """What the mirror did, as text: nothing if a column was renamed and renamed back."""
     leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
     if alike(before, after) and leaves == now:
         return "that was undone since, and its mirror stays as it was"

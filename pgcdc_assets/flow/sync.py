@@ -201,8 +201,7 @@ class Sync:
         return finished(self._bounds, situation)
 
     def _awaited(self) -> bool:
-        """Whether a command waits for the lake and may have it now. If ``verify`` waits for a point, the point is made
-        first."""
+        """Whether a command waits for the lake and may have it now. A point requested by ``verify`` is made first."""
         if not self.following or self.copying or lock.waiting(self._work.layout) is None:
             return False
         held = self._turns.requests.current()

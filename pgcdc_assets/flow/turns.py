@@ -76,8 +76,7 @@ class Turns:
         return True
 
     def begin_copies(self) -> None:
-        """Begin the copies that wait. After the receiver's end a copy could not catch up, so the next run makes the
-        copy."""
+        """Begin the copies that wait. After the receiver's end a copy could not catch up; the next run makes it."""
         if not self._stream.arrived:
             self._copies.begin()
 
@@ -101,8 +100,7 @@ class Turns:
 
     def _view(self, *, paused: bool, gathers: bool) -> tuple[LogSpan, View]:
         """The facts that decide the next step, and the part of the log that is not applied yet."""
-        # The log's position is read before the request. So a request that is missed here has an LSN above this
-        # position.
+        # The log's position is read before the request. So a request missed here has an LSN above this position.
         complete, progress = self._stream.complete_to, self._work.progress
         log = LogSpan(self._work.log, LsnRange(min(progress.replay_lsn, complete), complete))
         request = self.requests.current()
@@ -125,8 +123,8 @@ class Turns:
         )
 
     def _catch_up(self, log: LogSpan, step: TakeLateTurn) -> bool:
-        """Bring late tables, which were copied during other turns, nearer to the other tables. Returns whether any
-        table moved."""
+        """Bring late tables, which were copied during other turns, nearer to the others. Returns whether any table
+        moved."""
         before = self._entries(step.tables)
         turn = take_turn(self._work, log, step.upto, before)
         self._ranges.count_late(turn)
