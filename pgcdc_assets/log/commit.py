@@ -126,9 +126,8 @@ class LogWriter:
         return self._position(newest_of(self._table))
 
     def commit(self, start: Lsn, end: Lsn, timeline: int, files: Sequence[FileReport]) -> None:
-        """Move the log from ``start`` to ``end`` with the files of one batch (already fsynced in the table's folder),
-        or without files. Raises LogConflict, and commits nothing, if the log is not at ``start`` or has another
-        leader."""
+        """Move the log from ``start`` to ``end`` with one batch's files (fsynced, in the table's folder), or without
+        files. Raises LogConflict, and commits nothing, if the log is not at ``start`` or has another leader."""
         if files:
             storage.settle([self._path])
         for _ in range(ATTEMPTS):

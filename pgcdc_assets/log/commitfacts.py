@@ -1,8 +1,7 @@
 """Facts of a transaction that are known only at its commit. For rows written before the commit, these facts are stored
 once per file. In a file that was written while its transaction was in progress, ``commit_lsn`` and ``commit_ts`` are
 NULL, ``subxid`` names each row's subtransaction, and ``schema_id`` holds provisional ids. At the commit the file goes
-into the log unchanged, and the tags of its add action hold the missing facts. Every reader of the log fills in these
-facts."""
+into the log unchanged, and the tags of its add action hold the missing facts. Every reader fills in these facts."""
 
 from __future__ import annotations
 

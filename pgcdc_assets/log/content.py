@@ -197,8 +197,7 @@ class ContentByXid:
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:
-        """Store a prepared transaction under its :class:`PreparedKey` instead of its xid, because the xid may be used
-        again."""
+        """Store a prepared transaction under its :class:`PreparedKey`: its xid may be used again."""
         content = self._open.pop(transaction.key.xid, None) or InProgressContent.of(transaction)
         self._prepared[transaction.key] = transaction, content
 

@@ -122,8 +122,7 @@ class FrameRun:
         return part
 
     def without(self, gone: NDArray[np.bool_]) -> FrameRun:
-        """The frames that are not ``gone``. Copies the bytes of the kept frames, to free the memory of the dropped
-        frames."""
+        """The frames that are not ``gone``. Copies their bytes, so that the memory of dropped frames is freed."""
         left = np.flatnonzero(~gone)
         first = np.flatnonzero(np.diff(left, prepend=-2) != 1)
         ends = np.append(first, len(left))[1:]

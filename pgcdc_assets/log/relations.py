@@ -42,8 +42,7 @@ class _Versions:
         """``sequence``, the number of a frame, grows from call to call."""
         since, schema_ids = self._versions.setdefault(relation_id, ([], []))
         if not schema_ids or schema_ids[-1] != schema_id:
-            # ``since`` grows last: the reading thread searches it, so every place that this thread finds must have a
-            # schema id.
+            # ``since`` grows last: the reading thread searches it, so every found place must have a schema id.
             schema_ids.append(schema_id)
             since.append(sequence)
 
@@ -190,7 +189,7 @@ class Overlay(_Versions):
         self.add(relation.relation_id, place, sequence)
 
     def inherit(self, relation_ids: Iterable[int]) -> None:
-        """Take over ``base``'s Relation messages for these relations, unless the transaction has sent its own Relation
+        """Take over ``base``'s Relation messages for these relations, unless the transaction has sent its own
         message."""
         assert self.base is not None
         for relation_id in set(relation_ids) - self.newest().keys():

@@ -56,9 +56,8 @@ NOTES: Final = (SUMMARY, FACTS, "R", "Y")
 """The kinds of rows that belong to a batch as a whole."""
 
 OWN_FILE_BYTES = 4 << 20
-"""A relation with at least this many bytes of a segment gets its own file; the other relations share a file. In a
-segment of 16 MiB, at most four relations get their own file, and a reader of one table skips enough bytes to justify
-it."""
+"""A relation with at least this many bytes of a segment gets its own file; the other relations share a file. At most
+four relations of a segment (16 MiB) get one, and a reader of one table skips enough bytes to justify it."""
 
 FIRST_BATCH_END: Final = "pgcdc.first_batch_end"
 LAST_BATCH_END: Final = "pgcdc.batch_end"

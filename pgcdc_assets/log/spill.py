@@ -128,9 +128,8 @@ class PreparedFolder:
         storage.settle([self._folder.parent])
 
     def recover(self, position: Lsn) -> list[PreparedTransaction]:
-        """Returns the transactions that wait for their end, for a log at ``position``, and deletes all other files. A
-        transaction that was prepared above ``position`` is sent again. A transaction that commits below ``position`` is
-        in the log."""
+        """Returns the transactions that wait for their end, for a log at ``position``, and deletes all other files.
+        Transactions prepared above ``position`` are sent again. Transactions that commit below it are in the log."""
         found: list[PreparedTransaction] = []
         names = {entry.name for entry in storage.list_after(self._folder)}
         kept: set[str] = set()

@@ -116,8 +116,8 @@ def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
 def _replace(
     log: ChangeLog, removed: Sequence[Segment], added: Sequence[FileReport], positions: Mapping[str, int]
 ) -> None:
-    """Make one commit on a version that has all files to remove. LogConflict if another process has removed some of
-    these files."""
+    """Make one commit on a version that has all files to remove. LogConflict if another process removed some of
+    these."""
     storage.settle([log.path])
     passed(FaultPoint.LOG_FILES_REPLACING)
     for _ in range(ATTEMPTS):

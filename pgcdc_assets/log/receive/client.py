@@ -31,8 +31,7 @@ or has a slow disk; killing it is safe at any point."""
 
 
 class ReceiverProcess:
-    """Owns the receiver process, which reads orders as lines on its stdin. The end of stdin shows the receiver that its
-    parent has died."""
+    """Owns the receiver process, which reads orders as lines on its stdin. Its stdin ends if we die."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
@@ -50,8 +49,7 @@ class ReceiverProcess:
         # This proves that we held the lake when we read ``leader``. If we are suspended and another process takes the
         # lake, the log gets a newer leader, and refuses our receiver.
         storage.assure(self._layout.root)
-        # The receiver has its own session, so that a terminal's interrupt reaches only us. We then stop the receiver at
-        # a boundary.
+        # The receiver has its own session: a terminal's interrupt reaches only us, and we stop it at a boundary.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pgcdc_assets.log.receive.process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **_ALLOCATION},

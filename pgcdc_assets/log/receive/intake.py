@@ -1,6 +1,5 @@
-"""Decides what a run of frames means for the positions: which part of the run the log takes, and where the boundaries
-are. No I/O. A transaction in progress belongs at the place of its commit, the Stream Commit. Its blocks move no
-position."""
+"""Decides what a run of frames means for the positions: which part the log takes, and where the boundaries are. No I/O.
+A transaction in progress belongs at the place of its commit, the Stream Commit. Its blocks move no position."""
 
 from __future__ import annotations
 
@@ -188,7 +187,7 @@ class Intake:
         return None
 
     def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamCommitted | Dropped:
-        """A transaction in progress commits. Its Relation messages take effect even if the log does not take the
+        """A transaction in progress commits. Its Relation messages take effect even if the log skips the
         transaction."""
         transaction, overlay = self._blocks.end(message, run, index)
         facts = facts_of(overlay.relations, self._describe)

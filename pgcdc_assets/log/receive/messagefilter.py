@@ -45,8 +45,7 @@ class MessageFilter:
         return run.without(gone) if gone.any() else run
 
     def unwanted(self, run: FrameRun, *, foreign: bool) -> Bools:
-        """Which frames of a transaction in progress are not asked for. ``foreign``: whether the transaction names an
-        origin."""
+        """Which frames of a transaction in progress are not asked for. ``foreign``: the transaction names an origin."""
         gone = self._unwanted_messages(run)
         if foreign and not self.origins:
             gone |= IS_CHANGE[run.kinds]

@@ -39,8 +39,7 @@ def _write_event(event: Event) -> None:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """Exit soon after the parent's death if the process does not end at a boundary: it may be waiting for a dead
-    server."""
+    """Exit soon after the parent's death if no boundary is reached: the process may be waiting for a dead server."""
     poll = select.poll()
     poll.register(descriptor, 0)
     while not poll.poll():
@@ -56,8 +55,7 @@ def main() -> int:
     line = orders.first_line()
     if not line:
         return 1
-    # Every frame is a new object. If the cycle collector checked all of them, it would take a fifth of the time, for
-    # nothing.
+    # Every frame is a new object. Checking all of them would take the cycle collector a fifth of the time, for nothing.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     settings = ReceiverSettings.from_line(line)

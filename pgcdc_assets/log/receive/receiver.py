@@ -34,8 +34,7 @@ _RUN_BYTES = 1 << 20
 """Bytes of frames that are indexed together: enough to make numpy's cost per call negligible."""
 _GATHER_SECONDS = 0.0003
 """How long frames are gathered before they are read. The walsender sends message by message, and waking up for each
-message would cost more than reading it. This time is too short to fill a Unix socket's buffer (some 300 small
-messages)."""
+message would cost more than reading it. This is too short to fill a Unix socket's buffer (some 300 small messages)."""
 _IDLE_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
 """Seconds between status updates while positions move, so that pg_stat_replication shows no older positions."""
@@ -137,8 +136,7 @@ class Receiver:
         finally:
             self._writing.close()
             with suppress(OSError):
-                # The server sends open transactions again. If their segments stayed, a disk full of such segments would
-                # stay full.
+                # The server sends open transactions again. If their segments stayed, a full disk would stay full.
                 self._writer.drop_spill()
 
     def _receive(self) -> bool:
@@ -202,8 +200,7 @@ class Receiver:
         if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
             self._arrived = True
         if message.reply_requested:
-            # Answer at once, and make all received transactions durable: a source that shuts down would otherwise wait
-            # forever.
+            # Answer at once, and make transactions durable: a source that shuts down would otherwise wait forever.
             self._batches.flush()
             self._send_status()
 

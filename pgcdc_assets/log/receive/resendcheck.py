@@ -77,8 +77,7 @@ class ResendCheck:
             self._fail(int(commit_lsn[others[0]]))
 
     def committed(self, commit_lsn: Lsn, xid: int, prepared: PreparedTransaction | None) -> None:
-        """Check a prepared transaction that commits at ``commit_lsn``: it may be the log's newest transaction. Raises
-        LogAhead."""
+        """Check a prepared transaction, perhaps the log's newest, that commits at ``commit_lsn``. Raises LogAhead."""
         if self.newest is not None and commit_lsn == self.start:
             self.came = True
             if xid != self.newest:
