@@ -104,8 +104,7 @@ class Applied:
     deleted: int = 0
     seconds: float = 0.0
     set_aside: tuple[Lsn, str] | None = None
-    """Set if mirror and changes contradict each other, or if one of them cannot be read: the first LSN, and the
-    reason."""
+    """Set if mirror and changes contradict each other, or if either cannot be read: the first LSN, and the reason."""
     outrun: bool = False
     """Another writer's commits came first at every attempt. Nothing was applied; the next turn tries again."""
 

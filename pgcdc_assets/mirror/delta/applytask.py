@@ -64,8 +64,7 @@ class Collapsing:
     repair: bool = False
     """The mirror has already applied the span, so it is not known whether the mirror should hold a key."""
     touched: LsnRange | None = None
-    """For repairs: only keys that changed in this range are derived, and keys to which their rows moved. None: all
-    keys."""
+    """For repairs: only keys that changed in this range, and keys to which their rows moved, are derived. None: all."""
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,7 @@ class Compaction:
     most_small: int = 32
     """Up to this many small files are left alone: opening a file costs a merge less than a millisecond."""
     worn_share: int = 32
-    """A file is worn if one row in this many is deleted. A deletion vector takes two bytes a row, and every turn writes
-    it again."""
+    """A file is worn if one row in this many is deleted. Every turn writes the vector, at two bytes a row."""
     fewest_worn: int = 10_000
     """A file with fewer deleted rows is not worn."""
 

@@ -22,8 +22,8 @@ _SPARK: Final = "Apache-Spark"
 
 @dataclass(frozen=True)
 class Seen:
-    """The effect of a sequence of commits. ``copied``: the sequence includes a copy. ``change``: the first change of
-    rows by another writer after the last copy."""
+    """The effect of a sequence of commits. ``copied``: they include a copy. ``change``: the first change of rows by
+    another writer after the last copy."""
 
     copied: bool = False
     change: str | None = None

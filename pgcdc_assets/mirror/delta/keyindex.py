@@ -50,7 +50,7 @@ class KeyIndex:
 
 @dataclass
 class _Step:
-    """One key column, or the texts of this column. Numbers the distinct pairs (number from the preceding columns,
+    """One key column, or its texts in ``_pgcdc_raw``. Numbers the distinct pairs (number from the preceding columns,
     value) densely."""
 
     column: FeedColumn

@@ -91,8 +91,7 @@ class MirrorSchema:
         return needs_column_mapping(self.arrow.names)
 
     def columns(self, *, mapped: bool = False, highest: int = 0) -> Columns:
-        """The columns as a Delta table states them: mapped if a name needs column mapping, or if the table is already
-        mapped."""
+        """The columns as a Delta table states them: mapped if a name needs it, or if the table is already mapped."""
         return Columns.of(self.arrow, mapped=mapped or self.mapped, highest=highest)
 
 

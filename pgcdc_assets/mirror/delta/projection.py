@@ -22,8 +22,7 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Sourced:
-    """A column of the new rows. Its values are the values of ``held``, an existing column, or one value for all
-    rows."""
+    """A column of the new rows. Its values are from ``held``, an existing column, or are one value for all rows."""
 
     name: str
     type: pa.DataType

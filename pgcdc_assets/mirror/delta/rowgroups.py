@@ -86,8 +86,7 @@ class MergeTarget:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Row groups of one file, matched together, with some of their columns. A place is a row number within the
-    groups."""
+    """Row groups of one file, matched together, with some columns. A place is a row number within the groups."""
 
     groups: Sequence[RowGroup]
     columns: pa.Table
@@ -179,8 +178,7 @@ def _opened(path: Location) -> pq.ParquetFile:
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """The key columns that can prune, with their values. A column with a NULL cannot prune, because NULL stands for any
-    value."""
+    """The key columns that can prune, with their values. Columns with a NULL, which matches any value, are left out."""
     return {
         name: _sorted(pc.unique(values))
         for name, values in keys.items()

@@ -79,7 +79,7 @@ class Unneeded:
 
 
 def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
-    """Find the parts that no kept version needs. Kept versions are the ``promised`` versions, versions younger than
+    """Find parts that no kept version needs. Kept versions are the ``promised`` versions, versions younger than
     ``grace``, and the newest version. Files younger than ``grace`` stay: a killed run's last process may still be
     alive. LakeError if the log does not say what a version refers to, or if another writer commits during the
     search."""

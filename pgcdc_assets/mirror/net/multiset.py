@@ -46,8 +46,7 @@ class NetRows:
 def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool = True) -> NetRows:
     """Net the images of a span, without truncates and the events that they make void. Copies that are added and deleted
     within the span cancel each other; of the added copies, the latest images remain. ``by_leaf``: the events have the
-    leaf of each row, if there are leaves. Events published via the root lack the leaf, but the rows of a copy have
-    it."""
+    leaf of each row, if there are leaves. Events published via the root lack the leaf; rows of a copy have it."""
     events = events.combine_chunks()
     group = _groups(events, columns)
     leaving = pc.is_in(events[OP], pa.array([DELETE, PREIMAGE])).to_numpy().astype(bool)

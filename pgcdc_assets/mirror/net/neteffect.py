@@ -57,8 +57,8 @@ class Remaining:
 
 
 def after_truncates(events: pa.Table) -> Remaining:
-    """Drop every truncate and the events that it makes void: all earlier events, or only the earlier events of the
-    truncated leaf."""
+    """Drop every truncate and the events that it makes void: all earlier events, or only those of the truncated
+    leaf."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
         return Remaining(events, False, ())
@@ -188,8 +188,7 @@ def _combined(left: Ints, right: Ints) -> Ints:
 
 
 def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """For each attnum, a mask of the events that lack its value. An attnum for which every event has a value is left
-    out."""
+    """For each attnum, a mask of the events that lack its value. Leaves out attnums whose values are all there."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:
