@@ -24,8 +24,8 @@ PIECE_BYTES: Final = 1 << 30
 
 
 class UndecodedValue(ProtocolError):
-    """A value is not text in the source's encoding. ``row`` is the value's place in the payload, ``column`` its place
-    in the tuple."""
+    """A value is not text in the source's encoding. ``row``: its place in the payload. ``column``: its place in the
+    tuple."""
 
     def __init__(self, what: str, *, lsn: Lsn | None = None, row: int = 0, column: int = 0) -> None:
         super().__init__(what, lsn=lsn)

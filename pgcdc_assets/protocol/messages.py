@@ -28,8 +28,7 @@ Value = str | Unchanged | None
 """One column of a row image: its text form, NULL, or not sent."""
 TupleData = tuple[Value, ...]
 OldKind = Literal["K", "O"]
-"""Columns of an old tuple: with ``K`` only the replica identity (NULL in other columns means absent), with ``O`` all
-columns."""
+"""Columns of an old tuple: ``K`` only the replica identity (other columns are NULL, which means absent); ``O`` all."""
 
 
 @dataclass(frozen=True, slots=True)

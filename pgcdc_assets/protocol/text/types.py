@@ -245,8 +245,7 @@ def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
     found = elements(plain, of.delimiter)
     inner = cast(found.text, _element(of))
     if inner.unfit is not None and inner.unfit.any():
-        # If an element does not fit, its array does not fit. The array becomes NULL, and the other arrays are cast
-        # again.
+        # If an element does not fit, its array does not fit. Such arrays become NULL, and the column is cast again.
         rows = np.searchsorted(found.offsets, np.flatnonzero(inner.unfit), side="right") - 1
         unfit[rows] = True
         return Cast(_cast_array(_without(text, unfit), of).values, unfit)
