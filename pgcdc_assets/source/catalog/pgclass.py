@@ -115,8 +115,7 @@ class CatalogRelation:
 
     @property
     def refuses_updates(self) -> bool:
-        """Whether PostgreSQL refuses published UPDATE and DELETE. PostgreSQL ignores foreign and unlogged tables
-        here."""
+        """Whether PostgreSQL refuses published UPDATE and DELETE. Never true for foreign and unlogged tables."""
         return self.kind != "f" and not self.unlogged and not self.identity.publishable
 
     @property

@@ -27,7 +27,7 @@ UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngty
 UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
   WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 """
-# A true array type is the typarray of its element type. int2vector and oidvector are not true array types, and print
+# A true array type is the typarray of its element type. int2vector and oidvector are no true arrays: they print
 # differently.
 _TYPES = f"""
 WITH RECURSIVE parts (oid) AS (

@@ -82,10 +82,9 @@ def read_published(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None, *,
     unread: bool = False,
 ) -> dict[int, Published]:  # fmt: skip
-    """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. For a
-    root without leaves, the root itself is returned. ``oids`` restricts the result, which is much cheaper with hundreds
-    of published tables. The row filter of a locked table is UNREAD with ``unread``. Without it, CopyBlocked is
-    raised."""
+    """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. A root
+    without leaves is returned as itself. ``oids`` restricts the result, which is much cheaper with hundreds of
+    published tables. The row filter of a locked table is UNREAD with ``unread``. Without it, CopyBlocked is raised."""
     version = conn.info.server_version
     lists, own = (_LISTS, _OWN_ROW) if version >= LISTS_SINCE else (_NO_LISTS, "")
     query = _QUERY.format(lists=lists, own=own, only="" if oids is None else _ONLY)
@@ -193,8 +192,7 @@ FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid =
 WHERE r.prrelid = %s AND p.pubname = %s
 """
 _FILTER_TIMEOUT: Final = "SET LOCAL lock_timeout = '100ms'"
-"""The timeout is short, because we have already waited for the view, and other sessions that want the table queue
-behind us."""
+"""Short, because we have already waited for the view, and other sessions queue behind us for the table."""
 
 
 def read_beside_locks(

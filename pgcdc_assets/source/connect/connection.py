@@ -35,8 +35,7 @@ _SESSION = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "lc_monetary": "C",
-    # These settings decide how names of objects print (regclass and similar types), and the row filters that COPY
-    # repeats.
+    # These decide how object names (regclass and similar types) print, and the row filters that COPY repeats.
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     # The holder of a snapshot is idle in its transaction for as long as the copy takes.
@@ -71,8 +70,7 @@ _TRANSACTION_TIMEOUT_SINCE = 170000
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection that raises SourceUnavailable if it is lost, or if the server is silent for too long. A
-    query may take any time while its session is at work. During such a wait, ``on_wait`` is called every ten
-    seconds."""
+    query may take any time while its session is at work. ``on_wait`` is called every ten seconds of such a wait."""
 
     patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"

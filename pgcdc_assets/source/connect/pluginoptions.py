@@ -58,8 +58,7 @@ class PluginOptions:
     messages: bool = True
     """Whether the stream contains logical messages (``pg_logical_emit_message``)."""
     filters_origins: bool = False
-    """Whether the receiver must leave out transactions that reached the source by replication, because the server sends
-    them."""
+    """Whether the receiver, and not the server, leaves out transactions that reached the source by replication."""
 
     @classmethod
     def of(

@@ -38,8 +38,7 @@ class FrameSource(ABC):
 
     @abstractmethod
     def take(self) -> FrameBlock:
-        """Returns the complete frames that were read. If the stream has ended and no frame is left, raises the
-        reason."""
+        """Returns the complete frames that were read. Raises the stream's end reason if no frame is left."""
 
 
 class FrameReader(FrameSource):

@@ -2,9 +2,8 @@
 
 A dead path can keep its TCP connections alive: a pooler, a load balancer or a tunnel may stop forwarding bytes. TCP
 keepalives do not notice this. So each wait for the server counts how long nothing has arrived, like PostgreSQL's own
-receiver (wal_receiver_timeout). The server of a stream is asked for a reply. During a query no reply can be requested,
-so another connection checks whether the query's session is at work. So a query may wait long for a lock, and the wait
-is reported.
+receiver (wal_receiver_timeout). The server of a stream is asked for a reply. A query cannot be asked for a reply, so
+another connection checks whether its session is at work. So a query may wait long for a lock, and the wait is reported.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ FOR_QUERIES: Final = Patience(10, 60)
 
 
 class Silence:
-    """Counts the seconds in which the caller listened and nothing arrived. Seconds in which the caller was busy do not
-    count.
+    """Counts the seconds in which the caller listened and nothing arrived, without seconds in which the caller was
+    busy.
 
     After ``patience.ask`` seconds ``at_work`` is called, which returns whether the server is at work. If ``ask`` is
     given, it is called first, and ``at_work`` only if no answer has arrived until the next check.

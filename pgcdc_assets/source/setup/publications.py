@@ -188,10 +188,9 @@ class OwnPair:
         """Adds selected tables that neither of our publications lists, and returns their names.
 
         If a partitioned table is listed by its leaves, its new leaves are added if their updates can be published.
-        ``known`` returns the OIDs of relations that were listed earlier. Such relations are not added again, because
-        somebody removed them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done
-        with a publication that somebody else made, without the right, or on a standby. The next call adds a locked
-        table.
+        ``known`` returns the OIDs of relations that were listed earlier. These are not added again: somebody removed
+        them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done with a publication
+        that somebody else made, without the right, or on a standby. The next call adds a locked table.
         """
         publication = read_publication(self.conn, self.name)
         if publication is None or not made_by_us(publication, self.slot):
@@ -258,8 +257,7 @@ class OwnPair:
         return [name for name in self.operations if read_publication(self.conn, name) is None]
 
     def _settle(self, relation: _Listing, lock_seconds: float = _LOCK_SECONDS, *, keeps: bool = False) -> bool:
-        """Lists one relation in the right publication. Returns False if the relation is locked or was changed by
-        others."""
+        """Lists one relation in the right publication. Returns False if it is locked, or others changed it."""
         try:
             with self.conn.transaction() as scope:
                 self.conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])

@@ -49,8 +49,7 @@ class Planned:
 def meant_tables(
     conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None
 ) -> dict[TableName, int]:
-    """Returns the OIDs of the existing tables that the patterns select, without tables whose names are not valid
-    text."""
+    """Returns the OIDs of the existing tables that the patterns select and whose names are valid text."""
     chosen = TablePatterns.parse(patterns)
     names = [(oid, name, owned) for oid, name, owned in _user_tables(conn, only) if not marked(str(name))]
     return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}

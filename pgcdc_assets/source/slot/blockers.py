@@ -69,8 +69,7 @@ def transactions(conn: psycopg.Connection[Any]) -> list[Blocker]:
 
 
 def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
-    """Returns the transactions that hold or wait for ACCESS EXCLUSIVE on these tables. Readers queue behind both
-    kinds."""
+    """Returns the transactions that hold or wait for ACCESS EXCLUSIVE on these tables. Readers queue behind them."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), ["AccessExclusiveLock"]])]
 
 

@@ -46,8 +46,8 @@ class Snapshot:
 
     @contextmanager
     def reading(self) -> Iterator[SourceConnection]:
-        """Opens a transaction under the snapshot, to read the catalog. Keep this transaction short: it locks the tables
-        that it reads."""
+        """Opens a transaction under the snapshot, to read the catalog. Keep the transaction short, because it takes
+        locks."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             import_snapshot(conn, self.name)
             yield conn

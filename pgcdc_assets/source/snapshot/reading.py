@@ -29,8 +29,7 @@ from pgcdc_assets.source.slot.blockers import lockers
 from pgcdc_assets.source.snapshot.pieces import Piece
 
 READING: Final = f"{APPLICATION}/copy"
-"""application_name of the sessions that read pieces, and of no other session: these sessions may be interrupted at any
-time."""
+"""application_name of only the sessions that read pieces, which may be interrupted at any time."""
 READINGS: Final = 6
 """The most readings of one piece. A migration alters a table a few times; endless DDL must not delay a run for ever."""
 PATIENCE_SECONDS: Final = 10.0

@@ -1,9 +1,8 @@
 """Reads a backlog of WAL through the SQL functions, before the stream begins. The frames are the same as the stream's.
 
 The walsender sends each message separately, and this limits its speed. ``pg_logical_slot_get_binary_changes`` decodes
-the same WAL with the same plugin, and passes all of it to COPY, which fills the socket. This function is called for one
-range of WAL after another, on a temporary copy of the slot. The slot itself is advanced only to the durable end of the
-log.
+the same WAL with the same plugin, and passes all of it to COPY, which fills the socket. Each call reads one range of
+WAL, on a temporary copy of the slot. The slot itself is advanced only to the durable end of the log.
 
 Each call collects its range on the server, in memory up to ``work_mem`` and then in a file, before it sends the first
 row. Each call begins to read at the oldest open transaction: see :attr:`Drain.over`.
@@ -50,8 +49,7 @@ class RangeLimits:
     again. A transaction is sent whole with the range that contains its commit."""
     unsure_bytes: int = 1 << 20
     """If the flush position lies inside a record, the record is assumed to begin at most this far below it. Otherwise
-    the decoding function would wait for the record's end, for seconds on an idle source. For larger records it does
-    wait."""
+    the decoding function would wait for the record's end, for seconds on an idle source (larger records cause this)."""
     release_bytes: int = 256 << 20
     """The slot is advanced after this much WAL became durable in the log, because advancing reads the WAL again."""
     touch_seconds: float = 10.0
@@ -64,8 +62,7 @@ class RangeLimits:
 RANGE_LIMITS: Final = RangeLimits()
 
 _MOST_AGAIN: Final = 8
-"""A call may read again this many largest ranges of WAL. If more WAL must be read again, the calls cost more than the
-stream."""
+"""A call may read again this many largest ranges of WAL. Beyond that, the calls cost more than the stream."""
 _PREAMBLE: Final = 19
 """Bytes of binary COPY ahead of the first row, in the same message: signature, flags and extension."""
 _TRAILER: Final = 2
