@@ -29,8 +29,7 @@ def beside(session: SparkSession) -> bool:
 
 
 def cores(session: SparkSession) -> int:
-    """Returns how many tasks run at a time, on the registered executors or on executors that Spark may add on
-    demand."""
+    """Returns how many tasks run at a time, on registered executors, or executors that Spark may add on demand."""
     context = session.sparkContext
     standing = max(1, int(context.defaultParallelism))
     if is_local(context.master):
