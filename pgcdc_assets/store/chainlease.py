@@ -74,8 +74,7 @@ class Link:
 
     @property
     def of_ended_process(self) -> bool:
-        """Whether a process of this host wrote the link and has ended. This is no proof, because two hosts may have the
-        same name."""
+        """Whether a process of this host wrote the link and has ended. Not a proof: two hosts may have one name."""
         return self.host == socket.gethostname() and self.process != _process(int(self.process.partition(".")[0]))
 
 

@@ -17,12 +17,10 @@ from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.local import path_of
 
 _OWNER_ONLY = 0o600
-"""The mode of the lock file: any user who may open a file, even only for reading, may lock it, and so could keep its
-owner out."""
+"""The lock file's mode. A user who may open a file, even only for reading, may lock it and keep its owner out."""
 _TRIES = 20
 _PAUSE = 0.01
-"""A process that checks whether a lease is held takes the lock for an instant. Tries with this pause outlast such a
-check."""
+"""A process that checks whether a lease is held takes the lock for an instant. Tries with this pause outlast it."""
 
 
 class FileLease(Lease):

@@ -67,8 +67,7 @@ class ProcessName:
 @cache
 def _space() -> str:
     try:
-        # A namespace's inode number may be used again. The boot and the process's start time then distinguish the
-        # namespaces.
+        # A namespace's inode number may be used again. Boot and start time then distinguish the processes.
         return f"{_BOOT.read_text().strip().replace('-', '')}-{os.stat(_NUMBERS).st_ino}"
     except OSError:
         return f"host-{socket.gethostname().replace('.', '-')}"
