@@ -229,8 +229,7 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
 
 
 def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) -> bool:
-    """Whether a column was dropped that was added after the copy and before this column. It may have had the same
-    name."""
+    """Whether a column newer than the copy and older than this column was dropped. It may have had this name."""
     live, last = set(relation.live), table.highest_attnum
     if (leaf := _numbered(table, shape)) is not None:
         # One less than the lowest attnum of a later column: the root's last column may have been dropped before the

@@ -8,8 +8,7 @@ The system catalog proves what the rows of a mirror hold now:
 - the columns of a partition change only together with the columns of its root (:attr:`Leaf.numbering`).
 
 The catalog does not prove enough for a table without a key, for a table whose key has changed, and for a table with a
-partition whose columns are in another order than the root's columns. These tables are copied again, which is always
-right.
+partition whose columns are in another order than in the root. These tables are copied again, which is always right.
 """
 
 from __future__ import annotations
