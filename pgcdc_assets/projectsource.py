@@ -130,8 +130,7 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
 
 
 def known_identity(settings: Settings, found: Identity) -> Identity:
-    """The identity under which log and catalog know the stream ``found``. Log and catalog keep a renamed database's old
-    name."""
+    """The identity under which log and catalog know the stream ``found``. Both keep a renamed database's old name."""
     return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
 
 

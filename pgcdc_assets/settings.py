@@ -38,8 +38,7 @@ from pgcdc_assets.errors import SettingsError
 
 PREFIX = "PGCDC_"
 _NOT_SETTINGS = ("ASSETS_", "TEST_", "FAULTS")
-"""Variables whose names begin with PREFIX and one of these words are not settings. Our own processes and tests use
-them."""
+"""Variables that begin with PREFIX and one of these words are not settings. Our own processes and tests use them."""
 OWN_NAME = "pgcdc"
 STATE_FOLDER = Path(".pgcdc")
 """The default of the setting ``state``: a folder of the project directory."""
@@ -151,8 +150,7 @@ class Settings(BaseSettings):
     origin: Literal["any", "none"] = "any"
     """``any``: all transactions; ``none``: without the transactions that the source itself received by replication."""
     streaming: Literal["auto", "off"] = "auto"
-    """``auto``: large transactions are received before their commit, if the server supports this; ``off``: after the
-    commit."""
+    """``auto``: large transactions are received before their commit, if the server can; ``off``: after their commit."""
     two_phase: bool = False
     """Whether prepared transactions are received at their PREPARE, through a slot that was created with ``two_phase``.
     Either way, they become readable with their COMMIT PREPARED."""
