@@ -53,7 +53,7 @@ _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 
 @dataclass(frozen=True)
 class Status:
-    """``replay_lsn``: the lowest position of followed tables. ``lag_bytes``: WAL up to the source's flush LSN."""
+    """``replay_lsn``: lowest position of followed tables. ``lag_bytes``: source's flush LSN minus ``replay_lsn``."""
 
     slot: SlotStatus | None
     transform_lsn: Lsn | None
