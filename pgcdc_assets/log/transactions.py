@@ -98,8 +98,8 @@ class StreamedTransaction:
     messages: int = 0
     """How many of the changes are logical messages."""
     ambiguous: bool = False
-    """Whether a logical message may have been rolled back. Each carries the xid of the top transaction, even if a
-    subtransaction emitted it. So after a subtransaction's rollback, earlier messages may count or not."""
+    """Whether a logical message may have been rolled back. Such a message carries the xid of the top transaction, even
+    if a subtransaction emitted it. So after a subtransaction's rollback, earlier messages may count or not."""
 
     @property
     def origin_known(self) -> bool:
