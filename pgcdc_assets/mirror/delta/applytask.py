@@ -62,7 +62,7 @@ class Collapsing:
     """Leaves that were truncated."""
     bytes: int = 0
     repair: bool = False
-    """The mirror has already applied the span, so it is not known whether the mirror should hold a key."""
+    """The mirror has already applied the span, so it is not known whether the mirror holds a key."""
     touched: LsnRange | None = None
     """For repairs: only keys that changed in this range, and keys to which their rows moved, are derived. None: all."""
 

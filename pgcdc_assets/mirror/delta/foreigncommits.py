@@ -22,7 +22,7 @@ _SPARK: Final = "Apache-Spark"
 
 @dataclass(frozen=True)
 class Seen:
-    """The effect of a sequence of commits. ``copied``: they include a copy. ``change``: the first change of rows by
+    """The effect of a sequence of commits. ``copied``: whether it has a copy. ``change``: the first change of rows by
     another writer after the last copy."""
 
     copied: bool = False
