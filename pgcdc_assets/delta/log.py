@@ -193,8 +193,9 @@ class DeltaLog:
         self._play_upto(version)
 
     def _lost(self) -> bool:
-        """Read further; returns True if this does not lead to the newest version. The last read is then so old that its
-        last commit or the next commits were deleted. The log is complete from the checkpoint of the hint."""
+        """Read further; returns True if this does not lead to the newest version. The last read is then so old that the
+        last commit that it read, or the next commits, were deleted. The log is complete from the checkpoint of the
+        hint."""
         number, log = self._number, self._log
         following, hint, there = storage.together(log, [
             partial(commit_if_there, log, number + 1), partial(hinted, log),
