@@ -57,7 +57,7 @@ class FrameKind(IntEnum):
     KEEPALIVE = ord("k")
     STATUS = ord("r")
     ROW = 8
-    """Not in the protocol: a row of the SQL functions, taken as XLogData. The byte is the length of its LSN."""
+    """Not in the protocol: a row of the SQL functions, read as XLogData. The byte is the length of the row's LSN."""
 
 
 class MessageKind(IntEnum):
