@@ -107,7 +107,7 @@ def _wanted(relation: CatalogRelation, leaves: Sequence[CatalogRelation], versio
 
 
 def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], version: int) -> str | None:
-    """Returns why updates cannot be mirrored or must not be published; None if they can be published."""
+    """Returns why updates cannot be mirrored or must not be published; None if neither is the case."""
     lacking = [sender.name for sender in senders if not sender.identity.publishable]
     if lacking and lacking != [relation.name]:
         return f"partition {lacking[0]} has no usable replica identity"

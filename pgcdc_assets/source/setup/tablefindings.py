@@ -36,7 +36,8 @@ _LISTED = "SELECT prrelid FROM pg_catalog.pg_publication_rel WHERE prrelid = ANY
 
 
 def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
-    """Returns findings on patterns that select no existing table. ``needed``: errors, as no table is selected."""
+    """Returns findings on patterns that select no existing table. ``needed``: these are errors, because no table is
+    selected."""
     idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
     there = list(meant_tables(conn, ())) if idle or needed else []
     found = []
