@@ -90,7 +90,7 @@ def test_an_input_may_name_its_table(lake: PgcdcLake) -> None:
 
 def test_the_lake_is_a_resource_too(lake: PgcdcLake) -> None:
     @dg.asset
-    def seen(shop_lake: PgcdcLake) -> list[int]:
+    def seen(shop_lake: dg.ResourceParam[PgcdcLake]) -> list[int]:
         publish(Path(shop_lake.root), 200)
         return _ids(shop_lake.at().arrow(ORDERS), shop_lake.at("0/64").arrow(ORDERS))
 
