@@ -15,6 +15,7 @@ from pgcdc_assets.defs.keys import op_name
 from pgcdc_assets.defs.observer import DagsterObserver
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.defs.resources import Engines
+from pgcdc_assets.defs.runs import as_failures
 from pgcdc_assets.defs.sync import watcher
 from pgcdc_assets.project import required_catalog
 
@@ -103,8 +104,9 @@ def verification(of: Replication, context: dg.AssetCheckExecutionContext) -> Ite
     elif selected:
         catalog, keys = required_catalog(of.settings.catalog_file), {key.asset_key for key in selected}
         chosen = [table.name for table in catalog.tables if of.key("mirror", table.name) in keys]
-        for report in _verified(of, context.op_execution_context, chosen).tables:
-            yield _result(of, report)
+        with as_failures():
+            reports = _verified(of, context.op_execution_context, chosen).tables
+        yield from (_result(of, report) for report in reports)
 
 
 def _last_results(instance: dg.DagsterInstance, keys: Iterable[dg.AssetCheckKey]) -> Iterator[dg.AssetCheckResult]:
