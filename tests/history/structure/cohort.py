@@ -142,7 +142,7 @@ class Cohort:
     # Runs -------------------------------------------------------------------------------------------
 
     def run(self, anew: Sequence[TableName] = ()) -> None:
-        """Runs to the end of what is committed, then judges. ``anew``: tables to copy again."""
+        """Runs a sync up to the newest commit, then checks all points. ``anew``: the tables to copy again."""
         self.stop()
         if self.power is not None:
             image = self.power.cut(lambda: self._whole(anew))
