@@ -9,6 +9,7 @@ up             up                               dagsterui   `dagster dev`, which
 deploy         code-server, pack
 demo           demo
 jobs           commands as runs of Dagster's jobs
+dagsterproject settings from a component of a Dagster project
 arguments      LSNs, ranges, tables as arguments
 console        lines of output, and progress for the user
 """

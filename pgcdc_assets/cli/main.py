@@ -17,6 +17,7 @@ from importlib.metadata import version
 import click
 
 from pgcdc_assets.cli.console import visible
+from pgcdc_assets.cli.dagsterproject import of_component
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.deploy import code_server, pack
 from pgcdc_assets.cli.maintenance import forget, maintain
@@ -35,6 +36,10 @@ _INTERRUPTED = "interrupted; nothing is half done, and the next run goes on from
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(version("pgcdc_assets"), prog_name="pgcdc")
+@click.option(
+    "--component", metavar="NAME", callback=of_component, expose_value=False, is_eager=True,
+    help="Take the settings from this component of the Dagster project in the working directory.",
+)  # fmt: skip
 def pgcdc() -> None:
     """Keeps Delta Lake tables exactly equal to a PostgreSQL database.
 

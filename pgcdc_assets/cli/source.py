@@ -14,6 +14,7 @@ import click
 
 from pgcdc_assets.cli.arguments import as_json
 from pgcdc_assets.cli.console import say
+from pgcdc_assets.cli.dagsterproject import is_component
 from pgcdc_assets.cli.jobs import release_instance
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.demo import shop
@@ -160,8 +161,12 @@ def _check_slot(settings: Settings, conninfo: str) -> None:
 
 
 def _saved_source(settings: Settings) -> list[Finding]:
-    """Write the source into pgcdc.yaml, so that shells without PGCDC_SOURCE work on the same source."""
+    """Write the source into pgcdc.yaml, so that shells without PGCDC_SOURCE work on the same source. A component's own
+    file names its source."""
     from pgcdc_assets.source.setup.findings import Finding
+
+    if is_component():
+        return []
 
     source = settings.source or EMBEDDED
     try:

@@ -85,15 +85,21 @@ class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
         spec = PgcdcTranslator().get_asset_spec(data)
         return self.translation(spec, data) if self.translation else spec
 
+    def lake_of(self, root: Path) -> Path | str:
+        """The lake's whole path, in the project with this root folder, or its URL."""
+        return self.lake if "://" in self.lake else root / self.lake
+
+    def state_of(self, root: Path) -> Path:
+        """The whole path of the folder for what is saved on this machine."""
+        return root / (self.state or f".pgcdc/{self.name}")
+
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         root = context.project_root
-        lake = self.lake if "://" in self.lake else root / Path(self.lake)
-        state = root / Path(self.state or f".pgcdc/{self.name}")
         return build_pgcdc_defs(
             self.name,
             self.source,
-            lake,
-            state,
+            self.lake_of(root),
+            self.state_of(root),
             tables=self.tables,
             settings=self.settings,
             translator=_ByComponent(self),
