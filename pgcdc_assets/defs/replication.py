@@ -67,6 +67,16 @@ class Replication:
 
     def spec(self, stage: Stage, table: Table) -> dg.AssetSpec:
         """The spec of one of the table's assets, with the lineage of its columns: source table, changes, mirror."""
+        if (known := self._specs.get((stage, table))) is None:
+            known = self._specs[stage, table] = self._with_lineage(stage, table)
+        return known
+
+    @cached_property
+    def _specs(self) -> dict[tuple[Stage, Table], dg.AssetSpec]:
+        """Specs that were made already. Loading a location asks several times for each."""
+        return {}
+
+    def _with_lineage(self, stage: Stage, table: Table) -> dg.AssetSpec:
         spec = self._spec(stage, table)
         if stage == "snapshot":
             return spec
