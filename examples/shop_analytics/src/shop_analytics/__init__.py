@@ -1,0 +1,1 @@
+"""Two PostgreSQL databases, their mirrors, and reports built on them."""
