@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import psycopg
 import pytest
 
 from pgcdc_assets.core.catalog import Catalog
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs import runs
 from pgcdc_assets.defs.demand import Cursor
+from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.defs.resources import Source
 from pgcdc_assets.defs.sensors import tick
@@ -74,9 +76,11 @@ def level(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any]) -
     return start
 
 
-def look(instance: dg.DagsterInstance, settings: Settings, cursor: Cursor | None = None) -> dg.SensorResult:
+def look(
+    instance: dg.DagsterInstance, settings: Settings, cursor: Cursor | None = None, **options: Any
+) -> dg.SensorResult:
     context = dg.build_sensor_context(instance=instance, cursor=str(cursor) if cursor else None)
-    found = tick(Replication(settings), context, Source())
+    found = tick(Replication(settings, **options), context, Source())
     return found if isinstance(found, dg.SensorResult) else dg.SensorResult(skip_reason=found)
 
 
@@ -114,6 +118,34 @@ def test_a_published_change_requests_a_run(
 ) -> None:
     conn.execute("INSERT INTO public.t VALUES (1)")
     assert look(instance, settings).run_requests
+
+
+def test_newest_point_of_a_quiet_source_stays_fresh(
+    instance: dg.DagsterInstance, settings: Settings, level: Lsn
+) -> None:
+    """At most one record each minute, and only with a freshness policy."""
+    key = RangeRegister(instance, NAMES).add(LsnRange(Lsn(1), level)).key
+    freshness = dg.FreshnessPolicy.time_window(timedelta(minutes=15))
+
+    def points(cursor: Cursor | None, **options: Any) -> tuple[list[tuple[str, str | None]], Cursor]:
+        result = look(instance, settings, cursor, **options)
+        events = [event for event in result.asset_events if isinstance(event, dg.AssetMaterialization)]
+        return [(event.asset_key.to_user_string(), event.partition) for event in events], Cursor.parse(result.cursor)
+
+    assert points(None)[0] == []
+    found, cursor = points(None, freshness=freshness)
+    assert found == [("pgcdc/consistent_points", key)]
+    assert points(cursor, freshness=freshness)[0] == []
+    assert points(replace(cursor, fresh=cursor.fresh - 60), freshness=freshness)[0] == found
+
+
+def test_newest_point_is_not_fresh_while_a_change_waits(
+    instance: dg.DagsterInstance, settings: Settings, level: Lsn, conn: psycopg.Connection[Any]
+) -> None:
+    RangeRegister(instance, NAMES).add(LsnRange(Lsn(1), level))
+    conn.execute("INSERT INTO public.t VALUES (1)")
+    result = look(instance, settings, freshness=dg.FreshnessPolicy.time_window(timedelta(minutes=15)))
+    assert not any(isinstance(event, dg.AssetMaterialization) for event in result.asset_events)
 
 
 @pytest.mark.long
