@@ -38,6 +38,11 @@ class SourceState:
     """The LSN at which following ends."""
     published: bool | None = None
     """Whether the slot has a published change waiting. None if this was not checked, or cannot be checked."""
+    tables: str = ""
+    """A digest of the tables that the settings select. Empty if it was not read. It is read only if the source has
+    written WAL without a published change: the WAL may be a CREATE TABLE."""
+    tables_changed: bool = False
+    """Whether the digest differs from the digest of an earlier tick."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Cursor:
     """When the lake's present position was first seen."""
     empty_to: Lsn = ZERO
     """The slot held no published change up to this LSN."""
+    tables: str = ""
+    """The newest digest of the selected tables."""
     told: float = 0.0
     """When the slot's observation was last recorded."""
     fresh: float = 0.0
@@ -77,7 +84,7 @@ class Cursor:
             data = json.loads(text or "{}")
             lsns = Lsn(int(data["position"])), Lsn(int(data["empty_to"]))
             times = float(data["since"]), float(data["told"]), float(data["fresh"])
-            return cls(lsns[0], times[0], lsns[1], times[1], times[2], str(data["health"]))
+            return cls(lsns[0], times[0], lsns[1], str(data["tables"]), times[1], times[2], str(data["health"]))
         except MALFORMED:
             return cls()
 
@@ -88,7 +95,8 @@ class Cursor:
         empty_to = state.flush_lsn if state.published is False else self.empty_to
         moved = not self.since or state.position != self.position
         since = state.now if moved else self.since
-        return replace(self, position=state.position, since=since, empty_to=empty_to)
+        tables = state.tables or self.tables
+        return replace(self, position=state.position, since=since, empty_to=empty_to, tables=tables)
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,8 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
         return Decision(False, f"the source is at {state.flush_lsn}, and so are the mirrors", current=True)
     if state.published:
         return Decision(True, f"published changes wait in the slot, {ahead} bytes of WAL")
+    if state.tables_changed:
+        return Decision(True, "tables of the source were created, renamed or dropped")
     if ahead >= FOREIGN_WAL_BYTES:
         return Decision(True, f"{ahead} bytes of WAL have passed")
     if state.published is None and state.now - cursor.since >= range_seconds:

@@ -5,6 +5,7 @@ The check is cheap: plain SQL, and reads of small tables. It opens no replicatio
 moves no position.
 """
 
+import hashlib
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -155,7 +156,18 @@ def _source_state(conn: "SourceConnection", catalog: Catalog, settings: Settings
         return replace(seen, published=False)
     if active or flushed - restart > _PEEK_WAL_BYTES:
         return seen
-    return replace(seen, published=_published(conn, catalog, flushed, settings))
+    if published := _published(conn, catalog, flushed, settings):
+        return replace(seen, published=published)
+    tables = _selected_tables(conn, settings)
+    return replace(seen, published=published, tables=tables, tables_changed=cursor.tables not in ("", tables))
+
+
+def _selected_tables(conn: "SourceConnection", settings: Settings) -> str:
+    """A digest of the existing tables that the settings select, by name and OID."""
+    from pgcdc_assets.source.setup.selection import meant_tables
+
+    found = sorted(meant_tables(conn, settings.tables).items())
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def _to_copy(catalog: Catalog, layout: Layout) -> int:

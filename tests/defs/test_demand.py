@@ -27,6 +27,14 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             replace(AHEAD, flush_lsn=Lsn(0x1001), published=True), FRESH, True, "1 bytes of WAL", id="ahead by one byte"
         ),
         pytest.param(replace(AHEAD, published=False), OLD, False, "nothing published", id="foreign WAL, little"),
+        pytest.param(
+            replace(AHEAD, published=False, tables="b", tables_changed=True), FRESH, True, "tables of the source",
+            id="a new table",
+        ),
+        pytest.param(
+            replace(AHEAD, published=True, tables_changed=True, endpos=Lsn(0x1000)), FRESH, False, "following ends",
+            id="a new table after the end",
+        ),
         pytest.param(AHEAD, FRESH, False, "nothing published", id="not looked at, young"),
         pytest.param(AHEAD, OLD, True, "WAL has moved for 60 s", id="not looked at, range_seconds old"),
         pytest.param(
@@ -94,8 +102,14 @@ def test_the_cursor_keeps_the_end_of_wal_without_published_changes() -> None:
     assert cursor.seen(replace(AHEAD, flush_lsn=Lsn(0x3000))).empty_to == AHEAD.flush_lsn
 
 
+def test_the_cursor_keeps_the_digest_of_tables_that_was_read_last() -> None:
+    cursor = Cursor().seen(replace(AHEAD, tables="a")).seen(AHEAD)
+    assert cursor.tables == "a"
+    assert cursor.seen(replace(AHEAD, tables="b")).tables == "b"
+
+
 def test_the_cursor_survives_its_text_form() -> None:
-    cursor = Cursor(Lsn(0x16_B374_D848), 12.5, Lsn(7), 3.25, 4.5, "ab")
+    cursor = Cursor(Lsn(0x16_B374_D848), 12.5, Lsn(7), "cd", 3.25, 4.5, "ab")
     assert Cursor.parse(str(cursor)) == cursor
 
 

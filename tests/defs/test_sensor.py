@@ -161,6 +161,31 @@ def test_unpublished_changes_alone_request_no_run(
     assert look(instance, settings, Cursor.parse(result.cursor)).run_requests
 
 
+@pytest.mark.usefixtures("level")
+def test_a_new_table_of_a_quiet_source_requests_one_run(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    """The publication does not list the table yet, so the slot holds no change of it."""
+    settings = settings.changed(tables=("public.*",))
+    conn.execute("INSERT INTO public.unpublished VALUES (1)")
+    first = look(instance, settings)
+    assert "nothing published" in why(first)
+    conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
+    second = look(instance, settings, Cursor.parse(first.cursor))
+    assert second.run_requests
+    assert not look(instance, settings, Cursor.parse(second.cursor)).run_requests
+
+
+@pytest.mark.usefixtures("level")
+def test_a_new_table_that_is_not_selected_requests_no_run(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute("INSERT INTO public.unpublished VALUES (1)")
+    first = look(instance, settings)
+    conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
+    assert "nothing published" in why(look(instance, settings, Cursor.parse(first.cursor)))
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("level")
 def test_a_stream_abort_requests_no_run(
