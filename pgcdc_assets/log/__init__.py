@@ -5,18 +5,18 @@ receive/ -> framerun -> rows -> segment (spill) -> batch -> commit        writte
                                           reader, span <------+           read by everybody
 
 framerun      received frames, indexed
-streamed      which frame belongs to which transaction in progress, in the form of protocol version 1
-relations     the Relation message in force for each row
-transactions  transactions whose end has not come: open, in progress, prepared
+streamed      finds the frames of each transaction in progress, and converts them to protocol version 1
+relations     the Relation message that applies to each row
+transactions  transactions whose end has not arrived: open, in progress, prepared
 rows          turns frames into rows of the log
 segment       the Parquet files of the log
-commitfacts   facts of rows that are known only at the commit, after the rows were written
+commitfacts   facts that rows lack because they were written before their transaction committed
 content       content of transactions in progress
-spill         keeps this content, and the content of prepared transactions, on disk
-batch         the smallest durable piece
-commit        compare-and-set; durable before it is reported; repairs the log; shuts out an earlier writer
-summary       the summary row of a batch, and the check of the rows against it
+spill         keeps the content of transactions in progress, and of prepared transactions, on disk
+batch         batches: the smallest durable pieces of the log
+commit        Delta commits to the log; also repairs the log, and shuts out an earlier writer
+summary       the summary row of a batch, and the check of the batch's rows against this summary
 reader        position, batches, segments
-span          batches, shapes and row counts of one span
+span          batches, relation shapes and row counts of one span of LSNs
 upkeep        compaction and retention
 """

@@ -1,7 +1,7 @@
-"""Batches: the smallest durable piece of the log. Two threads share the work. The receiving thread owns
-:class:`PendingBatch`: the frames of whole transactions and of the open transaction, their staged segments, and the
+"""Batches: the smallest durable pieces of the log. Two threads share the work. The receiving thread owns
+:class:`PendingBatch`: the frames of complete transactions and of the open transaction, their staged segments, and the
 transactions in progress. The writing thread owns :class:`BatchWriter`, which turns frames into segments and commits
-them, one job after another."""
+the segments to the log, one job after another."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PendingFrames:
 
     runs: list[FrameRun] = field(default_factory=list)
     size: int = 0
-    """Bytes of memory that the frames take, or will take as rows."""
+    """An estimate of the bytes of memory for the frames, and later for their rows."""
     opening: OpenTransaction | None = None
 
     def append(self, run: FrameRun) -> None:
@@ -58,24 +58,26 @@ class PendingFrames:
 
 @dataclass
 class PendingBatch:
-    """The received content that is not part of a commit job. Only the writing thread fills and reads StagedSegments."""
+    """The received content that is not yet part of a job that makes a Delta commit. The :class:`StagedSegments` in it
+    are filled and read only by the writing thread."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
-    """Whole transactions. The first transaction may have begun in ``staged``."""
+    """Frames of complete transactions. Earlier frames of the first transaction may be in ``staged``."""
     staged: list[StagedSegments] = field(default_factory=list)
-    """Segments of whole transactions."""
+    """Segments of complete transactions."""
     open: PendingFrames = field(default_factory=PendingFrames)
+    """Frames of the open transaction, whose Commit has not arrived."""
     spilled: list[StagedSegments] = field(default_factory=list)
     """Segments of the open transaction."""
     since: float | None = None
-    """When the first whole transaction came; None if there is no whole transaction."""
+    """When the first complete transaction arrived; None without a complete transaction."""
     staged_size: int = 0
     spilled_size: int = 0
-    """``staged_size`` and ``spilled_size``: bytes of the frames that went into these segments."""
+    """``staged_size`` and ``spilled_size``: bytes of the frames that were written to ``staged`` and ``spilled``."""
     in_progress: ContentByXid = field(default_factory=ContentByXid)
     """Transactions in progress."""
     committed: list[CommittedContent] = field(default_factory=list)
-    """Transactions that came in blocks and have committed, but are not staged."""
+    """Transactions that were in progress or prepared, and have committed, but are not staged."""
 
     @property
     def in_memory(self) -> int:
@@ -90,9 +92,9 @@ class PendingBatch:
         return self.closed_in_memory + self.staged_size
 
     def receive(self, run: FrameRun, whole: int, after: OpenTransaction | None, now: float) -> None:
-        """Takes in frames. The first ``whole`` frames belong to complete transactions; ``after`` is the transaction
-        that is open after all of them. A transaction without changes leaves nothing here: like a keepalive, its end
-        only moves the position. (PostgreSQL 14 sends transactions of other publications as empty transactions.)"""
+        """Adds received frames. The first ``whole`` frames belong to complete transactions; ``after`` is the
+        transaction that is open after all frames. A transaction without changes adds nothing: like a keepalive, its
+        end only moves the position. (PostgreSQL 14 sends transactions of other publications as empty transactions.)"""
         if whole:
             self._close(run.part(0, whole), now)
         rest = run.part(whole, len(run))
@@ -100,20 +102,20 @@ class PendingBatch:
             self.open.append(rest)
 
     def commit(self, xid: int, facts: CommitFacts, commit: FrameRun, now: float) -> None:
-        """A transaction in progress has committed. ``commit`` is its Commit as one frame."""
+        """Record that a transaction in progress has committed. ``commit``: the transaction's Commit as one frame."""
         content = self.in_progress.pop(xid)
         if content is not None and content.changes:
             self._commit(CommittedContent(content, facts), commit, now)
 
     def prepare(self, transaction: PreparedTransaction, now: float) -> None:
-        """A transaction is prepared. Its content is kept with the next batch at the latest."""
+        """Record that a transaction is prepared. Its content is written to disk with the next batch at the latest."""
         self.in_progress.prepare(transaction)
         self.since = now if self.since is None else self.since
 
     def commit_prepared(
         self, transaction: PreparedTransaction, facts: CommitFacts, commit: FrameRun, now: float
     ) -> None:
-        """A prepared transaction has committed. ``commit`` is its Commit as one frame."""
+        """Record that a prepared transaction has committed. ``commit``: the transaction's Commit as one frame."""
         content = self.in_progress.pop_prepared(transaction.key)
         kept = transaction.key if content is None else None
         content = content or InProgressContent.of(transaction)
@@ -128,13 +130,14 @@ class PendingBatch:
         self.since = now if self.since is None else self.since
 
     def take_closed(self) -> tuple[PendingFrames, list[CommittedContent], list[StagedSegments]]:
-        """Hand over all whole transactions."""
+        """Return all complete transactions, for a batch, and remove them from here."""
         taken = self.closed, self.committed, self.staged
         self.closed, self.committed, self.staged, self.since, self.staged_size = PendingFrames(), [], [], None, 0
         return taken
 
     def stage_closed(self) -> tuple[PendingFrames, list[CommittedContent], StagedSegments]:
-        """Hand over the frames of whole transactions, to be written before their commit."""
+        """Return the frames of complete transactions, and remove them from here. Their segments are written at once,
+        before the batch's Delta commit; the last item of the result collects these segments."""
         self.staged_size += self.closed_in_memory
         frames, committed = self.closed, self.committed
         self.closed, self.committed = PendingFrames(), []
@@ -142,7 +145,8 @@ class PendingBatch:
         return frames, committed, self.staged[-1]
 
     def spill_open(self, state: OpenTransaction) -> tuple[PendingFrames, StagedSegments]:
-        """Hand over the open transaction's frames; ``state`` is the transaction after these frames."""
+        """Return the open transaction's frames, to be written to disk, and remove them from here. ``state``: the state
+        of the transaction after these frames."""
         frames, self.open = self.open, PendingFrames(opening=state)
         self.spilled_size += frames.size
         self.spilled.append(StagedSegments())
@@ -165,7 +169,7 @@ class PendingBatch:
 
 @dataclass(frozen=True)
 class Committed:
-    """A durable commit. A commit that only moves the position has no rows."""
+    """A durable Delta commit to the log. A commit that only moves the log's position has no rows."""
 
     start: Lsn
     end: Lsn
@@ -175,7 +179,7 @@ class Committed:
 
 
 class BatchWriter:
-    """Writes segments and commits, in the order of the calls, which all come from one thread."""
+    """Writes segments and Delta commits, in the order of the calls. All calls come from one thread."""
 
     def __init__(
         self, path: Location, identity: Identity, timeline: int, relations: Relations, leader: int | None = None
@@ -190,24 +194,26 @@ class BatchWriter:
         self.position = self._log.position
 
     def stage(self, frames: PendingFrames, into: StagedSegments, committed: Sequence[CommittedContent] = ()) -> None:
-        """Write frames as segments of a later batch."""
+        """Write frames as segments that a later Delta commit adds to the log."""
         for rows in self._in_memory(frames, committed, into):
             into.add(self._spill.stage(rows))
         passed(FaultPoint.SEGMENT_STAGED)
 
     def spill(self, frames: InProgressFrames, content: InProgressContent) -> None:
-        """Write frames of a transaction in progress."""
+        """Write frames of a transaction in progress as segments under ``_spill/``."""
         content.spilled += self._spill.spill(frames.rows(content.overlay))
         passed(FaultPoint.STREAM_SPILLED)
 
     def drop(self, content: InProgressContent) -> None:
-        """Delete the segments of a transaction in progress that was rolled back, or that does not belong to the log."""
+        """Delete the segments of a transaction that was in progress. The transaction was rolled back, or the log skips
+        it."""
         for spilled in content.spilled:
             spilled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)
 
     def keep(self, transaction: PreparedTransaction, content: InProgressContent) -> None:
-        """Keep the content of a prepared transaction on disk until the transaction ends. Durable when this returns."""
+        """Write the content of a prepared transaction to disk, where it stays until the transaction ends. The content
+        is durable when this returns."""
         segments = [*content.spilled, *self._spill.spill(content.take().rows(content.overlay))]
         aborted = tuple(sorted(transaction.aborted))
         counted = sum(segment.counted(aborted) for segment in segments)
@@ -215,7 +221,7 @@ class BatchWriter:
         passed(FaultPoint.PREPARED_KEPT)
 
     def forget(self, key: PreparedKey) -> None:
-        """Delete the content of a prepared transaction that was rolled back, or that the log holds."""
+        """Delete the stored content of a prepared transaction that was rolled back, or that is in the log."""
         self._prepared.drop([key])
 
     def commit(
@@ -225,7 +231,8 @@ class BatchWriter:
         end: Lsn,
         committed: Sequence[CommittedContent] = (),
     ) -> Committed:  # fmt: skip
-        """Commit one batch: staged segments, frames in memory, and the notes without which the batch cannot be read."""
+        """Commit one batch to the log: staged segments, frames in memory, and the notes that a reader of the batch
+        needs (summary, Relation messages, catalog facts)."""
         staged = StagedSegments()
         for part in parts:
             staged.add(part)
@@ -248,7 +255,8 @@ class BatchWriter:
     def _in_memory(
         self, frames: PendingFrames, committed: Sequence[CommittedContent], staged: StagedSegments
     ) -> Iterator[Rows]:
-        """The rows of the frames in memory. Also adds the committed transactions' segments to ``staged``."""
+        """Yields the rows of the frames in memory. Also adds the segments of the ``committed`` transactions to
+        ``staged``."""
         yield frames.rows(self._relations)
         for content in committed:
             part, rows = self._spill.committed(content)
@@ -256,13 +264,14 @@ class BatchWriter:
             yield rows
 
     def advance(self, end: Lsn) -> Committed:
-        """Move only the position, past WAL that holds nothing for the log."""
+        """Move only the log's position to ``end``, because the WAL up to ``end`` contains nothing for the log."""
         start = self.position
         self._move(end, StagedSegments())
         return Committed(start, end)
 
     def drop_spill(self) -> None:
-        """Delete the segments of open transactions, which the server sends again from the start in the next run."""
+        """Delete the segments of transactions that have not committed. On the next connection, the server sends these
+        transactions again from their start."""
         self._spill.clear()
 
     def _move(self, end: Lsn, staged: StagedSegments) -> None:

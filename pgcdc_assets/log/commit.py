@@ -1,6 +1,6 @@
-"""Commits to the log: compare-and-set, and durable before the commit is reported. Segments and their names are fsynced
-before the commit, and the commit before :meth:`LogWriter.commit` returns. A commit builds on a version, which must be
-at the position that the caller names."""
+"""Delta commits to the log. Each commit is a compare-and-set: it fails unless the log is at the position that the
+caller names. Segments and their file names are fsynced before the commit, and the commit is fsynced before
+:meth:`LogWriter.commit` returns."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ _PROPERTIES: Final = {
     "delta.dataSkippingStatsColumns": "relation_id,commit_lsn,kind",
     "delta.autoOptimize.autoCompact": "false",
     "delta.checkpointInterval": "100",
-    # One commit a second makes 86,400 files a day, which each checkpoint lists. Commits hold nothing that we need and
-    # that is nowhere else.
+    # One commit a second makes 86,400 commit files a day, and each checkpoint lists the folder. Old commit files can be
+    # deleted soon, because the newest version contains all that we need.
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 ATTEMPTS: Final = 10
-"""Attempts to commit while a compaction also commits."""
+"""How often a commit is tried. An attempt fails if a compaction commits at the same time."""
 
 
 def timeline_app_id(identity: Identity) -> str:
-    """The app transaction whose version is the timeline of the newest commit."""
+    """The id of the Delta app transaction whose version is the source's timeline at the newest commit."""
     return identity.app_id("timeline")
 
 
 def start_app_id(identity: Identity) -> str:
-    """The app transaction whose version is the LSN at which retention cut off the log."""
+    """The id of the Delta app transaction whose version is the LSN at which retention cut off the log."""
     return identity.app_id("log_start")
 
 
 def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) -> None:
-    """Create the empty table, at LSN ``start``. Durable when this returns."""
+    """Create the log as an empty table at LSN ``start``. The table is durable when this returns."""
     passed(FaultPoint.LOG_MAKING)
     properties = {
         **_PROPERTIES,
@@ -80,9 +80,10 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
 
 
 def recover_log(path: Location) -> tuple[str, ...]:
-    """Put aside the files that a power cut left incomplete at the end of the log. Returns their names. A position is
-    confirmed to the source only after its commit is durable, and no commit begins before the previous commit is
-    durable. So a torn commit was never confirmed, and the server sends the transactions of this commit again."""
+    """Rename the commit and checkpoint files that a power cut left incomplete at the end of the Delta log, so that
+    readers ignore them. Returns their old names. A position is confirmed to the source only after its Delta commit is
+    durable, and no Delta commit begins before the previous Delta commit is durable. So the position of an incomplete
+    commit was never confirmed, and the server sends the transactions of this commit again."""
     log = path / DELTA_LOG
     checkpoints = checkpoint_files(log)
     torn = [part for parts in checkpoints.values() for part in parts if not _readable(part)]
@@ -108,8 +109,8 @@ class LogWriter:
     """The only object that commits to the log. Used from one thread."""
 
     def __init__(self, path: Location, identity: Identity, leader: int | None = None) -> None:
-        """``leader``: the last leader that the log recorded (:attr:`ChangeLog.leader`) while our run held the lake.
-        Raises LogConflict if the log has recorded another leader since."""
+        """``leader``: the last leader that the log recorded (:attr:`ChangeLog.leader`) while our run of the sync held
+        the lake's lease. Raises LogConflict if the log has recorded a newer leader since then."""
         self._path = path
         self._identity = identity
         # The list of files is not read, so that the receiver's memory does not grow with the log.
@@ -117,7 +118,7 @@ class LogWriter:
         version = newest_of(self._table)
         self._leader = leader
         self._refuse_others(version)
-        # A process may have been killed between its last commit and the fsync. So do the fsync now.
+        # An earlier process may have been killed after its last commit, before it fsynced the commit. So fsync it now.
         storage.settle([path / DELTA_LOG / commit_name(version.number)])
         settle([path])
 
@@ -126,8 +127,9 @@ class LogWriter:
         return self._position(newest_of(self._table))
 
     def commit(self, start: Lsn, end: Lsn, timeline: int, files: Sequence[FileReport]) -> None:
-        """Move the log from ``start`` to ``end`` with one batch's files (fsynced, in the table's folder), or without
-        files. Raises LogConflict, and commits nothing, if the log is not at ``start`` or has another leader."""
+        """Move the log's position from ``start`` to ``end`` by one Delta commit, which adds the files of one batch or
+        no files. The files must be in the table's folder, with their content fsynced. Raises LogConflict, and commits
+        nothing, if the log is not at ``start`` or has recorded a newer leader."""
         if files:
             storage.settle([self._path])
         for _ in range(ATTEMPTS):
@@ -146,7 +148,7 @@ class LogWriter:
         else:
             raise LogConflict("is committed to by another writer", thing=str(self._path), lsn=start)
         passed(FaultPoint.BATCH_COMMITTED)
-        # Also syncs the name of a compaction's commit that this commit builds on.
+        # If a compaction has committed just before, this also fsyncs the file name of its commit.
         settle([self._path])
         passed(FaultPoint.BATCH_DURABLE)
 
@@ -165,7 +167,8 @@ class LogWriter:
 
 
 def check_file(path: Location, size: int, rows: int) -> None:
-    """Compare size, rows and schema with the file and its footer. Raises LogCorrupt, which names the difference."""
+    """Check a segment's size, number of rows and schema against the file and its Parquet footer. Raises LogCorrupt,
+    which names the difference."""
     try:
         found = storage.head(path)
         with opened_parquet(path) as file:
@@ -185,13 +188,13 @@ _log = logging.getLogger(__name__)
 
 
 def shut_out(layout: Layout, leader: int) -> None:
-    """Shut out a writer that has lost the lake, by a commit of the new leader on each table. ``leader`` is higher than
-    the number of any earlier leader.
+    """Shut out a writer that has lost the lake's lease, by one Delta commit of the new leader on each table. ``leader``
+    is higher than the number of any earlier leader.
 
-    The old writer may have been suspended or cut off, and may not know its loss. The old writer's next commit to a
-    table takes the number after the newest version that it has seen. The commit is refused if that number exists. So
-    the new holder of the lake first puts an empty commit on each table, beginning with the change log. The old writer
-    then checks again who holds the lake. Its receiver, which holds no lease itself, sees another leader in the log.
+    The old writer may have been suspended or cut off, and may not know its loss. Its next commit to a table claims the
+    number after the newest version that it has seen, and fails if a commit with that number exists. So the new leader
+    first makes an empty commit on each table, beginning with the change log. After the failure the old writer checks
+    again who holds the lease. Its receiver, which holds no lease itself, sees the new leader in the log.
     """
     tables = _newest(layout.root)
     _log.warning("the last writer did not give the lake back: its commits are shut out of %d tables", len(tables))
@@ -200,7 +203,7 @@ def shut_out(layout: Layout, leader: int) -> None:
 
 
 def _newest(root: Location) -> dict[Location, int]:
-    """The newest version of each Delta table."""
+    """Maps each Delta table under ``root`` to its newest version."""
     found: dict[Location, int] = {}
     for entry in storage.walk(root, hidden=True):
         folder, _, name = entry.name.rpartition(f"/{DELTA_LOG}/")

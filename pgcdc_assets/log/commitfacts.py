@@ -1,7 +1,8 @@
-"""Facts of a transaction that are known only at its commit. For rows written before the commit, these facts are stored
-once per file. In a file that was written while its transaction was in progress, ``commit_lsn`` and ``commit_ts`` are
-NULL, ``subxid`` names each row's subtransaction, and ``schema_id`` holds provisional ids. At the commit the file goes
-into the log unchanged, and the tags of its add action hold the missing facts. Every reader fills in these facts."""
+"""Facts of a transaction that are known only at its commit. If rows were written before the commit, these facts are
+stored once per file. In a file that was written while its transaction was in progress, ``commit_lsn`` and ``commit_ts``
+are NULL, ``subxid`` names each row's subtransaction, and ``schema_id`` contains provisional ids. When the transaction
+commits, the file is added to the log unchanged, and the tags of its Delta add action contain the missing facts. Every
+reader fills in these facts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from pgcdc_assets.log.rows import ABSENT, Rows
 
 SUBXID: Final = "subxid"
-"""The column that only files with commit facts have."""
+"""The column with a row's subtransaction. Only files with commit facts have this column."""
 _COMMIT_LSN: Final = "pgcdc.commit_lsn"
 _COMMIT_TS: Final = "pgcdc.commit_ts"
 _ABORTED: Final = "pgcdc.aborted"
@@ -26,19 +27,20 @@ _SCHEMA_IDS: Final = "pgcdc.schema_ids"
 
 @dataclass(frozen=True)
 class CommitFacts:
-    """Facts that are missing in rows made while their transaction was in progress."""
+    """The facts that rows lack if they were written while their transaction was in progress."""
 
     commit_lsn: int
     commit_ts: int
     """Microseconds since 1970."""
     aborted: tuple[int, ...] = ()
-    """The subtransactions whose rows do not count, ascending."""
+    """The xids of the subtransactions that were rolled back, ascending. Readers skip their rows."""
     schema_ids: Mapping[int, int] = field(default_factory=dict, hash=False)
-    """Maps provisional to final ids. An id that is not in the map is final."""
+    """Maps provisional schema ids to final ids. An id that is not in the map is final."""
 
     @classmethod
     def of_tags(cls, tags: Mapping[str, str]) -> Self | None:
-        """The facts in a file's tags; None if the file's rows are complete. Raises ValueError for unreadable tags."""
+        """Reads the facts from a file's tags. None if the file has no commit facts, because its rows were written after
+        the commit. Raises ValueError for unreadable tags."""
         if _COMMIT_LSN not in tags:
             return None
         if _COMMIT_TS not in tags:
@@ -59,13 +61,13 @@ class CommitFacts:
         }
 
     def within(self, low: int, high: int) -> Self:
-        """The facts that rows of the subtransactions from ``low`` to ``high`` need. This keeps each file's tags short:
-        a transaction may have a million rollbacks and hundreds of files."""
+        """The facts that a file with rows of the subtransactions from ``low`` to ``high`` needs: only these aborted
+        xids. This keeps the tags short, because a transaction may have a million rollbacks and hundreds of files."""
         return replace(self, aborted=between(self.aborted, low, high))
 
     def fill(self, table: pa.Table) -> pa.Table:
-        """The file's rows with the facts filled in, without rows of aborted subtransactions and without ``subxid``. The
-        table must have ``subxid`` if ``aborted`` is not empty."""
+        """Returns the file's rows with the facts filled in, without rows of aborted subtransactions and without the
+        column ``subxid``. The table must have ``subxid`` if ``aborted`` is not empty."""
         if self.aborted:
             gone = pc.is_in(table[SUBXID], value_set=pa.array(self.aborted, pa.int64()))
             table = table.filter(pc.invert(gone))
@@ -80,7 +82,7 @@ class CommitFacts:
         return table
 
     def fill_rows(self, rows: Rows) -> Rows:
-        """Like :meth:`fill`, for rows that are not written. ``schema_ids`` must have every provisional id."""
+        """Like :meth:`fill`, for rows that are still in memory. ``schema_ids`` must map every provisional id."""
         assert rows.subxid is not None
         kept = rows.take(np.flatnonzero(~np.isin(rows.subxid, np.array(self.aborted, dtype=np.int64))))
         number = len(kept)

@@ -1,7 +1,7 @@
-"""The content of transactions in progress: frames in memory, and segments under ``_spill/`` until the commit. The
-receiving thread fills the frames. Only the writing thread fills and reads ``spilled``. A segment is written once. At
-the commit it moves into the log unchanged, with the facts that were missing stored next to it (:class:`CommitFacts`).
-Frames that are in memory at the commit become ordinary rows."""
+"""The content of transactions in progress: frames in memory, and segments under ``_spill/`` until the transaction
+commits. The receiving thread adds the frames. Only the writing thread fills and reads ``spilled``. A segment is written
+once. After the transaction's commit, the segment moves into the log unchanged, and the facts that its rows lack
+(:class:`CommitFacts`) are stored with the file. Frames that are then still in memory become ordinary rows."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _COUNTED: Final = ["relation_id", "kind", "schema_id", "payload", SUBXID]
 
 @dataclass
 class StagedSegments:
-    """Written segments that no commit names, and the tally of their rows."""
+    """Written segments that are not in the Delta table yet, and the tally of their rows."""
 
     files: list[tuple[SegmentDraft, CommitFacts | None]] = field(default_factory=list)
     """Each segment, with its :class:`CommitFacts` if its transaction was in progress when the segment was written."""
     tally: Tally = field(default_factory=Tally)
     kept: dict[PreparedKey, int] = field(default_factory=dict)
-    """Prepared transactions whose kept content is in these segments, with their ``commit_lsn``."""
+    """Prepared transactions whose content was stored under ``_prepared/`` and is in these segments, with their
+    ``commit_lsn``."""
 
     def add(self, other: StagedSegments) -> None:
         self.files += other.files
@@ -49,13 +50,13 @@ class SpilledSegment:
 
     segment: SegmentDraft
     tally: Tally
-    """The tally's schema ids are provisional."""
+    """Its schema ids are the provisional ids of the transaction's :class:`Overlay`."""
     lowest: int
     highest: int
-    """``lowest`` and ``highest``: the bounds of the subtransactions in its rows."""
+    """``lowest`` and ``highest``: the lowest and the highest ``subxid`` of the rows."""
 
     def to_json(self) -> dict[str, Any]:
-        """The form that :meth:`of_json` reads in another process."""
+        """The segment as JSON for a manifest, which :meth:`of_json` reads, perhaps in another process."""
         report, tally = self.segment.report, self.tally
         return {
             "file": report.path, "size": report.size, "rows": report.rows, "stats": report.stats,
@@ -77,7 +78,8 @@ class SpilledSegment:
         return cls(SegmentDraft(draft, report), tally, given["lowest"], given["highest"])
 
     def counted(self, aborted: tuple[int, ...]) -> int:
-        """How many rows of the segment count if the subtransactions ``aborted`` (ascending) were rolled back."""
+        """The number of rows that remain in the segment if the subtransactions ``aborted`` (ascending) were rolled
+        back."""
         gone = between(aborted, self.lowest, self.highest)
         if not gone:
             return self.segment.report.rows
@@ -85,7 +87,8 @@ class SpilledSegment:
         return int((~np.isin(subxid, np.array(gone))).sum())
 
     def at(self, commit: CommitFacts) -> StagedSegments | None:
-        """The segment as part of the log, after the transaction has committed. None if no row counts."""
+        """The segment as part of the log, after the transaction has committed. None if all its rows were rolled
+        back."""
         schema_ids = {provisional: commit.schema_ids[provisional] for provisional in sorted(self.tally.schema_ids)}
         facts = replace(commit.within(self.lowest, self.highest), schema_ids=schema_ids)
         if not facts.aborted:
@@ -107,12 +110,13 @@ class BlockFrames:
 
 @dataclass
 class InProgressFrames:
-    """The frames in memory of a transaction in progress."""
+    """The frames of a transaction in progress that are in memory."""
 
     opening: OpenBlock
+    """The state of the transaction before these frames."""
     blocks: list[BlockFrames] = field(default_factory=list)
     size: int = 0
-    """Bytes of memory that the frames take, or will take as rows."""
+    """An estimate of the bytes of memory for the frames, and later for their rows."""
 
     def rows(self, overlay: Overlay) -> Rows:
         """The rows of these frames. Releases the frames, so that memory holds their bytes only once."""
@@ -135,16 +139,18 @@ class InProgressContent:
     """Number of changes received, including changes that were rolled back."""
     spilled: list[SpilledSegment] = field(default_factory=list)
     spilled_size: int = 0
-    """Bytes of the frames that went into these segments."""
+    """Bytes of the frames that were written to these segments."""
 
     @classmethod
     def of(cls, transaction: PreparedTransaction) -> Self:
-        """A prepared transaction whose content was kept on disk at its PREPARE: without frames."""
+        """The content of a prepared transaction without frames in memory: all of it was stored on disk after its
+        PREPARE."""
         opening = OpenBlock(transaction.key.xid, transaction.changes, transaction.origin)
         return cls(InProgressFrames(opening), transaction.overlay, transaction.changes, spilled_size=transaction.bytes)
 
     def add(self, block: BlockFrames, origin: str | None) -> None:
-        """Add the next frames. ``origin`` is the transaction's origin, which comes before the first change."""
+        """Add the next frames. ``origin``: the transaction's replication origin, which the server sends before the
+        first change."""
         if not self.changes:
             self.frames.opening = replace(self.frames.opening, origin=origin)
         self.frames.blocks.append(block)
@@ -152,7 +158,7 @@ class InProgressContent:
         self.changes += int(IS_CHANGE[block.run.kinds].sum())
 
     def take(self) -> InProgressFrames:
-        """Hand over the frames in memory, to be spilled."""
+        """Return the frames in memory, to be written to disk, and remove them from here."""
         taken = self.frames
         self.frames = InProgressFrames(replace(taken.opening, ordinal=self.changes))
         self.spilled_size += taken.size
@@ -166,7 +172,7 @@ class CommittedContent:
     content: InProgressContent
     facts: CommitFacts
     kept: PreparedKey | None = None
-    """Set if the lake has kept the transaction's segments since its PREPARE."""
+    """The key of a prepared transaction whose segments were stored under ``_prepared/``; otherwise None."""
 
     @property
     def size(self) -> int:
@@ -175,7 +181,7 @@ class CommittedContent:
 
 
 class ContentByXid:
-    """The transactions in progress, by xid, and the prepared transactions that are not kept on disk."""
+    """The transactions in progress, by xid, and the prepared transactions that are not stored on disk yet."""
 
     def __init__(self) -> None:
         self._open: dict[int, InProgressContent] = {}
@@ -193,21 +199,21 @@ class ContentByXid:
         content.add(block, origin)
 
     def pop(self, xid: int) -> InProgressContent | None:
-        """Remove and return a transaction that is no longer in progress. None if it has no frames here."""
+        """Remove and return a transaction that is no longer in progress. None if no frames of it were added."""
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:
-        """Store a prepared transaction under its :class:`PreparedKey`: its xid may be used again."""
+        """Store a prepared transaction by its :class:`PreparedKey`, because its xid may be used again."""
         content = self._open.pop(transaction.key.xid, None) or InProgressContent.of(transaction)
         self._prepared[transaction.key] = transaction, content
 
     def take_prepared(self) -> list[tuple[PreparedTransaction, InProgressContent]]:
-        """Hand over the prepared transactions, to be kept."""
+        """Return the prepared transactions, to be stored on disk, and remove them from here."""
         taken, self._prepared = list(self._prepared.values()), {}
         return taken
 
     def pop_prepared(self, key: PreparedKey) -> InProgressContent | None:
-        """Remove and return a prepared transaction that has ended. None if it was handed over before."""
+        """Remove and return a prepared transaction that has ended. None if :meth:`take_prepared` has returned it."""
         _, content = self._prepared.pop(key, (None, None))
         return content
 

@@ -1,5 +1,5 @@
-"""Received replication frames, unchanged and indexed with numpy (layouts: :mod:`pgcdc_assets.protocol.layouts`). The
-receiver holds the frames until they are written."""
+"""Received replication frames in memory: unchanged bytes, and numpy arrays with the place and kind of each frame. The
+layouts are in :mod:`pgcdc_assets.protocol.layouts`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from pgcdc_assets.protocol.layouts import (
 from pgcdc_assets.protocol.messages import Message
 
 Raw = bytes | bytearray
-"""Frames in memory. They never change once they are part of a run."""
+"""The bytes of frames. They never change once they are part of a :class:`FrameRun`."""
 Records = NDArray[Any]
 
 HEADER = XLOG_DATA.size
-"""Bytes of an XLogData frame before its message. A shorter frame is a keepalive."""
+"""Bytes of an XLogData frame before its message. A keepalive frame is not longer than this."""
 
 
 def table_of_kinds(kinds: Iterable[int]) -> NDArray[np.bool_]:
-    """A table of 256 letters: whether the letter is in ``kinds``."""
+    """A lookup table with an entry per byte value: whether this value is in ``kinds``."""
     table = np.zeros(256, dtype=bool)
     table[list(kinds)] = True
     return table
@@ -51,27 +51,31 @@ IS_ROW = table_of_kinds(ROWS)
 IS_TABLE_CHANGE = table_of_kinds(TABLE_CHANGES)
 IS_MESSAGE = table_of_kinds([MessageKind.MESSAGE])
 IS_CHANGE = table_of_kinds(CHANGES)
-"""The messages that ``tx_ordinal`` counts."""
+"""Kinds of messages that ``tx_ordinal`` counts."""
 IS_CONTROL = table_of_kinds(kind for kind in CONTENT if kind not in ROWS)
-"""Kinds of messages that are rare, and so are decoded one by one."""
+"""Kinds of messages that are decoded one by one, because they are rare."""
 _FRAME_BYTES = 64
-"""Memory counted per frame besides its bytes. With short rows, a segment's columns are larger than its messages."""
+"""Bytes of memory that are counted per frame in addition to the frame itself. With short rows, the columns of a segment
+take more memory than its messages."""
 
 
 @dataclass(frozen=True)
 class Brackets:
-    """The Begin and Commit messages of a run, in order: their frame numbers and fields."""
+    """The Begin and Commit messages of a :class:`FrameRun`, in order: their frame numbers and fields."""
 
     begins: Ints
+    """The frame number of each Begin. ``final_lsn``, ``commit_ts`` and ``xid`` are its fields."""
     final_lsn: Ints
     commit_ts: Ints
     """Microseconds since 1970."""
     xid: Ints
     commits: Ints
+    """The frame number of each Commit. ``end_lsn`` is its field."""
     end_lsn: Ints
 
     def part(self, start: int, end: int) -> Brackets:
-        """The messages of the frames from ``start`` to ``end``. Frame numbers then count from ``start``."""
+        """The messages in the frames from ``start`` up to but not including ``end``. Their new frame numbers count from
+        ``start``."""
         begun, ended = (slice(*np.searchsorted(at, (start, end))) for at in (self.begins, self.commits))
         return Brackets(
             self.begins[begun] - start,
@@ -85,19 +89,19 @@ class Brackets:
 
 @dataclass(frozen=True)
 class FrameRun:
-    """Consecutive frames: their bytes, and one entry per frame in each array."""
+    """Consecutive frames of the stream: their bytes, and arrays with one entry per frame."""
 
     raw: Raw
     offsets: Ints
     lengths: Ints
     kinds: NDArray[np.uint8]
     sequence: Ints
-    """The frame's number in the stream, which decides which Relation message is in force for the frame."""
+    """The frame's number in the stream, which decides which Relation message applies to the frame."""
 
     @classmethod
     def of(cls, frames: FrameBlock, first: int) -> FrameRun:
-        """Index XLogData frames, or rows read as XLogData. ``first`` is the number of the first frame. Raises
-        ProtocolError for frames of another kind."""
+        """Index XLogData frames, or rows of pg_logical_slot_get_binary_changes in this layout. ``first`` is the
+        stream's number of the first frame. Raises ProtocolError for frames of any other kind."""
         raw, offsets, lengths = frames.raw, frames.offsets, frames.lengths
         octets = np.frombuffer(raw, np.uint8)
         begins = octets[offsets]
@@ -109,7 +113,7 @@ class FrameRun:
         return len(self.kinds)
 
     def part(self, start: int, end: int) -> FrameRun:
-        """The frames from ``start`` to ``end``; shares the bytes."""
+        """The frames from ``start`` up to but not including ``end``. The bytes are shared, not copied."""
         part = replace(
             self,
             offsets=self.offsets[start:end],
@@ -122,7 +126,8 @@ class FrameRun:
         return part
 
     def without(self, gone: NDArray[np.bool_]) -> FrameRun:
-        """The frames that are not ``gone``. Copies their bytes, so that the memory of dropped frames is freed."""
+        """The frames that are not marked in ``gone``. Copies their bytes, so that the memory of the marked frames is
+        freed."""
         left = np.flatnonzero(~gone)
         first = np.flatnonzero(np.diff(left, prepend=-2) != 1)
         ends = np.append(first, len(left))[1:]
@@ -139,8 +144,8 @@ class FrameRun:
 
     @cached_property
     def brackets(self) -> Brackets:
-        """The run's Begin and Commit messages, found once and shared with its parts. ProtocolError for a wrong
-        length."""
+        """The Begin and Commit messages, found once and shared with :meth:`part`. Raises ProtocolError if the length of
+        a message is wrong."""
         begins, commits = self.at(MessageKind.BEGIN), self.at(MessageKind.COMMIT)
         check_lengths(self, begins, BEGIN)
         check_lengths(self, commits, COMMIT)
@@ -160,12 +165,12 @@ class FrameRun:
 
     @property
     def footprint(self) -> int:
-        """Bytes of memory that the frames take, or will take as rows."""
+        """An estimate of the bytes of memory for the frames, and later for their rows."""
         return self.size + _FRAME_BYTES * len(self)
 
     def at(self, kind: MessageKind) -> Ints:
-        """The numbers of the frames that carry a message of this kind."""
-        # Compare with a plain int: with an enum member, numpy's overhead costs as much as the search.
+        """The numbers of the frames that contain a message of this kind."""
+        # Compare with a plain int: for an enum member, numpy's overhead costs as much as the search.
         return np.flatnonzero(self.kinds == int(kind))
 
     def payload(self, index: int) -> bytes:
@@ -180,15 +185,15 @@ class FrameRun:
         return decode(self.payload(index), self.lsn(index))
 
     def starts(self, index: Ints) -> Ints:
-        """The LSNs in the headers of these frames."""
+        """The start LSN in the header of each of these frames."""
         return self._numbers(index, XLOG_DATA.at("start"), XLOG_DATA.dtype["start"])
 
     def relation_ids(self, index: Ints) -> Ints:
-        """The relation ids at the beginning of these messages."""
+        """The relation id at the beginning of the message in each of these frames."""
         return self.field(index, CHANGE, "relation_id")
 
     def field(self, index: Ints, layout: WireLayout, name: str) -> Ints:
-        """A field of messages that have this layout."""
+        """The field ``name`` of the message in each of these frames. All these messages must have this layout."""
         return self._numbers(index, HEADER + layout.at(name), layout.dtype[name])
 
     def _numbers(self, index: Ints, at: int, dtype: np.dtype[Any]) -> Ints:
@@ -199,13 +204,14 @@ class FrameRun:
 
 
 def anywhere(raw: Raw, kind: DTypeLike) -> Records:
-    """``raw`` as an array whose value i begins at byte i, to read many values in one step (or write, if writable)."""
+    """A view of ``raw`` as an array of overlapping values: value i begins at byte i. It reads many values in one step,
+    or writes them if ``raw`` is writable."""
     dtype = np.dtype(kind)
     return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw, strides=(1,))
 
 
 def joined(runs: Sequence[FrameRun]) -> FrameRun:
-    """Several runs as one run, which copies only the bytes of their frames."""
+    """Joins consecutive frame runs into one. Copies only the bytes of their frames."""
     pieces: list[memoryview] = []
     offsets: list[Ints] = []
     base = 0
@@ -230,7 +236,7 @@ def joined(runs: Sequence[FrameRun]) -> FrameRun:
 
 
 def check_lengths(run: FrameRun, index: Ints, layout: WireLayout) -> None:
-    """Raises ProtocolError if one of these messages is not as long as its fields."""
+    """Raises ProtocolError if the message in one of these frames is not exactly as long as the layout."""
     wrong = np.flatnonzero(run.lengths[index] != HEADER + layout.size)
     if len(wrong):
         first = int(index[wrong[0]])

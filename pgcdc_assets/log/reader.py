@@ -1,5 +1,5 @@
-"""Reads the change log: position, batches, segments and shapes, and whether it is sound. Reading needs neither the
-source nor a JVM, and works while a receiver is running."""
+"""Reads and checks the change log: position, batches, segments, and relation shapes. Reading needs neither the source
+nor a JVM, and works while a receiver is running."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of the log, with the bounds that decide whether to read it. A bound is None if there is no such value."""
+    """A file of the log, with the lowest and highest values that decide whether to read it. These bounds are None if no
+    row of the file has such a value."""
 
     path: Location
     size: int
     rows: int
-    """Rows in the file, including rows of aborted subtransactions."""
+    """Number of rows in the file, including rows of aborted subtransactions."""
     batch_end: Lsn
-    """The end of the file's last batch. Most files have rows of one batch only."""
+    """The end of the last batch that has rows in the file. Most files have rows of one batch only."""
     first_batch_end: Lsn
     commit_min: Lsn | None
     commit_max: Lsn | None
     relation_min: int | None
     relation_max: int | None
     notes: bool
-    """Whether the file holds the notes of a batch: summary, relations, facts."""
+    """Whether the file contains the notes of a batch: summary, Relation messages, catalog facts."""
     written: datetime
-    """When the file was added to the table. A compacted file is as old as its compaction."""
+    """When the file was added to the table. For a compacted file, this is the time of the compaction."""
     unrelated: bool = True
-    """Whether the file may have rows that belong to no relation."""
+    """Whether the file may contain rows without a relation, such as Commit rows."""
     commit_facts: CommitFacts | None = None
 
     @property
@@ -57,7 +58,7 @@ class Segment:
         return SegmentFile(self.path, self.commit_facts)
 
     def reaches_into(self, span: LsnRange) -> bool:
-        """Whether transactions of the file may commit in the span."""
+        """Whether the file may contain transactions that commit in the span."""
         low, high = self.commit_min, self.commit_max
         return low is not None and high is not None and high >= span.start and low < span.end
 
@@ -67,7 +68,8 @@ class Segment:
 
 
 class ChangeLog:
-    """The log of one lake. The table is opened at the first access, and kept up to date."""
+    """The change log of one lake. The Delta table is opened at the first access, and every access reads its newest
+    version."""
 
     def __init__(self, layout: Layout) -> None:
         self.path = layout.change_log
@@ -86,12 +88,13 @@ class ChangeLog:
         return True
 
     def create(self, identity: Identity, start: Lsn, timeline: int) -> None:
-        """Make the empty log of a slot, at LSN ``start`` (the slot's consistent point)."""
+        """Create the empty log of a slot. Its position is ``start``, the slot's consistent point."""
         storage.make_private(self.layout.root)
         create_log(self.path, identity, start, timeline)
 
     def open(self) -> Self:
-        """Open the log. Raises SetupNeeded without a log, and UnknownFormat for a format that we do not read."""
+        """Open the log. Raises SetupNeeded if there is no log, UnknownFormat if it has another format, and LogCorrupt
+        if it cannot be read."""
         self.version()
         return self
 
@@ -101,7 +104,7 @@ class ChangeLog:
 
     @property
     def id(self) -> str:
-        """The id of the Delta table. A copy of a log has the same id; otherwise no two logs have the same id."""
+        """The id of the Delta table. Two logs have the same id only if one is a copy of the other."""
         return str(self.version().metadata["id"])
 
     @property
@@ -121,7 +124,8 @@ class ChangeLog:
 
     @property
     def start(self) -> Lsn:
-        """The log holds every transaction above this LSN: the log began here, or retention has cut it off here."""
+        """The LSN above which the log contains every transaction: where the log began, or where retention cut it
+        off."""
         return max(self.began, Lsn(self.version().positions.get(start_app_id(self.identity), 0)))
 
     def position(self) -> Lsn:
@@ -130,7 +134,8 @@ class ChangeLog:
 
     @property
     def leader(self) -> int | None:
-        """The last leader that took the lake over from a silent leader; None without such a leader or without a log."""
+        """The number of the last leader that took the lake over from a holder that had not given it back. None if there
+        was no such leader, or if there is no log."""
         return self.version().positions.get(LEADER) if self.exists else None
 
     @property
@@ -145,19 +150,20 @@ class ChangeLog:
         return sorted(chosen, key=lambda summary: summary.end)
 
     def segments(self, span: LsnRange, relation_ids: Collection[int] | None = None) -> list[Segment]:
-        """The files that may hold changes of these relations (None: all) committed in the span. These files may hold
-        other changes too: filter by ``commit_lsn`` (start <= commit_lsn < end) and ``relation_id``."""
+        """The files that may contain changes of these relations (None: of all relations) that were committed in the
+        span. The files may also contain other changes, so the caller must filter their rows by ``commit_lsn`` (start <=
+        commit_lsn < end) and ``relation_id``."""
         found = (segment for segment in self.all_segments() if segment.reaches_into(span))
         return [segment for segment in found if relation_ids is None or segment.may_hold(relation_ids)]
 
     def segments_of(self, batches: Sequence[BatchSummary]) -> list[Segment]:
-        """The files that may hold rows without a relation, such as logical messages, of these batches. The batches are
-        in order, with or without gaps."""
+        """The files in which these batches may have rows without a relation, such as logical messages. ``batches`` is
+        ordered by LSN, and may have gaps."""
         if not batches:
             return []
         ends = np.array([batch.end for batch in batches], np.int64)
         found = (segment for segment in self._between(batches[0].start, batches[-1].end) if segment.unrelated)
-        # A compacted file holds several batches. It is returned once.
+        # A compacted file contains several batches, but is returned only once.
         return [s for s in found if ((ends >= s.first_batch_end) & (ends <= s.batch_end)).any()]
 
     def all_segments(self) -> list[Segment]:
@@ -172,7 +178,8 @@ class ChangeLog:
         return list(known.values())
 
     def shapes(self, span: LsnRange) -> dict[int, Shape]:
-        """The shapes of all rows in the span, by ``schema_id``, from the log alone."""
+        """The shapes (the columns of a relation with their types) of all rows in the span, by ``schema_id``. Reads only
+        the log. Raises LogCorrupt if a shape is missing."""
         wanted: set[int] = set()
         holders: list[tuple[Segment, set[int]]] = []
         for segment in self._noted(span.start, None):
@@ -189,8 +196,8 @@ class ChangeLog:
         return {schema_id: self._shapes[schema_id] for schema_id in wanted}
 
     def verify(self, span: LsnRange) -> list[BatchSummary]:
-        """Check the span's batches: every byte of their files, and the row counts of their summaries. Raises
-        LogCorrupt, and otherwise returns the batches."""
+        """Check the batches of the span: reads every byte of their files, and compares their rows with the counts in
+        their summaries. Returns the batches. Raises LogCorrupt if a check fails."""
         batches = self.batches(span.start, span.end)
         segments = self._between(span.start, span.end)
         for segment in segments:
@@ -201,12 +208,12 @@ class ChangeLog:
     # Within -----------------------------------------------------------------------------------------
 
     def _between(self, after: Lsn, upto: Lsn | None) -> list[Segment]:
-        """The files with rows of batches that end above ``after`` and at or below ``upto``."""
+        """The files that may have rows of batches that end above ``after`` and at or below ``upto``."""
         above = (segment for segment in self.all_segments() if segment.batch_end > after)
         return [segment for segment in above if upto is None or segment.first_batch_end <= upto]
 
     def _noted(self, after: Lsn, upto: Lsn | None) -> list[Segment]:
-        """The files of :meth:`_between` that hold notes."""
+        """The files of :meth:`_between` that contain notes."""
         return [segment for segment in self._between(after, upto) if segment.notes]
 
     def _summaries_in(self, segment: Segment) -> tuple[BatchSummary, ...]:
@@ -234,7 +241,7 @@ def _segment(folder: Location, file: Added) -> Segment:
         commit_max=_lsn(high.get("commit_lsn")),
         relation_min=low.get("relation_id"),
         relation_max=high.get("relation_id"),
-        # SUMMARY sorts before the letters of all messages.
+        # ``low`` is the lowest kind in the file. SUMMARY sorts before all other kinds.
         notes=low.get("kind") == SUMMARY,
         unrelated=(stats.get("nullCount") or {}).get("relation_id") != 0,
         written=EPOCH + timedelta(milliseconds=file.action["modificationTime"]),
@@ -253,7 +260,7 @@ def _commit_facts(path: Location, tags: Mapping[str, str], *, needed: bool) -> C
 
 
 def _notes_in(file: SegmentFile, kinds: Iterable[str]) -> pa.Table:
-    """The notes of a file. Notes have their own row group, which the filter finds by the group's statistics."""
+    """Reads a file's notes of these kinds. Notes are in a row group of their own, so no other row group is read."""
     return read_rows(file, ["kind", "relation_id", "schema_id", "payload"], pc.field("kind").isin(list(kinds)))
 
 
@@ -265,7 +272,7 @@ def _shapes_in(file: SegmentFile) -> dict[int, Shape]:
         for (kind, schema_id), payload in payloads.items()
         if kind == "R"
     }
-    # Uses the ids stored in the rows, even if this version would compute another fingerprint of these facts.
+    # Use the schema ids that the rows contain, even if this version of the code computes other ids from these facts.
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 

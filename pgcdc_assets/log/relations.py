@@ -1,4 +1,5 @@
-"""The relations of a stream: the Relation message and the catalog facts that are in force for each row."""
+"""The relations of a stream: the Relation message and the catalog facts that apply to each row. A Relation message
+applies to the rows that follow it, until the next Relation message of the same relation."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from pgcdc_assets.protocol.shape import RelationFacts, fingerprint
 
 @dataclass(frozen=True)
 class RelationRecord:
-    """One version of a relation. Every batch with rows of this version stores it."""
+    """One version of a relation: its Relation message, with catalog facts. Every batch that has rows of this version
+    stores this record."""
 
     schema_id: int
     relation_id: int
@@ -29,31 +31,32 @@ class RelationRecord:
     """The Relation message, byte for byte."""
     facts: RelationFacts
     types: tuple[bytes, ...]
-    """The Type messages of its columns' types. PostgreSQL sends no Type message for built-in types."""
+    """The Type messages for the types of its columns. PostgreSQL sends no Type message for a built-in type."""
 
 
 class _Versions:
-    """The versions of each relation, each with the first frame for which it is in force."""
+    """The versions of each relation, each with the number of the first frame to which it applies."""
 
     def __init__(self) -> None:
         self._versions: dict[int, tuple[list[int], list[int]]] = {}
 
     def add(self, relation_id: int, schema_id: int, sequence: int) -> None:
-        """``sequence``, the number of a frame, grows from call to call."""
+        """Add a version that applies from frame number ``sequence`` on. Each call must have a higher ``sequence``."""
         since, schema_ids = self._versions.setdefault(relation_id, ([], []))
         if not schema_ids or schema_ids[-1] != schema_id:
-            # ``since`` grows last: the reading thread searches it, so every found place must have a schema id.
+            # Append to ``since`` last: the other thread searches ``since``, then uses the index in ``schema_ids``.
             schema_ids.append(schema_id)
             since.append(sequence)
 
     def newest(self) -> dict[int, int]:
-        """The newest version of each relation."""
+        """Maps each relation to the id of its newest version."""
         return {relation_id: schema_ids[-1] for relation_id, (_, schema_ids) in self._versions.items()}
 
     def schema_ids(self, relation_ids: NDArray[np.int64], sequence: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The version in force for each row. Raises ProtocolError for a row whose relation was never described."""
+        """The id of the version that applies to each row. Raises ProtocolError for a row that has no earlier Relation
+        message."""
         if len(relation_ids) and (relation_ids == relation_ids[0]).all():
-            # A large transaction often writes to one table. Finding distinct relations would double the time.
+            # A large transaction often writes to one table only. Finding the distinct relations would double the time.
             return self._in_force(int(relation_ids[0]), sequence)
         result = np.zeros(len(relation_ids), dtype=np.int64)
         for relation_id in np.unique(relation_ids).tolist():
@@ -73,22 +76,23 @@ class _Versions:
 
 
 class Relations(_Versions):
-    """Filled by the receiving thread, read by the writing thread. A version never changes after it was added."""
+    """The relations of one connection. The receiving thread adds versions, the writing thread reads them. A version
+    never changes after it was added."""
 
     def __init__(self) -> None:
         super().__init__()
         self._types: dict[int, bytes] = {}
         self._records: dict[int, RelationRecord] = {}
         self._came: dict[int, int] = {}
-        """By relation: the frame number of the Relation message in force."""
+        """By relation: the frame number of its current Relation message."""
         self._undescribed: dict[int, OverlaidRelation] = {}
-        """By relation: the Relation message in force, if the catalog must still be read for it."""
+        """By relation: its current Relation message, if the catalog facts for this message must still be read."""
 
     def see_type(self, oid: int, payload: bytes) -> None:
         self._types[oid] = payload
 
     def see(self, relation: Relation, payload: bytes, facts: RelationFacts, sequence: int) -> RelationRecord:
-        """Put a Relation message in force for its table from frame ``sequence``."""
+        """Make a Relation message the current message of its table from frame number ``sequence`` on."""
         record = self.know(relation, payload, facts)
         self.add(relation.relation_id, record.schema_id, sequence)
         self._came[relation.relation_id] = sequence
@@ -96,9 +100,10 @@ class Relations(_Versions):
         return record
 
     def see_undescribed(self, seen: OverlaidRelation) -> None:
-        """Put a Relation message of a prepared transaction in force, without facts from the catalog. The server does
-        not send it again. The prepared transaction may keep a lock on the table until somebody ends it. So the catalog
-        is read only when another transaction sends rows of the table. Such rows show that there is no such lock."""
+        """Make a Relation message of a prepared transaction the current message of its table, without catalog facts.
+        The server does not send this message again. The catalog is not read yet, because the prepared transaction may
+        keep a lock on the table until it is committed or rolled back. The catalog is read when another transaction
+        sends rows of the table, because such rows show that there is no such lock."""
         self._undescribed[seen.relation.relation_id] = seen
 
     @property
@@ -106,18 +111,18 @@ class Relations(_Versions):
         return bool(self._undescribed)
 
     def undescribed(self, relation_ids: Iterable[int]) -> list[OverlaidRelation]:
-        """The given relations for which the catalog must still be read."""
+        """The current Relation messages of the given relations for which the catalog must still be read."""
         return [self._undescribed[one] for one in relation_ids if one in self._undescribed]
 
     def in_force(self, relation_id: int) -> bytes | None:
-        """The newest Relation message that the server sent; None if it sent no Relation message."""
+        """The current Relation message of a relation; None if the server has sent no Relation message for it."""
         if relation_id in self._undescribed:
             return self._undescribed[relation_id].payload
         _, schema_ids = self._versions.get(relation_id, ((), ()))
         return self._records[schema_ids[-1]].payload if schema_ids else None
 
     def know(self, relation: Relation, payload: bytes, facts: RelationFacts) -> RelationRecord:
-        """Record a version that rows refer to, without putting it in force for later rows."""
+        """Record a version to which some rows refer. The version does not apply to later rows."""
         schema_id = fingerprint(payload, facts)
         oids = {column.type_oid for column in relation.columns}
         encoding = Encoding.of(facts.encoding)
@@ -136,38 +141,39 @@ class Relations(_Versions):
         return self._records[schema_id]
 
     def came(self, relation_id: int) -> int:
-        """The frame number of the Relation message in force; -1 without such a message."""
+        """The frame number of the relation's current Relation message; -1 if there is no message."""
         return self._came.get(relation_id, -1)
 
 
 @dataclass(frozen=True)
 class OverlaidRelation:
-    """A Relation message that came within a transaction in progress."""
+    """A Relation message that the server sent within a transaction in progress."""
 
     relation: Relation
     payload: bytes
     sequence: int
-    """The number of the frame that held the message."""
+    """The number of the message's frame."""
 
 
 class Overlay(_Versions):
-    """The relations of one transaction in progress, as the transaction itself sees them: it may have altered its
-    tables. Other transactions and the catalog see these versions only after the commit. Before the commit, these
-    versions have provisional ids."""
+    """The relations of one transaction in progress, as this transaction sees them, because it may have altered tables.
+    Other transactions and the catalog show these versions only after the transaction's commit. Until then, the versions
+    have provisional ids: 0, 1, 2 and so on."""
 
     def __init__(self, base: Relations | None = None) -> None:
-        """``base`` is given for a transaction that comes whole at its PREPARE. The server then does not repeat earlier
-        Relation messages, and the transaction's Relation messages are in force for later transactions."""
+        """``base``: the relations of the connection, given only for a transaction that is sent in one piece at its
+        PREPARE. For such a transaction the server does not repeat earlier Relation messages, and the Relation messages
+        in it also apply to later transactions."""
         super().__init__()
         self._seen: dict[bytes, OverlaidRelation] = {}
-        """By Relation message. The place in this dict is the provisional id."""
+        """By the bytes of the Relation message. The position of an entry in this dict is its provisional id."""
         self._places: dict[bytes, int] = {}
         self._types: dict[int, bytes] = {}
         self.base = base
 
     @classmethod
     def of(cls, payloads: Iterable[bytes], types: Iterable[bytes]) -> Self:
-        """An overlay from stored :attr:`payloads` and :attr:`types`. Rows refer to it by provisional ids."""
+        """Makes an overlay from stored :attr:`payloads` and :attr:`types`. The provisional ids stay the same."""
         overlay = cls()
         for payload in types:
             described = decode(payload)
@@ -183,14 +189,14 @@ class Overlay(_Versions):
         self._types[oid] = payload
 
     def see(self, relation: Relation, payload: bytes, sequence: int) -> None:
-        """Note a Relation message, for the transaction's own rows from frame ``sequence``."""
+        """Add a Relation message. It applies to the transaction's own rows from frame number ``sequence`` on."""
         place = self._places.setdefault(payload, len(self._places))
         self._seen[payload] = OverlaidRelation(relation, payload, sequence)
         self.add(relation.relation_id, place, sequence)
 
     def inherit(self, relation_ids: Iterable[int]) -> None:
-        """Take over ``base``'s Relation messages for these relations, unless the transaction has sent its own
-        message."""
+        """Copy the current Relation messages of these relations from ``base``, except for relations whose Relation
+        message was sent within the transaction."""
         assert self.base is not None
         for relation_id in set(relation_ids) - self.newest().keys():
             if (payload := self.base.in_force(relation_id)) is not None:
@@ -199,7 +205,7 @@ class Overlay(_Versions):
                 self.see(relation, payload, -1)
 
     def pass_on(self) -> None:
-        """At the PREPARE: pass the transaction's Relation and Type messages on to ``base``."""
+        """At the PREPARE: add the transaction's Relation and Type messages to ``base``, if there is a ``base``."""
         if self.base is not None:
             for oid, payload in self._types.items():
                 self.base.see_type(oid, payload)
@@ -210,7 +216,7 @@ class Overlay(_Versions):
 
     @property
     def types(self) -> list[bytes]:
-        """The Type messages."""
+        """The undecoded Type messages."""
         return list(self._types.values())
 
     @property
@@ -224,8 +230,8 @@ class Overlay(_Versions):
         return list(self._seen)
 
     def known_to(self, relations: Relations, facts: Sequence[RelationFacts]) -> dict[int, int]:
-        """After the commit: maps provisional to final ids. ``facts`` is what the catalog shows for
-        :attr:`relations`."""
+        """After the transaction's commit: records the versions in ``relations``, and maps their provisional ids to
+        final ids. ``facts``: the catalog's facts for each of :attr:`relations`."""
         for oid, payload in self._types.items():
             relations.see_type(oid, payload)
         return {
@@ -234,9 +240,9 @@ class Overlay(_Versions):
         }
 
     def promote(self, into: Relations, facts: Sequence[RelationFacts], sequence: int) -> dict[int, int]:
-        """Like :meth:`known_to`, for a transaction that came in blocks and commits with frame ``sequence``. The server
-        does not send its Relation messages again, so these messages come into force, except for relations for which
-        other transactions got a newer Relation message."""
+        """Like :meth:`known_to`, for a transaction that was sent in blocks and commits with frame number ``sequence``.
+        The server does not send its Relation messages again, so each becomes the current message of its relation,
+        unless the server has sent a newer Relation message outside of this transaction."""
         final, newest = self.known_to(into, facts), self.newest()
         for place, (seen, known) in enumerate(zip(self._seen.values(), facts, strict=True)):
             relation_id = seen.relation.relation_id

@@ -1,4 +1,5 @@
-"""Turns frames into rows of the log, with numpy over a whole segment and no Python step per row."""
+"""Turns frames into rows of the log. Uses numpy operations over all frames of a segment, and no Python loop over
+rows."""
 
 from __future__ import annotations
 
@@ -21,20 +22,20 @@ from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
 
 ABSENT = -1
-"""Stands for NULL in the integer columns below, which have no negative values."""
+"""Represents NULL in the integer columns of :class:`Rows`, which have no negative values."""
 
 _INLINE = 12
-"""In Arrow's view layout, values up to this length are stored in the view itself."""
+"""In Arrow's binary view layout, values of at most this many bytes are stored in the view itself."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of the log in columns; ABSENT stands for NULL. All arrays have one entry per row."""
+    """Rows of the log as columns. All arrays have one entry per row. ABSENT represents NULL."""
 
     raw: Raw
     offset: Ints
     length: Ints
-    """``offset`` and ``length``: the place of each payload in ``raw``."""
+    """``offset`` and ``length``: where each payload is in ``raw``, in bytes."""
     kind: NDArray[np.uint8]
     commit_lsn: Ints
     ordinal: Ints
@@ -43,13 +44,13 @@ class Rows:
     lsn: Ints
     relation_id: Ints
     schema_id: Ints
-    """Has no meaning where ``relation_id`` is ABSENT."""
+    """Not defined for rows whose ``relation_id`` is ABSENT."""
     origin: NDArray[np.object_] | None
-    """The name of the origin, or None, per row. The whole column is None if no transaction has an origin."""
+    """The name of each row's replication origin, or None. The column itself is None if no transaction has an origin."""
     partitions: frozenset[tuple[int, int]] = frozenset()
-    """Root and leaf of rows that were sent under the root's OID."""
+    """(root, leaf) OIDs of partitions whose rows were sent under the root's OID."""
     subxid: Ints | None = None
-    """The subtransaction of each row, while its transaction is in progress."""
+    """The subtransaction of each row; None for rows that were made after their transaction's commit."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -63,7 +64,7 @@ class Rows:
         return Rows(**picked)
 
     def payload(self) -> pa.Array:
-        """The messages as an Arrow view over ``raw``, without a copy."""
+        """The messages as an Arrow binary view array over ``raw``. No bytes are copied."""
         octets = np.frombuffer(self.raw, np.uint8)
         views = np.zeros((len(self), 4), dtype=np.int32)
         views[:, 0] = self.length
@@ -81,7 +82,7 @@ class Rows:
 
 
 class TransactionEnd(NamedTuple):
-    """A whole transaction. Sorts in commit order."""
+    """The end of a complete transaction. Values sort in commit order."""
 
     commit_lsn: int
     xid: int
@@ -91,10 +92,11 @@ class TransactionEnd(NamedTuple):
 
 @dataclass
 class Tally:
-    """The counts for a batch's summary: the sum of the tallies of its segments."""
+    """The counts of some rows. The tally of a batch is the sum of the tallies of its segments, and becomes its summary
+    row."""
 
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
-    """Rows by relation_id (ABSENT without a relation) and kind."""
+    """Number of rows by relation_id (ABSENT without a relation) and kind."""
     schema_ids: set[int] = field(default_factory=set)
     partitions: set[tuple[int, int]] = field(default_factory=set)
     transactions: int = 0
@@ -108,7 +110,7 @@ class Tally:
         return self.counts.total()
 
     def add(self, other: Tally) -> None:
-        """Add the tally of other rows."""
+        """Add the counts of other rows to this tally."""
         self.counts.update(other.counts)
         self.schema_ids |= other.schema_ids
         self.partitions |= other.partitions
@@ -119,9 +121,9 @@ class Tally:
 
 
 def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations) -> Rows:
-    """The rows that a run of frames puts into the log, in the order of the stream. ``opening`` is the transaction that
-    is open before the run. Begin and Origin become columns. Relation and Type messages are left out: the batch stores
-    them once. A TRUNCATE becomes one row per table. A transaction without changes has no row."""
+    """Makes the log's rows from frames, in the order of the stream. ``opening`` is the transaction that is open before
+    these frames. The fields of Begin and Origin become columns. Relation and Type messages get no rows here, because
+    the batch stores them once. A TRUNCATE becomes one row per table. A transaction without changes has no row."""
     transactions = _Transactions.of(run, opening)
     stored = IS_CHANGE[run.kinds]
     stored[transactions.commits] = transactions.changes_of_commits > 0
@@ -144,8 +146,9 @@ def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations
 
 
 def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: Overlay) -> Rows:
-    """The rows of a transaction in progress, without ``commit_lsn`` and ``commit_ts``, and with provisional schema ids.
-    ``subxid`` has an entry per frame. The transaction's end is a Commit frame, which also becomes a row."""
+    """Makes the log's rows from frames of a transaction in progress: without ``commit_lsn`` and ``commit_ts``, and with
+    provisional schema ids. ``subxid`` has an entry per frame. A Commit frame, which ends the transaction, also becomes
+    a row."""
     stored = IS_CHANGE[run.kinds] | (run.kinds == MessageKind.COMMIT)
     frames, relation_id = _frames(run, stored)
     number = len(frames)
@@ -170,13 +173,14 @@ def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: O
 
 
 def changed_relations(run: FrameRun) -> set[int]:
-    """The relations whose rows a run changes or truncates."""
+    """The ids of the relations whose rows these frames change or truncate."""
     _, relation_id = _frames(run, IS_CHANGE[run.kinds])
     return set(np.unique(relation_id[relation_id != ABSENT]).tolist())
 
 
 def _frames(run: FrameRun, stored: Bools) -> tuple[Ints, Ints]:
-    """The frames that become rows, in order, and the relation of each row."""
+    """Returns the number of each row's frame, in order, and each row's relation. ``stored``: which frames become
+    rows."""
     relation_of_frame = np.full(len(run), ABSENT, dtype=np.int64)
     row_frames = np.flatnonzero(IS_ROW[run.kinds])
     relation_of_frame[row_frames] = run.relation_ids(row_frames)
@@ -207,7 +211,8 @@ def tally_of(rows: Rows) -> Tally:
 
 
 def tally_of_table(rows: pa.Table, partitions: set[tuple[int, int]]) -> Tally:
-    """The tally of rows that were read back and hold no Commit. Needs relation_id, kind, schema_id and payload."""
+    """The tally of rows that were read from a file, without Commit rows. Needs the columns relation_id, kind, schema_id
+    and payload."""
     counts = rows.group_by(["relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist()
     return Tally(
         counts=Counter({
@@ -230,14 +235,17 @@ def _numbers(values: Ints) -> pa.Array:
 
 @dataclass(frozen=True)
 class _Transactions:
-    """The transactions of a run. Number 0 is the transaction that is open before the run, if there is one."""
+    """The transactions to which some frames belong. Transaction 0 is the transaction that is open before these frames;
+    the first Begin starts transaction 1."""
 
     number: Ints
     """For each frame, the number of its transaction."""
     ordinal: Ints
-    """For each frame, the number of earlier changes of its transaction."""
+    """For each frame, how many changes precede it in its transaction."""
     commits: Ints
+    """The frame numbers of the Commit messages."""
     changes_of_commits: Ints
+    """For each of ``commits``, the number of changes in its transaction."""
     final_lsn: Ints
     commit_ts: Ints
     xid: Ints
@@ -277,7 +285,7 @@ class _Transactions:
 def _origins(
     run: FrameRun, number: Ints, transactions: int, opening: OpenTransaction | None
 ) -> tuple[str | None, ...] | None:
-    """The origin of each transaction, from its Origin message; None if no transaction has an origin."""
+    """The origin of each transaction, from its Origin message. Returns None if no transaction has an origin."""
     found = run.at(MessageKind.ORIGIN).tolist()
     carried = opening.origin if opening else None
     if not found and carried is None:
@@ -291,7 +299,7 @@ def _origins(
 
 
 def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Ints, Ints]:
-    """Repeat each TRUNCATE once per table that it names."""
+    """Repeats the frame of each TRUNCATE, once for each table that the TRUNCATE names."""
     truncates = np.flatnonzero(run.kinds[frames] == MessageKind.TRUNCATE).tolist()
     if not truncates:
         return frames, relation_id
@@ -310,8 +318,9 @@ def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Int
 
 
 def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
-    """Root and leaf of rows that are published via the root. Once per connection, before a leaf's first row, the server
-    sends the Relation messages of root and leaf, and then the row under the root's OID."""
+    """The (root, leaf) OIDs of partitions whose rows are published via the root. Before the first row of a leaf on a
+    connection, the server sends the Relation messages of root and leaf. It sends the row itself under the root's
+    OID."""
     described, changes = run.at(MessageKind.RELATION), np.flatnonzero(IS_CHANGE[run.kinds])
     leaves = run.relation_ids(described)
     found: set[tuple[int, int]] = set()
@@ -319,7 +328,7 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
     for place in np.unique(following).tolist():
         group = leaves[following == place].tolist()
         if place == len(changes):
-            # The row is in a later run. The leaf's Relation message comes right after its root's.
+            # The row is in later frames. The leaf's Relation message comes right after the root's.
             found |= {(group[0], leaf) for leaf in group[1:]}
         elif IS_ROW[run.kinds[changes[place]]]:
             root = int(run.relation_ids(changes[place : place + 1])[0])
@@ -328,7 +337,8 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
 
 
 def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
-    """Take a non-transactional message out of the transaction around it, and use the LSN in the message as its LSN."""
+    """If a logical message is non-transactional, removes the row's transaction fields, and sets the row's LSN to the
+    LSN in the message."""
     message = run.message(frame)
     if not isinstance(message, LogicalMessage):
         raise ProtocolError("message M does not decode to one", lsn=run.lsn(frame))

@@ -1,7 +1,8 @@
 """Segments: the Parquet files of the log. A segment may be written before the end of its batch is known, for example if
-an open transaction spills. It is never rewritten. Facts that are known later are tags of the file's add action, stored
-once per file: the end of the batch, and the facts of a commit (:mod:`pgcdc_assets.log.commitfacts`). A segment's name
-ends in the CRC-32 of its bytes, because otherwise a flipped bit would be read as another value."""
+an open transaction does not fit in memory. Segments are never rewritten. Facts that are known later are stored once per
+file, as tags of the file's Delta add action: the end of the batch, and the facts of a transaction's commit
+(:mod:`pgcdc_assets.log.commitfacts`). A segment's name ends in the CRC-32 of its bytes, because a reader of Parquet
+would not notice every flipped bit."""
 
 from __future__ import annotations
 
@@ -46,22 +47,22 @@ LOG_SCHEMA = pa.schema(
 OPTIONAL: Final = frozenset({SUBXID})
 """Columns that only files with :class:`CommitFacts` have."""
 FILLED_SCHEMA = pa.schema([entry for entry in LOG_SCHEMA if entry.name not in OPTIONAL])
-"""The columns of all other files, and of rows when they are read."""
+"""The columns of files without :class:`CommitFacts`, and of all rows as :func:`read_rows` returns them."""
 
 SUMMARY = "#"
-"""Our own kind of row: the summary of a batch, as JSON."""
+"""The kind of a row that PostgreSQL did not send: the summary of a batch, as JSON."""
 FACTS = "="
-"""Our own kind of row: the catalog facts of a relation in force, as JSON."""
+"""The kind of a row that PostgreSQL did not send: the catalog facts of a relation, as JSON."""
 NOTES: Final = (SUMMARY, FACTS, "R", "Y")
-"""The kinds of rows that belong to a batch as a whole."""
+"""The kinds of rows that belong to a batch, but to none of its transactions."""
 
 OWN_FILE_BYTES = 4 << 20
-"""A relation with at least this many bytes of a segment gets its own file; the other relations share a file. At most
-four relations of a segment (16 MiB) get one, and a reader of one table skips enough bytes to justify it."""
+"""A relation with at least this many payload bytes in a segment gets its own file; the other relations share a file. A
+segment has 16 MiB, so at most four relations get their own file. Readers of one table then skip the other files."""
 
 FIRST_BATCH_END: Final = "pgcdc.first_batch_end"
 LAST_BATCH_END: Final = "pgcdc.batch_end"
-"""``FIRST_BATCH_END`` and ``LAST_BATCH_END``: tags with the ends of the first and the last batch in a file."""
+"""``FIRST_BATCH_END`` and ``LAST_BATCH_END``: tags with the end LSNs of the first and the last batch in a file."""
 _CRC = re.compile(r"-([0-9a-f]{8})\.parquet$")
 _CRC_BYTES = 1 << 20
 _ROW_SCHEMA = FILLED_SCHEMA.set(FILLED_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view()))
@@ -72,21 +73,23 @@ _WRITING: dict[str, Any] = {
     "compression": "ZSTD",
     "compression_level": 1,
     "use_dictionary": _REPEATED,
-    # With small transactions, a dictionary of these columns is larger than the values, and takes a third of the time.
+    # With small transactions, a dictionary of these columns would be larger than the values, and building it would take
+    # a third of the writing time.
     "column_encoding": dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
     "write_statistics": ["commit_lsn", "kind", "relation_id", SUBXID],
-    # Without the Arrow schema in the file, readers see plain binary instead of our view type of the payload.
+    # If the file contained the Arrow schema, readers would get the payload as binary_view instead of plain binary.
     "store_schema": False,
 }
 
 
 def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
-    """Splits rows by relation: returns the rows of each large relation, and all other rows, sorted by relation."""
+    """Splits rows by relation: returns the rows of each large relation, and the rows of all other relations, sorted by
+    relation. ``OWN_FILE_BYTES`` says which relations are large."""
     if len(rows) == 0:
         return [], rows
     first = rows.relation_id[0]
     if first != ABSENT and (rows.relation_id == first).all() and rows.length.sum() >= OWN_FILE_BYTES:
-        # All rows are of one table, as in a large transaction: no need to sort them.
+        # All rows are of one table, as is usual in a large transaction. They need no sorting.
         return [rows], rows.take(np.zeros(0, dtype=np.int64))
     order = np.argsort(rows.relation_id, kind="stable")
     relation_id = rows.relation_id[order]
@@ -101,14 +104,15 @@ def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
 
 @dataclass(frozen=True)
 class SegmentDraft:
-    """A segment whose content is durable, but which is not in the log's folder yet."""
+    """A segment whose content is durable, but whose file is not in the log's folder yet."""
 
     draft: DraftFile
     report: FileReport
 
     def put(self, folder: Location, first_end: int, last_end: int, facts: CommitFacts | None = None) -> FileReport:
-        """Put the segment into the log's folder. It has rows of the batches that end at ``first_end`` to ``last_end``.
-        Rows with ``subxid`` need ``facts``, the facts of their transaction's commit."""
+        """Put the segment into the log's folder. Returns its report for the Delta commit, with tags. ``first_end`` and
+        ``last_end``: the ends of the first and the last batch that have rows in it. ``facts``: the facts of the
+        transaction's commit, needed if the rows have ``subxid``."""
         storage.put(self.draft, folder / self.report.path)
         tags = {FIRST_BATCH_END: str(int(first_end)), LAST_BATCH_END: str(int(last_end))}
         if facts is None:
@@ -116,15 +120,16 @@ class SegmentDraft:
         stats = json.loads(self.report.stats)
         low, high = stats["minValues"], stats["maxValues"]
         own = facts.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(facts, aborted=())
-        # Readers find the file by ``commit_lsn``. The column's null count would mislead readers, because the column is
-        # NULL in all rows.
+        # Readers find the file by the statistics of ``commit_lsn``, so these contain the transaction's commit LSN. The
+        # null count must go, because in the file itself this column is NULL in all rows.
         low["commit_lsn"] = high["commit_lsn"] = int(facts.commit_lsn)
         stats["nullCount"].pop("commit_lsn", None)
         return replace(self.report, stats=json.dumps(stats), tags=tags | own.to_tags())
 
 
 def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> SegmentDraft:
-    """Write one file with a row group for each table that is not empty. The tables have LOG_SCHEMA's columns."""
+    """Write one file with a row group for each table in ``groups`` that is not empty. The tables have LOG_SCHEMA's
+    columns."""
     held = [table for table in groups if table.num_rows]
     schema = held[0].schema if held else _ROW_SCHEMA
     with pq.ParquetWriter(draft.path, schema, **_WRITING) as writer:
@@ -137,13 +142,13 @@ def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> SegmentDraft:
 
 
 def draft_name() -> str:
-    """A name for a segment while it is written. The final name has the checksum of the content."""
+    """A new name for a segment that is being written. Its final name contains a checksum of the content."""
     return f"{uuid4().hex}.draft"
 
 
 def check_content(path: Location) -> None:
-    """Read a whole segment. Raises LogCorrupt if it cannot be read or differs from what was written. The name of a
-    draft has no checksum, so a draft only has to be readable."""
+    """Read all bytes of a segment. Raises LogCorrupt if the file cannot be read, or if its checksum is not the checksum
+    in its name. The name of a draft contains no checksum, so a draft only has to be readable."""
     named = _CRC.search(path.name)
     try:
         found = _crc(_pieces(path))
@@ -155,7 +160,7 @@ def check_content(path: Location) -> None:
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment to read, with the facts that its rows lack."""
+    """A segment to read, with the commit facts that its rows lack."""
 
     path: Location
     commit_facts: CommitFacts | None = None
@@ -164,10 +169,10 @@ class SegmentFile:
 def read_rows(
     file: SegmentFile, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
 ) -> pa.Table:
-    """The rows of a segment that count, with commit facts filled in. Calls :func:`check_content` first, because a
-    reader of damaged Parquet may hang. Raises LogCorrupt. Without ``columns``, returns all columns of FILLED_SCHEMA.
-    Row groups that cannot match the filter, by their statistics, are not read. The filter may name any column except
-    the payload."""
+    """Reads a segment's rows: without rows of aborted subtransactions, and with commit facts filled in. Calls
+    :func:`check_content` first, because a reader of damaged Parquet may hang. Raises LogCorrupt. Without ``columns``,
+    returns all columns of FILLED_SCHEMA. Skips row groups whose statistics cannot match the filter. The filter may name
+    any column except the payload."""
     check_content(file.path)
     columns = list(columns or FILLED_SCHEMA.names)
     try:
@@ -179,8 +184,7 @@ def read_rows(
 
 
 def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterator[pa.Table]:
-    """The rows of a segment that count, with commit facts filled in, in pieces of about ``size`` bytes. Calls
-    :func:`check_content` first."""
+    """Like :func:`read_rows`, but yields the rows in pieces of about ``size`` bytes, and has no filter."""
     check_content(file.path)
     asked = [*columns, *(OPTIONAL if file.commit_facts is not None else ())]
     with opened_parquet(file.path) as parquet:
@@ -193,7 +197,7 @@ def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterato
 
 
 def _filled(path: Location, facts: CommitFacts, columns: list[str], filters: pc.Expression | None) -> pa.Table:
-    """Fills in the commit facts, then filters, because the file's rows lack the facts that the filter may name."""
+    """Fills in the commit facts before it filters, because the filter may name columns that are NULL in the file."""
     import pyarrow.dataset as ds
 
     wanted = {*columns, *(OPTIONAL if filters is None else set(LOG_SCHEMA.names) - {"payload"})}
@@ -216,7 +220,7 @@ def _pieces(path: Location) -> Iterator[bytes]:
 
 
 def table_of(rows: Rows) -> pa.Table:
-    """Rows as a table of the log's columns, with ``subxid`` if the rows have it."""
+    """Converts rows to a table with the log's columns, including ``subxid`` if the rows have it."""
     number = len(rows)
     committed = rows.commit_lsn != ABSENT
     in_transaction = committed if rows.subxid is None else rows.xid != ABSENT
@@ -242,8 +246,8 @@ def table_of(rows: Rows) -> pa.Table:
 
 
 def _column(name: str, values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Numbers as an Arrow array, without a copy. ``pa.array`` would import pandas for a type check, which costs memory,
-    and a third of a second in every receiver's first batch."""
+    """Makes an Arrow array of numbers without a copy. ``pa.array`` would import pandas for a type check, which costs
+    memory, and a third of a second in the first batch of each receiver process."""
     bits = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     held = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(LOG_SCHEMA.field(name).type, len(values), [bits, held])
@@ -251,7 +255,7 @@ def _column(name: str, values: NDArray[Any], valid: NDArray[np.bool_] | None = N
 
 @dataclass(frozen=True)
 class Note:
-    """A row that belongs to a batch as a whole: R, Y, ``=`` or ``#``."""
+    """A row that belongs to a batch, but to no transaction. Its kind is R, Y, ``=`` or ``#`` (see NOTES)."""
 
     kind: str
     payload: bytes

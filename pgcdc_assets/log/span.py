@@ -1,5 +1,5 @@
-"""What the log says about the transactions in a span of LSNs. A turn makes one LogSpan and passes it on, so that the
-summaries of its batches are read once."""
+"""The batches, relation shapes and row counts of the transactions in a span of LSNs. Each turn makes one LogSpan and
+uses it everywhere, so that the summaries of the batches are read only once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pgcdc_assets.protocol.shape import RelationFacts, Shape
 
 @dataclass(frozen=True, eq=False)
 class LogSpan:
-    """The transactions that commit in ``lsns``. Each fact is read at its first use, and kept."""
+    """The transactions that commit in ``lsns``. Each property is read from the log at its first use, and cached."""
 
     log: ChangeLog
     lsns: LsnRange
     _wider: LogSpan | None = None
-    """A span that contains this span, and reads the log for it."""
+    """A span that contains this span. This span takes its facts from there instead of reading the log."""
     _parts: dict[LsnRange, LogSpan] = field(default_factory=dict, init=False, repr=False)
 
     def part(self, lsns: LsnRange) -> LogSpan:
-        """The same facts for another span. The log is read again only if that span reaches beyond this span."""
+        """The span ``lsns`` of the same log. If it lies within this span, the log is not read again."""
         if lsns == self.lsns:
             return self
         within = self.lsns.start <= lsns.start <= lsns.end <= self.lsns.end
@@ -37,8 +37,8 @@ class LogSpan:
 
     @cached_property
     def batches(self) -> list[BatchSummary]:
-        """The batches that overlap the span, in order. The span may begin and end inside a batch: the consistent point
-        of a copy, or an LSN that ``verify`` asks for, may be inside."""
+        """The batches that overlap the span, in order. The span may begin or end inside a batch, for example at the
+        consistent point of a snapshot copy, or at an LSN that ``verify`` asks for."""
         start, end = self.lsns.start, self.lsns.end
         if start >= end:
             return []
@@ -62,8 +62,8 @@ class LogSpan:
 
     @cached_property
     def rows(self) -> dict[int, Counter[str]]:
-        """Exactly how many rows the log holds in the span, by relation and kind. The summaries have these counts,
-        except for a batch that the span cuts, whose rows are read."""
+        """The exact number of rows in the span, by relation and kind. The counts come from the summaries. If only a
+        part of a batch is in the span, the rows of this part are read and counted."""
         found: dict[int, Counter[str]] = {}
         for batch in self.batches:
             part = LsnRange(max(batch.start, self.lsns.start), min(batch.end, self.lsns.end))
@@ -73,7 +73,8 @@ class LogSpan:
         return found
 
     def kinds(self, relations: Collection[int]) -> Counter[str]:
-        """About how many rows these relations have in the span, by kind: rows of whole batches are counted."""
+        """The approximate number of rows that these relations have in the span, by kind. If only a part of a batch is
+        in the span, all rows of the batch are counted."""
         found: Counter[str] = Counter()
         for batch in self.batches:
             for relation in batch.rows.keys() & relations:
@@ -85,7 +86,8 @@ class LogSpan:
         return self.log.segments(self.lsns, relations)
 
     def used(self, schema_ids: Collection[int], relations: Collection[int]) -> set[int]:
-        """Which of these shapes a row of the span really has. ``relations``: the relations of the shapes."""
+        """Returns those of ``schema_ids`` that occur in rows of the span. ``relations``: the relations to which these
+        shapes belong."""
         found: set[int] = set()
         asked = _committed(self.lsns) & pc.field("schema_id").isin(list(schema_ids))
         for segment in self.segments(relations):
@@ -101,7 +103,7 @@ class LogSpan:
 
 
 def facts_of(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
-    """The catalog facts that the log carries for these shapes, by ``schema_id``."""
+    """The catalog facts that the log contains for these shapes, by ``schema_id``."""
     found: dict[int, RelationFacts] = {}
     asked = (pc.field("kind") == FACTS) & pc.field("schema_id").isin(list(schema_ids))
     for segment in filter(lambda segment: segment.notes, log.all_segments()):
@@ -113,6 +115,6 @@ def facts_of(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
 
 
 def _committed(lsns: LsnRange) -> pc.Expression:
-    """A filter for the rows of changes of the transactions that commit in the span."""
+    """A filter for the changes (I, U, D, T) of the transactions that commit in the span."""
     at = pc.field("commit_lsn")
     return (at >= int(lsns.start)) & (at < int(lsns.end)) & pc.field("kind").isin(list(ROW_KINDS))

@@ -1,15 +1,16 @@
 """Content of open transactions on disk, next to the log's files.
 
-``_spill/``: segments that are not in the table, until their batch is cut and the segments move into the table. VACUUM
-ignores names that begin with ``_``, so a transaction may stay open for longer than VACUUM's retention. These files are
-deleted at each connect, because the server sends the transactions again from the start.
+``_spill/``: segments that are written before their batch is committed to the log. They move into the table with the
+batch. VACUUM ignores names that begin with ``_``, so a transaction may stay open for longer than VACUUM's retention.
+These files are deleted at each connect, because the server sends the transactions again from their start.
 
 ``_prepared/``: the content of prepared transactions from PREPARE to COMMIT PREPARED, which the server does not send
 again. Each transaction has a manifest, which names its segments. At the COMMIT PREPARED the segments are copied into
-the log (as hard links, if the store has links), not moved: if the log's commit is lost, the COMMIT PREPARED comes again
-and needs the segments. If the log's commit succeeds, the COMMIT PREPARED never comes again, because the stream begins
-where the log ends. So a mark next to the manifest records the ``commit_lsn`` before the log's commit. A log above this
-LSN holds the content.
+the log (as hard links, if the store has links), not moved: if the Delta commit fails, the server sends the COMMIT
+PREPARED again, and the segments are needed again. If the Delta commit succeeds, the COMMIT PREPARED is never sent
+again, because the stream begins where the log ends. Nothing would then cause the deletion of the segments. So a mark
+next to the manifest records the transaction's ``commit_lsn`` before the Delta commit. If the log's position is above
+this LSN, the log contains the content, and the files here can be deleted.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ from pgcdc_assets.store.scratch import DraftFile, Scratch
 
 SPILL: Final = "_spill"
 _PUT_AT_A_TIME: Final = 4
-"""How many segments are sent in parallel, each held in memory."""
+"""How many segments are sent to the store in parallel. Each of them is in memory."""
 PREPARED: Final = "_prepared"
 _MANIFEST: Final = ".json"
 _COMMITTING: Final = ".committing"
-"""``_MANIFEST`` and ``_COMMITTING``: how the file names of the manifest and of the mark end."""
+"""``_MANIFEST`` and ``_COMMITTING``: the file name suffixes of the manifest and of the mark."""
 
 
 class SpillFolder:
-    """``_spill/`` in the log's folder, or a local folder if the log is not on this machine. For the writing thread."""
+    """``_spill/`` in the log's folder, or a local folder if the log is on an object store. Used only by the writing
+    thread."""
 
     def __init__(self, table: Location, prepared: PreparedFolder) -> None:
         self._table = table
@@ -66,19 +68,20 @@ class SpillFolder:
             return write_segment(self._drafts.draft(draft_name()), groups)
 
     def stage(self, rows: Rows) -> StagedSegments:
-        """Write rows, clustered by relation."""
+        """Write rows of complete transactions, clustered by relation (:func:`clustered`)."""
         staged, rest = self.stage_large(rows)
         if len(rest):
             staged.files.append((self.write([table_of(rest)]), None))
         return staged
 
     def stage_large(self, rows: Rows) -> tuple[StagedSegments, Rows]:
-        """Write the relations that get their own file, and return the other rows. The tally counts all rows."""
+        """Write the rows of the large relations, each to its own file, and return the other rows. The tally in the
+        result counts all rows."""
         alone, rest = clustered(rows)
         return StagedSegments([(self.write([table_of(part)]), None) for part in alone], tally_of(rows)), rest
 
     def spill(self, rows: Rows) -> list[SpilledSegment]:
-        """Write rows of a transaction in progress, clustered by relation."""
+        """Write rows of a transaction in progress, clustered by relation (:func:`clustered`)."""
         alone, rest = clustered(rows)
         return [self._spilled(part) for part in (*alone, rest) if len(part)]
 
@@ -88,7 +91,8 @@ class SpillFolder:
         return SpilledSegment(segment, tally_of(rows), int(rows.subxid.min()), int(rows.subxid.max()))
 
     def committed(self, committed: CommittedContent) -> tuple[StagedSegments, Rows]:
-        """The part of a committed transaction that counts: segments with such rows, and the rows in memory."""
+        """A committed transaction without its aborted subtransactions: the segments that still contain rows, and the
+        rows that are in memory."""
         staged, content, facts = StagedSegments(), committed.content, committed.facts
         segments = content.spilled
         if committed.kept is not None:
@@ -112,13 +116,14 @@ class SpillFolder:
 
 
 class PreparedFolder:
-    """The folder of one log. Only the receiver writes; other processes may call :meth:`pending`."""
+    """``_prepared/`` in the folder of one log. Only the receiver writes to it; other processes may call
+    :meth:`pending`."""
 
     def __init__(self, log: Location) -> None:
         self._folder = log / PREPARED
 
     def keep(self, transaction: PreparedTransaction, segments: Sequence[SpilledSegment]) -> None:
-        """Keep a transaction whose content is in these segments. Durable when this returns."""
+        """Store a prepared transaction whose content is in these segments. It is durable when this returns."""
         for spilled in segments:
             storage.put(spilled.segment.draft, self._folder / spilled.segment.report.path)
         if segments:
@@ -128,8 +133,9 @@ class PreparedFolder:
         storage.settle([self._folder.parent])
 
     def recover(self, position: Lsn) -> list[PreparedTransaction]:
-        """Returns the transactions that wait for their end, for a log at ``position``, and deletes all other files.
-        Transactions prepared above ``position`` are sent again. Transactions that commit below it are in the log."""
+        """Returns the stored transactions whose COMMIT or ROLLBACK PREPARED has not arrived, and deletes all other
+        files. ``position``: the log's position. Transactions prepared above ``position`` are sent again. Transactions
+        that committed below ``position`` are in the log."""
         found: list[PreparedTransaction] = []
         names = {entry.name for entry in storage.list_after(self._folder)}
         kept: set[str] = set()
@@ -146,11 +152,13 @@ class PreparedFolder:
         return found
 
     def clear(self) -> None:
-        """Delete everything: with two_phase off, prepared transactions come whole at their COMMIT PREPARED."""
+        """Delete everything. Called if two_phase is off: the server then sends the content of prepared transactions at
+        their COMMIT PREPARED."""
         storage.delete(self._folder / entry.name for entry in storage.list_after(self._folder))
 
     def pending(self) -> list[PreparedTransaction]:
-        """The prepared transactions whose content is on disk. They may include a transaction that has just ended."""
+        """The prepared transactions whose content is stored here. A transaction that has just ended may be among
+        them."""
         names = [entry.name for entry in storage.list_after(self._folder) if entry.name.endswith(_MANIFEST)]
         found: list[PreparedTransaction] = []
         for name in names:
@@ -159,7 +167,8 @@ class PreparedFolder:
         return found
 
     def taken(self, key: PreparedKey, into: Scratch) -> list[SpilledSegment]:
-        """The segments of a committing transaction, as drafts. Raises LogCorrupt if a file is missing or damaged."""
+        """Copies the segments of a transaction that commits now to drafts in ``into``. Raises LogCorrupt if a file is
+        missing or damaged."""
         segments: list[SpilledSegment] = []
         manifest = self._place(key, _MANIFEST)
         if not storage.exists(manifest):
@@ -172,14 +181,14 @@ class PreparedFolder:
         return segments
 
     def committing(self, commits: Mapping[PreparedKey, int]) -> None:
-        """Write the marks of transactions that are about to be committed to the log, each with its ``commit_lsn``."""
+        """Write the mark of each transaction that the next Delta commit adds to the log: its ``commit_lsn``."""
         for key, commit_lsn in commits.items():
             storage.replace(self._place(key, _COMMITTING), str(int(commit_lsn)).encode())
             passed(FaultPoint.PREPARED_COMMITTING)
 
     def drop(self, keys: Iterable[PreparedKey]) -> None:
-        """Delete transactions that the log holds or that were rolled back. Each manifest is deleted first, durably,
-        because after a rollback no later message would lead to its deletion."""
+        """Delete transactions that are in the log or were rolled back. Each manifest is deleted first, and its deletion
+        is made durable, because after a rollback no later message would cause its deletion."""
         for key in keys:
             manifest = self._place(key, _MANIFEST)
             segments = _read(manifest)["segments"] if storage.exists(manifest) else ()
@@ -189,7 +198,7 @@ class PreparedFolder:
             storage.delete([*(self._folder / given["file"] for given in segments), self._place(key, _COMMITTING)])
 
     def _place(self, key: PreparedKey, kind: str) -> Location:
-        # Two transactions with the same xid end at different LSNs. The gid is left out: it may hold any character.
+        # ``end_lsn`` distinguishes transactions with the same xid. The gid is not used: it may contain any character.
         return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{kind}"
 
 

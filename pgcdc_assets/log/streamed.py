@@ -1,6 +1,5 @@
-"""Finds, with numpy, which frame of a run belongs to which transaction in progress (rules:
-:mod:`pgcdc_assets.protocol.decode`). Converts the messages of blocks to the form of protocol version 1, which is the
-form of the log, and the only form that the later steps know."""
+"""Finds the frames that belong to transactions in progress, with numpy (rules: :mod:`pgcdc_assets.protocol.decode`).
+Converts the messages of blocks to the form of protocol version 1. The log and all later steps use only this form."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from pgcdc_assets.protocol import layouts
 from pgcdc_assets.protocol.layouts import BETWEEN, BRACKETS, CARRY_XID, CONTENT, XLOG_DATA, MessageKind, WireLayout
 
 _NOTHING: Final = 0
-"""Stands for the letter if neither a transaction nor a block is open."""
+"""Used instead of a message letter if neither a transaction nor a block is open."""
 _XID_BYTES: Final = layouts.XID.size - 1
 
 
@@ -28,15 +27,16 @@ class StreamPlace:
     """The state of a stream between two frames."""
 
     opened: int = _NOTHING
-    """The letter that began the open transaction or block."""
+    """The letter of the message that began the open transaction or block."""
     top: int = ABSENT
-    """The xid of the open block's top transaction, or of the open transaction that will be prepared."""
+    """The xid of the open block's top transaction, or of the transaction between Begin Prepare and Prepare; otherwise
+    ABSENT."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring frames that belong to blocks of one transaction, or to no block. Begin Prepare to Prepare is a block
-    too, because those frames also count only after their transaction commits."""
+    """Consecutive frames (``start`` up to but not including ``end``) that belong to blocks of one transaction, or to no
+    block. The frames from Begin Prepare to Prepare also form a block, because their transaction has not committed."""
 
     start: int
     end: int
@@ -46,16 +46,17 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Located:
-    """A run of frames, and the transaction to which each frame belongs."""
+    """Frames, and the transaction to which each frame belongs."""
 
     run: FrameRun
-    """The frames in the form of protocol version 1, except block starts and ends, and messages between blocks."""
+    """The frames. Messages inside blocks have the form of protocol version 1; the other messages are unchanged."""
     top: Ints
     """For frames of a block, including its start and end, the xid of the top transaction; otherwise ABSENT."""
     subxid: Ints
-    """The xid that the message carried (cut out of its payload), or ABSENT. For a transaction that comes whole at its
-    PREPARE, the transaction's xid."""
+    """For each frame, the xid that the message contained and that was cut out of it; otherwise ABSENT. For messages
+    between Begin Prepare and Prepare, the transaction's xid."""
     after: StreamPlace
+    """The state of the stream after these frames."""
 
     def stretches(self) -> Iterator[Stretch]:
         """All frames, in order. Consecutive blocks of one transaction are one stretch."""
@@ -67,13 +68,13 @@ class Located:
 
 
 def located(run: FrameRun, before: StreamPlace, *, parallel: bool) -> Located:
-    """Finds to which transactions a run's frames belong. ``before`` is the state of the stream before the run. If
-    streaming is ``parallel``, a Stream Abort is longer. Raises ProtocolError for the first frame that is not allowed at
-    its place, or has a wrong length."""
+    """Finds the transaction to which each frame belongs. ``before`` is the state of the stream before these frames.
+    ``parallel``: whether the stream has the option streaming = parallel, which makes a Stream Abort longer. Raises
+    ProtocolError for the first frame that is not allowed where it is, or has a wrong length."""
     opened, wrong = _opened(run, before)
     starts, prepares = run.at(MessageKind.STREAM_START), run.at(MessageKind.BEGIN_PREPARE)
     if before.top == ABSENT and not len(starts) and not len(prepares):
-        # No block in this run. With small transactions, nearly all runs are like this.
+        # There is no block. With small transactions this is nearly always so.
         _check(run, wrong | _misplaced(run, opened) | _wrong_lengths(run, parallel))
         nowhere: Ints = np.full(len(run), ABSENT, dtype=np.int64)
         return Located(run, nowhere, nowhere, _after(run, before, opened, ABSENT))
@@ -106,12 +107,12 @@ def commit_frame(run: FrameRun, index: int) -> FrameRun:
 
 
 def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bools]:
-    """For each frame, the letter that opened the transaction or block around the frame. A start or end belongs to the
-    transaction or block that it starts or ends. Also returns which frames are wrong: starts inside an open transaction
-    or block, and ends that do not match their start."""
+    """For each frame, the letter of the message that opened the transaction or block around the frame. A start or end
+    message belongs to the transaction or block that it starts or ends. Also returns which frames are wrong: start
+    messages inside an open transaction or block, and end messages that do not match the start message before them."""
     places = np.flatnonzero(_IS_BRACKET[run.kinds])
     carried = before.opened != _NOTHING
-    # Put the start that is open before the run in front. Then starts and ends must alternate.
+    # Prepend the letter of the transaction or block that is already open. Then starts and ends must alternate.
     front = np.array([before.opened] if carried else [], dtype=np.uint8)
     letters = np.concatenate((front, run.kinds[places]))
     wrong = np.zeros(len(run), dtype=bool)
@@ -119,8 +120,8 @@ def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bool
     odd[0::2] = ~_BEGINS[letters[0::2]]
     odd[1::2] = _END_OF[letters[: len(letters) - 1 : 2]] != letters[1::2]
     wrong[places] = odd[int(carried) :]
-    # Number of starts and ends up to each frame. After an odd number, a transaction or block is open. An end belongs to
-    # the transaction or block that it ends.
+    # Count the starts and ends up to and including each frame. An odd number means that a transaction or block is open.
+    # The end itself gets the odd number before it, because it belongs to the transaction or block that it ends.
     number = np.cumsum(_IS_BRACKET[run.kinds]) + int(carried)
     number[places] -= number[places] % 2 == 0
     state = np.zeros(len(letters) + 1, dtype=np.uint8)
@@ -129,12 +130,12 @@ def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bool
 
 
 def _misplaced(run: FrameRun, opened: NDArray[np.uint8]) -> Bools:
-    """Frames that are not allowed inside the transaction or block around them."""
+    """Marks the frames that are not allowed inside the transaction or block around them."""
     wrong: Bools = ~_ALLOWED[_ROW_OF[opened], run.kinds]
     messages = run.at(MessageKind.MESSAGE)
     if len(messages):
         around = opened[messages]
-        # The flags come after the xid, which only messages of a block carry.
+        # The flags follow the xid, which only messages inside a block contain.
         at = HEADER + layouts.MESSAGE.at("flags") + _XID_BYTES * (around == MessageKind.STREAM_START)
         known = run.lengths[messages] > at
         flags = anywhere(run.raw, np.uint8)[run.offsets[messages] + np.where(known, at, 0)]
@@ -152,7 +153,7 @@ def _wrong_lengths(run: FrameRun, parallel: bool) -> Bools:
     if len(starts):
         flag = np.where(wrong[starts], 0, HEADER + layouts.STREAM_START.at("first"))
         wrong[starts] |= (flag > 0) & (anywhere(run.raw, np.uint8)[run.offsets[starts] + flag] > 1)
-    # The gid follows the fixed fields.
+    # A Begin Prepare must be longer than its fixed fields, because a gid follows them.
     wrong |= (run.kinds == MessageKind.BEGIN_PREPARE) & (run.lengths <= HEADER + layouts.BEGIN_PREPARE.size)
     return wrong
 
@@ -176,9 +177,9 @@ def _after(run: FrameRun, before: StreamPlace, opened: NDArray[np.uint8], top: i
 
 
 def _without_xids(run: FrameRun, carrying: Ints) -> FrameRun:
-    """A copy of the run in which the xids are cut out of the frames ``carrying``. Such a frame then begins four bytes
-    later: its letter, and the header fields that we read (kind and LSN), move over the xid. The other header fields
-    become invalid."""
+    """Copies the frames, and cuts the xid out of each message in ``carrying``. Such a frame then begins four bytes
+    later: the message letter, and the header fields that we read (frame kind and LSN), move four bytes towards the end,
+    so that the letter overwrites the xid's last byte. The other header fields become invalid."""
     if not len(carrying):
         return run
     first, last = int(run.offsets[0]), int(run.offsets[-1] + run.lengths[-1])
@@ -197,7 +198,7 @@ def _without_xids(run: FrameRun, carrying: Ints) -> FrameRun:
 
 
 def _lengths(*layouts_of: tuple[MessageKind, WireLayout]) -> Ints:
-    """The number of bytes of each kind of message; 0 if it varies."""
+    """A table with the length in bytes of each kind of message; 0 if the length varies or is not checked."""
     table: Ints = np.zeros(256, dtype=np.int64)
     for kind, layout in layouts_of:
         table[kind] = layout.size
@@ -211,7 +212,7 @@ _END_OF: Final = np.zeros(256, dtype=np.uint8)
 _END_OF[list(BRACKETS)] = list(BRACKETS.values())
 _OPEN: Final = (_NOTHING, *BRACKETS)
 _ROW_OF: Final = np.zeros(256, dtype=np.int64)
-"""By the letter of what is open: the row of _ALLOWED."""
+"""Maps the letter that opened the transaction or block (or _NOTHING) to its row in _ALLOWED."""
 _ROW_OF[list(_OPEN)] = range(len(_OPEN))
 _ALLOWED: Final = np.array(
     [table_of_kinds(BETWEEN), *(table_of_kinds([*CONTENT, begin, end]) for begin, end in BRACKETS.items())]

@@ -1,4 +1,4 @@
-"""The summary row of a batch: makes it, reads it, and checks the log's rows against it."""
+"""The summary row of a batch: writing it, reading it, and checking the rows of the batch against it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NO_BATCH: Final = -1
 _COLUMNS: Final = ("commit_lsn", "commit_ts", "lsn", "relation_id", "schema_id", "kind")
 
 ROW_KINDS: Final = ("I", "U", "D", "T")
-"""The kinds of rows that belong to a relation, by pgoutput's letters."""
+"""The kinds of rows that belong to a relation, as pgoutput's message letters: Insert, Update, Delete, Truncate."""
 
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """The summary of a batch: whole transactions of the WAL in ``(start, end]``."""
+    """The summary of a batch, which contains the complete transactions of the WAL in ``(start, end]``."""
 
     start: Lsn
     end: Lsn
@@ -41,17 +41,18 @@ class BatchSummary:
     first_commit_ts: datetime | None
     last_commit_ts: datetime | None
     counts: dict[int, dict[str, int]]
-    """Rows by relation_id and kind (I, U, D, T)."""
+    """Number of rows by relation_id and kind (I, U, D, T)."""
     others: dict[str, int]
-    """Rows that belong to no relation, by kind (C, M)."""
+    """Number of rows that belong to no relation, by kind (C, M)."""
     bytes: int
     """Size of the messages, uncompressed."""
     relations: dict[int, TableName]
     schemas: tuple[int, ...]
     """The schema_ids of the batch's rows."""
     partitions: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """For roots under whose name the rows are published: the leaves that the stream named within the batch. The stream
-    names a leaf once per connection, before the leaf's first row."""
+    """Maps the root OID of a partitioned table that is published via its root to the OIDs of leaf partitions. Contains
+    the leaves whose Relation message was sent within the batch. The server sends this message once per connection,
+    before the leaf's first row."""
 
     @cached_property
     def rows(self) -> dict[int, dict[str, int]]:
@@ -85,7 +86,7 @@ def _time(text: str | None) -> datetime | None:
 
 
 def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Sequence[RelationRecord]) -> dict[str, Any]:
-    """The summary row of a batch. Its counts do not include the notes."""
+    """Makes the content of a batch's summary row. The counts do not include the batch's notes."""
     counts: dict[str, dict[str, int]] = {}
     for (relation_id, kind), number in sorted(tally.counts.items()):
         counts.setdefault("" if relation_id == ABSENT else str(relation_id), {})[kind] = number
@@ -109,14 +110,15 @@ def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Seque
 
 
 def _iso(ended: TransactionEnd | None) -> str | None:
-    """ISO 8601, for people who open the log with another tool."""
+    """The commit time in ISO 8601, so that people can read it if they open the log with another tool."""
     if ended is None:
         return None
     return (EPOCH + timedelta(microseconds=ended.commit_ts)).isoformat()
 
 
 def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], span: LsnRange, log: Location) -> None:
-    """Check that the files' rows of the span match the counts in the summaries. Raises LogCorrupt."""
+    """Check that the rows of the files match the counts in the summaries. Only rows in the span are counted. Raises
+    LogCorrupt."""
     held = _Held(batches, span, log, _commit_times(files))
     for file in files:
         held.add(file)
@@ -128,7 +130,7 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
 
 
 class _Held:
-    """Rows of the span, by the number of their batch; _NO_BATCH for rows of no batch."""
+    """Counts the rows of the span by the index of their batch in ``batches``, or _NO_BATCH for rows of no batch."""
 
     def __init__(
         self, batches: Sequence[BatchSummary], span: LsnRange, log: Location, commit_times: Mapping[int, int]
@@ -139,14 +141,15 @@ class _Held:
         self._log = log
         self._commit_times = commit_times
         self._seen: dict[int, int] = {}
-        """Commit time by ``commit_lsn``, from the transactions' own Commit rows."""
+        """Commit time by ``commit_lsn``, from Commit rows."""
         self.counts: dict[int, Counter[tuple[int | None, str]]] = {}
-        """By batch: the number of rows per relation and kind."""
+        """By batch index: the number of rows per relation and kind."""
         self._schema_ids: dict[int, set[int]] = {}
 
     def add(self, file: SegmentFile) -> None:
-        """Count the rows of a file. A row belongs to the batch that contains the start of its commit record. A message
-        outside of transactions has the end of its own record as LSN."""
+        """Count the rows of a file. A row belongs to the batch that contains the start of its transaction's commit
+        record. A message outside of transactions belongs to the batch that contains its own record, whose end is its
+        ``lsn``."""
         rows = read_rows(file, _COLUMNS)
         rows = rows.filter(pc.invert(pc.is_in(rows["kind"], value_set=pa.array(NOTES))))
         at = pc.coalesce(rows["commit_lsn"], pc.subtract(rows["lsn"], 1)).to_numpy()
@@ -179,7 +182,7 @@ class _Held:
             )
 
     def check_commits(self) -> None:
-        """Check that each file's commit facts match the Commit of their transaction."""
+        """Check that the commit time in each file's commit facts is the time in the transaction's Commit row."""
         for commit_lsn, commit_ts in self._commit_times.items():
             if self._span.holds_commit(Lsn(commit_lsn)) and self._seen.get(commit_lsn) != commit_ts:
                 raise _unlike_its_commit(self._log, commit_lsn)
@@ -192,7 +195,7 @@ class _Held:
 
 
 def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
-    """The commit times of the transactions with commit facts, by ``commit_lsn``."""
+    """The commit times in the files' commit facts, by ``commit_lsn``. Raises LogCorrupt if two files disagree."""
     found: dict[int, int] = {}
     for file in files:
         facts = file.commit_facts

@@ -1,6 +1,7 @@
-"""Transactions whose end has not come: the open whole transaction, transactions in progress, prepared transactions. At
-most one whole transaction is open, because whole transactions come one after another. Blocks of transactions in
-progress come between them. :mod:`pgcdc_assets.log.content` holds the blocks' content."""
+"""Transactions whose end has not arrived. There are three kinds: transactions that the server sends in one piece after
+their commit (at most one of them is open), transactions in progress, which the server sends in blocks before their
+commit, and prepared transactions. Blocks arrive between the transactions of the first kind. The content of the blocks
+is in :mod:`pgcdc_assets.log.content`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from pgcdc_assets.protocol.messages import (
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction whose Commit has not come: the fields of its Begin, and the number of its changes."""
+    """A transaction whose Begin has arrived, but not its Commit: the fields of its Begin, and the number of its
+    changes."""
 
     final_lsn: int
     commit_ts: int
@@ -40,7 +42,7 @@ class OpenTransaction:
 
 @dataclass(frozen=True)
 class OpenBlock:
-    """The state of a transaction in progress before some frames of its blocks."""
+    """The state of a transaction in progress before the next frames of its blocks."""
 
     xid: int
     """The xid of the top transaction."""
@@ -50,8 +52,8 @@ class OpenBlock:
 
 
 def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTransaction | None:
-    """The transaction that is open after a run; ``before`` is the transaction that is open before the run.
-    :func:`pgcdc_assets.log.streamed.located` has checked that Begin and Commit alternate."""
+    """The transaction that is open after the frames ``run``; ``before`` is the transaction that is open before them.
+    :func:`pgcdc_assets.log.streamed.located` has already checked that Begin and Commit alternate."""
     brackets = run.brackets
     last = int(brackets.begins[-1]) if len(brackets.begins) else -1
     if len(brackets.commits) and brackets.commits[-1] > last:
@@ -77,47 +79,50 @@ def origin_in(run: FrameRun) -> str | None:
 
 @dataclass
 class StreamedTransaction:
-    """The received part of a transaction in progress. Its content comes in blocks under the xid of the top transaction,
-    and each row in a block names its subtransaction. For a rollback to a savepoint, PostgreSQL sends a Stream Abort for
-    the savepoint's subtransaction and for each subtransaction that was released into it. Within a transaction no xid is
-    used twice. So a row counts exactly if its xid is not aborted, and received rows can stay unchanged."""
+    """The received part of a transaction in progress. PostgreSQL sends it in blocks, which name the xid of the top
+    transaction. Each row in a block names its subtransaction. For a rollback to a savepoint, PostgreSQL sends a Stream
+    Abort for the savepoint's subtransaction and for each subtransaction that was released into it. Within a
+    transaction, no xid is used twice. So a row was rolled back exactly if its xid is in ``aborted``, and received rows
+    can stay unchanged until the commit."""
 
     xid: int
     lsn: Lsn
-    """LSN of its first block."""
+    """LSN of the first block."""
     since: float
-    """When the first block came, by the caller's clock."""
+    """When the first block arrived, by the caller's clock."""
     aborted: set[int] = field(default_factory=set)
-    """The aborted subtransactions, whose rows do not count."""
+    """The xids of subtransactions that were rolled back."""
     changes: int = 0
-    """Number of changes received, including aborted subtransactions: the ``tx_ordinal`` of the next change."""
+    """Number of changes received, including changes that were rolled back. It is the ``tx_ordinal`` of the next
+    change."""
     bytes: int = 0
     origin: str | None = None
     first: Lsn | None = None
-    """LSN of the first change. ZERO if it is a logical message, for which PostgreSQL sends no origin."""
+    """LSN of the first change. ZERO if the first change is a logical message: PostgreSQL then sends no origin."""
     messages: int = 0
     """How many of the changes are logical messages."""
     ambiguous: bool = False
-    """Whether a logical message may have been rolled back. Such a message carries the xid of the top transaction, even
-    if a subtransaction emitted it. So after a subtransaction's rollback, earlier messages may count or not."""
+    """Whether a logical message may have been rolled back. A logical message names the xid of the top transaction, even
+    if a subtransaction wrote it. So after a subtransaction's rollback, it is not known which earlier messages were
+    rolled back."""
 
     @property
     def origin_known(self) -> bool:
-        """Whether it is certain which origin the transaction has, or that it has none. PostgreSQL takes the origin from
-        the first item that it decodes for a block, at the block's LSN, and sends no origin if that item is a logical
-        message or the trace of a catalog change. A transaction without followed changes needs no origin."""
+        """Whether ``origin`` is certain. PostgreSQL takes the origin from the first item that it decodes for a block,
+        at the block's LSN, and sends no origin if that item is a logical message or belongs to a catalog change. A
+        transaction without changes needs no origin."""
         return self.origin is not None or self.first == self.lsn or not self.changes
 
 
 class TransactionsInProgress:
-    """The transactions in progress of one connection, by the xid of the top transaction. Nothing here outlives a
-    connection: after each connect the server sends an open transaction again from its start, in other blocks, or whole
-    at its commit."""
+    """The transactions in progress of one connection, by the xid of the top transaction. They are not kept for the next
+    connection, because after each connect the server sends an open transaction again from its start: in new blocks, or
+    in one piece after its commit."""
 
     def __init__(self) -> None:
         self._open: dict[int, StreamedTransaction] = {}
         self.unknown_aborts = 0
-        """Number of Stream Aborts for transactions that were never sent, as PostgreSQL 18 sends them."""
+        """Number of Stream Aborts for transactions that the server never sent. PostgreSQL 18 sends such messages."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -139,12 +144,13 @@ class TransactionsInProgress:
 
     @property
     def oldest(self) -> StreamedTransaction | None:
-        """The transaction whose first block came first."""
+        """The transaction whose first block arrived first; None if there is no transaction."""
         return min(self._open.values(), key=lambda transaction: transaction.since, default=None)
 
     def start(self, message: StreamStart, lsn: Lsn, now: float) -> StreamedTransaction | None:
-        """A block begins. If it is a first block, returns the earlier transaction of this xid, which is now void.
-        Raises ProtocolError for a later block of a transaction whose first block did not come."""
+        """Record that a block begins. If it is the first block of a transaction, returns the unfinished earlier
+        transaction with this xid, if there is one; its content must be dropped. Raises ProtocolError if the
+        transaction's first block has not arrived."""
         void = self._open.get(message.xid)
         if not message.first:
             if void is None:
@@ -157,7 +163,7 @@ class TransactionsInProgress:
         self, xid: int, *, changes: int, size: int, messages: int = 0, origin: str | None = None,
         first: Lsn | None = None,
     ) -> None:  # fmt: skip
-        """Add a block's content to its transaction. ``first`` is the LSN of the block's first change."""
+        """Add the counts of a block to its transaction. ``first``: the LSN of the block's first change."""
         transaction = self._open[xid]
         transaction.changes += changes
         transaction.bytes += size
@@ -166,7 +172,7 @@ class TransactionsInProgress:
         transaction.first = first if transaction.first is None else transaction.first
 
     def abort(self, message: StreamAbort) -> StreamedTransaction | None:
-        """A rollback. Returns the transaction if all of it is rolled back."""
+        """Record a rollback. Returns the transaction if all of it was rolled back, otherwise None."""
         transaction = self._open.get(message.xid)
         if transaction is None:
             self.unknown_aborts += 1
@@ -178,14 +184,14 @@ class TransactionsInProgress:
         return None
 
     def end(self, message: StreamCommit | StreamPrepare | Prepare, lsn: Lsn) -> StreamedTransaction:
-        """The transaction is complete, and no longer in progress. Raises ProtocolError if no block of it came."""
+        """Remove and return a transaction that is now complete. Raises ProtocolError if no block of it has arrived."""
         transaction = self._open.pop(message.xid, None)
         if transaction is None:
             raise ProtocolError(f"no block of transaction {message.xid} came, which is complete now", lsn=lsn)
         return transaction
 
     def clear(self) -> None:
-        """Forget all transactions. Called when the connection is lost: the server will send them again."""
+        """Remove all transactions. Called when the connection is lost, because the server sends them again."""
         self._open.clear()
 
 
@@ -200,28 +206,29 @@ class PreparedKey(NamedTuple):
 
 @dataclass(frozen=True)
 class PreparedTransaction:
-    """A prepared transaction that has not ended yet."""
+    """A prepared transaction whose COMMIT or ROLLBACK PREPARED has not arrived."""
 
     key: PreparedKey
     prepare_ts: int
     """Microseconds since 1970."""
     aborted: frozenset[int] = frozenset()
-    """Aborted subtransactions, whose rows do not count. Empty if the content did not come in blocks."""
+    """The xids of subtransactions that were rolled back. Empty if the content was not sent in blocks."""
     overlay: Overlay = field(default_factory=Overlay, compare=False)
-    """Its relations, which other transactions do not see before its commit."""
+    """The transaction's relations. Other transactions do not see them before its commit."""
     changes: int = 0
-    """Number of changes, including aborted subtransactions. It is the ``tx_ordinal`` of the next change."""
+    """Number of changes, including changes that were rolled back. It is the ``tx_ordinal`` of the Commit row."""
     bytes: int = 0
     origin: str | None = None
     counted: int = field(default=0, compare=False)
-    """Number of changes that its commit will add to the log. For display only; 0 before the content is kept."""
+    """Number of changes that the transaction's commit will add to the log. Used for display only. 0 until the content
+    is stored on disk."""
 
 
 class PreparedTransactions:
-    """The prepared transactions of one log, whose content came at their PREPARE because the slot has two_phase on. Once
-    the slot is confirmed past a PREPARE, the content never comes again, only Commit Prepared or Rollback Prepared,
-    perhaps days later and to another process. So prepared transactions outlive the connection
-    (:class:`pgcdc_assets.log.spill.PreparedFolder`)."""
+    """The prepared transactions of one log, whose slot has two_phase on. The server sends their content at their
+    PREPARE. Once the slot is confirmed past a PREPARE, the server never sends the content again, only the Commit
+    Prepared or Rollback Prepared, perhaps days later and to another process. So prepared transactions are stored on
+    disk (:class:`pgcdc_assets.log.spill.PreparedFolder`)."""
 
     def __init__(self, known: Iterable[PreparedTransaction] = ()) -> None:
         self._pending = {transaction.key: transaction for transaction in known}
@@ -233,11 +240,13 @@ class PreparedTransactions:
         return iter(self._pending.values())
 
     def prepare(self, transaction: PreparedTransaction) -> bool:
-        """Returns False if the PREPARE is known: the server sends it at each connect until it is confirmed."""
+        """Add a transaction. Returns False if it is already known, because the server sends a PREPARE again at each
+        connect until it is confirmed."""
         return self._pending.setdefault(transaction.key, transaction) is transaction
 
     def named(self, message: CommitPrepared | RollbackPrepared) -> PreparedTransaction | None:
-        """The transaction that this message ends. None if its content never came, or if it has ended."""
+        """The transaction that this message ends. None if its content was never received, or if it has already
+        ended."""
         if isinstance(message, RollbackPrepared):
             return self._pending.get(PreparedKey(message.xid, message.gid, message.prepare_end_lsn))
         found = [key for key in self._pending if key[:2] == (message.xid, message.gid)]
@@ -245,5 +254,5 @@ class PreparedTransactions:
         return self._pending[max(found, key=lambda key: key.end_lsn)] if found else None
 
     def end(self, transaction: PreparedTransaction) -> None:
-        """The transaction has committed, or was rolled back."""
+        """Remove a transaction that has committed or was rolled back."""
         del self._pending[transaction.key]

@@ -1,6 +1,6 @@
-"""Upkeep of the log: compaction of closed ranges, and retention. Both work while a receiver is running. Delta's own
-OPTIMIZE would lose the clustering by relation, and can only be limited to partitions. So this module merges the small
-files of a range, in bounded memory, by one commit that removes and adds files without data change."""
+"""Compaction of the log's closed ranges, and retention. Both work while a receiver is running. Delta's own OPTIMIZE
+would lose the clustering by relation, and cannot be limited to a range of LSNs. So this module merges the small files
+of a range itself, in bounded memory, by one Delta commit that removes and adds files without a change of data."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from pgcdc_assets.log.segment import (
 from pgcdc_assets.store import storage
 
 MERGE_BYTES = 32 << 20
-"""Uncompressed bytes that are merged at a time. This bounds memory, and the size of a segment."""
+"""How many uncompressed bytes are merged at a time. This limits memory, and the size of the merged file."""
 _SMALL_BYTES = 4 << 20
-"""Files with fewer uncompressed bytes are merged. A busy stream is written in larger files; merging these would cost as
-much as receiving the stream, and would save few file openings."""
+"""Only files with fewer uncompressed bytes are merged. A busy stream is written in larger files. To merge these would
+cost as much as to receive the stream, and readers would open only a few files less."""
 
 
 def compact(log: ChangeLog, span: LsnRange) -> int:
-    """Merge the small files of whole batches within a closed range. Returns by how many the number of files falls.
-    Raises LogConflict, and changes nothing, if another compaction took the same files."""
+    """Merge the small files of the batches that lie completely inside a closed range. Returns how many files fewer the
+    log then has. Raises LogConflict, and changes nothing, if another compaction has replaced the same files."""
     inside = [s for s in log.all_segments() if s.first_batch_end > span.start and s.batch_end <= span.end]
     removed: list[Segment] = []
     added: list[FileReport] = []
@@ -52,9 +52,10 @@ def compact(log: ChangeLog, span: LsnRange) -> int:
 
 
 def forget(log: ChangeLog, upto: Lsn) -> int:
-    """Cut the log off at ``upto``, a boundary that is inside no file's range. Returns how many files this removes. The
-    caller ensures that no consumer needs anything below ``upto``. The same commit moves the log's start. The next
-    :func:`sweep_log` deletes the files."""
+    """Remove the files with batches at or below ``upto`` from the log, and move the log's start to ``upto``, in one
+    Delta commit. Returns how many files this removes. The caller ensures that no consumer needs anything below
+    ``upto``. Raises LakeError if a file has batches both below and above ``upto``. The next :func:`sweep_log` deletes
+    the files."""
     segments = log.all_segments()
     if any(segment.first_batch_end <= upto < segment.batch_end for segment in segments):
         raise LakeError("has a file that reaches over this boundary", thing=str(log.path), lsn=upto)
@@ -65,13 +66,14 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
 
 
 def sweep_log(log: ChangeLog, grace: timedelta) -> int:
-    """Delete the files that are needed by no version that was the newest within ``grace``; returns how many. Segments
-    of long transactions are safe: they move into the folder only right before their commit."""
+    """Delete the files that no recent version of the table needs, and return how many. A version is recent if it was
+    the newest version at some time within ``grace``. Segments of long transactions are safe, because they move into the
+    folder only right before their Delta commit."""
     return sweep(log.path, grace)
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Groups of neighbouring files that are worth merging, each of a bounded size in memory."""
+    """Groups of neighbouring small files to merge. Each group fits in bounded memory."""
     ordered = sorted(segments, key=lambda segment: segment.batch_end)
     return neighbours(ordered, lambda segment: _uncompressed(segment.path), largest=_SMALL_BYTES, full=MERGE_BYTES)
 
@@ -82,12 +84,12 @@ def _uncompressed(path: Location) -> int:
 
 
 def _merged(folder: Location, group: Sequence[Segment]) -> list[FileReport]:
-    # Reading checks the files, so that damage does not become the content of a sound file. Commit facts are filled in,
-    # because the merged file has rows of several transactions, and tags hold for all rows of a file.
+    # read_rows checks the files' checksums, so damaged bytes are never written under a valid checksum. It also fills in
+    # the commit facts: the merged file has rows of several transactions, but tags apply to all rows of a file.
     table = pa.concat_tables(read_rows(segment.file) for segment in group).combine_chunks()
     is_note = pc.is_in(table["kind"], value_set=pa.array(NOTES))
     notes, rows = table.filter(is_note), table.filter(pc.invert(is_note))
-    # A stable sort: within a relation, rows keep the order of their batches, which is commit order.
+    # The sort is stable, so within a relation the rows keep the order of their batches, which is commit order.
     order = np.argsort(pc.fill_null(rows["relation_id"], -1).to_numpy(), kind="stable")
     rows = rows.take(pa.array(order)).combine_chunks()
     alone, shared = _split(rows)
@@ -100,7 +102,7 @@ def _merged(folder: Location, group: Sequence[Segment]) -> list[FileReport]:
 
 
 def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
-    """Splits rows that are sorted by relation, like :func:`pgcdc_assets.log.segment.clustered`."""
+    """Like :func:`pgcdc_assets.log.segment.clustered`, for a table that is already sorted by relation."""
     relation_id = pc.fill_null(rows["relation_id"], -1).to_numpy()
     starts = np.flatnonzero(np.diff(relation_id, prepend=relation_id[:1] - 1))
     ends = np.append(starts[1:], len(relation_id))
@@ -116,8 +118,8 @@ def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
 def _replace(
     log: ChangeLog, removed: Sequence[Segment], added: Sequence[FileReport], positions: Mapping[str, int]
 ) -> None:
-    """Make one commit on a version that has all files to remove. LogConflict if another process removed some of
-    these."""
+    """Make one Delta commit that removes and adds these files. Raises LogConflict if another process has already
+    removed some of the files ``removed``."""
     storage.settle([log.path])
     passed(FaultPoint.LOG_FILES_REPLACING)
     for _ in range(ATTEMPTS):
@@ -129,7 +131,7 @@ def _replace(
             gone = [live[segment.path.name] for segment in removed]
             replace_files(version, gone, added, positions, changes=False, optional=OPTIONAL)
         except CommitLost:
-            # The receiver also commits: try again.
+            # The receiver has made a commit at the same time. Try again.
             continue
         passed(FaultPoint.LOG_FILES_REPLACED)
         settle([log.path])

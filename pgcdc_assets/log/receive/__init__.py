@@ -1,18 +1,18 @@
-"""The receiver, a separate process: turns frames from the slot into durable batches.
+"""The receiver, a separate process that turns frames from the slot into durable batches.
 
 client (parent) <-- messages --> process -> connections -> receiver -> intake -> batches
 
-messages           settings and orders in, events out
-client             the parent's side
-process            the process: reads settings, writes events
-connections        receives over one connection after another; reads orders
-receiver           the loop over one connection
-intake             what frames mean for the positions
-messagefilter      which frames the settings ask for
-wholetransactions  transactions that come as a whole, and the stream's positions
-resendcheck        checks that what the server sends again matches the lake
+messages           the messages between parent and receiver: settings, orders, events
+client             the parent's side: starts the process, sends orders, reads events
+process            the receiver's main function: reads the settings, writes events and errors
+connections        opens one connection after another; reads orders
+receiver           the receive loop of one connection
+intake             decides which frames the log takes, and moves the positions
+messagefilter      drops the frames that the settings exclude
+wholetransactions  transactions that the server sends in one piece, and the stream's positions
+resendcheck        checks that transactions that the server sends again match the log
 blocks             blocks of transactions in progress
 relationfacts      the catalog's facts about relations
-batches            what is pending, when a batch is cut, and the writing thread
+batches            the pending content, when a batch is cut, and the writing thread
 progressfile       reports transactions in progress to `status`
 """

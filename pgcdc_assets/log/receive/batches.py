@@ -1,4 +1,5 @@
-"""Turns what is received into batches: decides when to cut a batch, writes it in a thread, reports to the parent."""
+"""Turns received frames into batches: decides when to cut a batch, writes the batch in a thread, and reports it to the
+parent process. To cut a batch means to end it at the last boundary and to start its Delta commit."""
 
 from __future__ import annotations
 
@@ -20,31 +21,33 @@ from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName
 from pgcdc_assets.log.receive.wholetransactions import Taken
 
 _BUSY_SECONDS: Final = 0.3
-"""Seconds between status updates while reading pauses because the writing thread is busy. A server asks for a status at
-half of its timeout, and this request may be among the frames that are not read."""
+"""Seconds between status updates while no frames are read because the writing thread is busy. The server asks for a
+status at half of its timeout, and this request may be among the frames that are not read."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of size (bytes) and time for what is held in memory, or skipped, before the log moves."""
+    """Limits in bytes and seconds: how much is received before it is written, and how long frames are gathered."""
 
     batch_bytes: int
     batch_seconds: float
     segment_bytes: int = SEGMENT_BYTES
     foreign_wal_bytes: int = 16 << 20
-    """The position moves after this much WAL that holds nothing for the log: one WAL segment file."""
+    """After this much WAL that contains nothing for the log (one WAL segment file), the log's position is moved."""
     run_seconds: float = 0.05
-    """How long after its start a run that is not full waits for more frames."""
+    """How long frames are gathered before they are processed together, at most."""
     linger_seconds: float = 0.002
-    """How long a run that is not full waits for its next frame."""
+    """How long to wait for the next frame before the gathered frames are processed."""
     status_seconds: float = 5.0
     """Seconds between status updates: a twelfth of the walsender's timeout, so that the walsender never has to ask."""
     relations_at_once: int = 500
-    """How many relations one catalog query asks for. This takes a busy server a second or two, and some megabytes."""
+    """The number of relations per catalog query. Such a query takes a busy server a second or two, and some megabytes
+    of memory."""
 
 
 class Batches:
-    """The batches of one connection. ``confirm`` sends a status update."""
+    """The batches of one connection. ``report`` sends an event to the parent, ``confirm`` sends a status update to the
+    server."""
 
     def __init__(
         self, writer: BatchWriter, intake: Intake, reported: ReportedPositions, limits: Limits,
@@ -61,9 +64,9 @@ class Batches:
         self.writing = WritingThread(self._land, confirm)
         self._flush_now = False
         self._cut_at = time.monotonic()
-        """When transactions were last cut. Before the first cut: when the connection began."""
+        """When the last batch was cut. Before the first batch: when the connection began."""
         self.planned = writer.position
-        """The log's position once everything that was cut is durable."""
+        """The log's position once every batch that was cut is durable."""
 
     def flush(self) -> None:
         """Cut a batch as soon as the writing thread is free."""
@@ -95,13 +98,12 @@ class Batches:
 
     @property
     def full(self) -> bool:
-        """Whether memory is full."""
+        """Whether the frames in memory have reached ``segment_bytes``, so that they must be written."""
         return self._pending.in_memory >= self._limits.segment_bytes
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the pending transactions are cut; None if no transaction is pending. These seconds count from
-        the last cut: a commit after a quiet time is cut at once, and later batches are ``batch_seconds`` apart unless
-        full."""
+        """Seconds until the next batch must be cut; None if no transaction is pending. A batch is due ``batch_seconds``
+        after the last batch was cut. So a transaction after a quiet time is due at once."""
         return None if self._pending.since is None else max(0.0, self._cut_at + self._limits.batch_seconds - now)
 
     def cut_if_due(self, now: float) -> None:
@@ -113,7 +115,8 @@ class Batches:
         self._flush_now = False
 
     def cut(self) -> None:
-        """Commit everything up to the last boundary. Prepared transactions below the boundary are kept first."""
+        """Commit everything up to the last boundary to the log. Before that, store the content of prepared transactions
+        below this boundary on disk."""
         end = self._positions.boundary
         for transaction, content in self._pending.in_progress.take_prepared():
             self.writing.submit(partial(self._writer.keep, transaction, content))
@@ -126,7 +129,8 @@ class Batches:
         self.planned = max(self.planned, end)
 
     def write_ahead(self) -> None:
-        """Called when memory is full: write the batch's segments, and spill open transactions that fill half of it."""
+        """Called when memory is full (:attr:`full`): write the complete transactions as segments, and also write open
+        transactions to disk if these fill half of ``segment_bytes``."""
         pending, state = self._pending, self._intake.transaction
         if pending.closed_in_memory:
             if pending.closed_size >= self._limits.batch_bytes:
@@ -156,8 +160,9 @@ class Batches:
 
 
 class WritingThread:
-    """Does the jobs of a :class:`BatchWriter`, one at a time, so that memory is bounded even if the disk is slow. Calls
-    ``landed`` for each commit, and ``waiting`` repeatedly during a wait for a job, both in the receiving thread."""
+    """Runs the jobs of a :class:`BatchWriter` in a thread, one at a time, so that memory is bounded even if the disk is
+    slow. Calls ``landed`` after each Delta commit, and ``waiting`` repeatedly during a wait for a job. Both calls are
+    made in the receiving thread."""
 
     def __init__(self, landed: Callable[[Committed], None], waiting: Callable[[], None]) -> None:
         self._landed = landed
@@ -170,7 +175,7 @@ class WritingThread:
         return self._job is not None
 
     def submit(self, job: Callable[[], Committed | None]) -> None:
-        """Start a job once the previous job is done."""
+        """Wait until the previous job is done, then start this job."""
         self.finish()
         self._job = self._thread.submit(job)
 
@@ -182,7 +187,8 @@ class WritingThread:
                 self._waiting()
 
     def collect(self, seconds: float = 0) -> None:
-        """Take the job's result if it comes within ``seconds``. Raises the job's exception."""
+        """Wait at most ``seconds`` for the job. If the job is done, call ``landed`` for its commit, or raise its
+        exception."""
         if self._job is None:
             return
         wait_for([self._job], timeout=seconds)
@@ -192,5 +198,5 @@ class WritingThread:
                 self._landed(committed)
 
     def close(self) -> None:
-        """Wait for the job, and discard its result."""
+        """Wait until the job is done, and ignore its result."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,4 +1,5 @@
-"""Takes in the blocks of transactions in progress, and keeps the list of these transactions. No I/O."""
+"""Collects the blocks of transactions in progress, and keeps the list of these transactions. This module does no
+I/O."""
 
 from __future__ import annotations
 
@@ -43,14 +44,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A transaction is dropped: everything received of it is void."""
+    """A transaction in progress whose received content must be deleted."""
 
     xid: int
 
 
 class Blocks:
-    """The transactions in progress of one connection. A transaction that comes whole at its PREPARE is in progress from
-    Begin Prepare to Prepare."""
+    """The transactions in progress of one connection. A transaction that is sent in one piece at its PREPARE counts as
+    in progress from Begin Prepare to Prepare."""
 
     def __init__(self, wanted: MessageFilter, relations: Relations) -> None:
         self._wanted = wanted
@@ -59,7 +60,8 @@ class Blocks:
         self.transactions = TransactionsInProgress()
 
     def take(self, xid: int, run: FrameRun, subxid: Ints) -> Iterator[Block | Dropped]:
-        """Take in frames of one transaction's blocks."""
+        """Handle frames of one transaction's blocks. Yields their content, and a :class:`Dropped` for an earlier
+        transaction with the same xid."""
         starts = run.at(MessageKind.STREAM_START)
         firsts = starts[run.field(starts, STREAM_START, "first") != 0].tolist()
         firsts += run.at(MessageKind.BEGIN_PREPARE).tolist()
@@ -71,7 +73,7 @@ class Blocks:
             yield self._content(xid, run.part(begin, end), subxid[begin:end])
 
     def _start(self, xid: int, run: FrameRun, index: int) -> StreamedTransaction | None:
-        """A block begins. Returns the earlier transaction of this xid, which is now void, if there is one."""
+        """Handle the begin of a block. Returns an unfinished earlier transaction with this xid, if there is one."""
         message = decode_any(run.payload(index), run.lsn(index), parallel=False)
         if isinstance(message, BeginPrepare):
             self._overlays[xid] = Overlay(self._relations)
@@ -104,7 +106,8 @@ class Blocks:
         return Block(xid, overlay, BlockFrames(run, subxid), origin)
 
     def aborts(self, run: FrameRun) -> Ints:
-        """The Stream Aborts of known transactions, by frame. PostgreSQL 18 also sends them for unknown transactions."""
+        """The numbers of the frames with a Stream Abort of a known transaction. PostgreSQL 18 also sends Stream Aborts
+        for transactions that it never sent; these are only counted."""
         found = run.at(MessageKind.STREAM_ABORT)
         if not len(found):
             return found
@@ -113,7 +116,7 @@ class Blocks:
         return found[known]
 
     def abort(self, message: StreamAbort) -> Dropped | None:
-        """A transaction, or a part of it, is rolled back."""
+        """Handle the rollback of a transaction, or of a part of it."""
         gone = self.transactions.abort(message)
         if gone is None:
             return None
@@ -123,6 +126,6 @@ class Blocks:
     def end(
         self, message: StreamCommit | StreamPrepare | Prepare, run: FrameRun, index: int
     ) -> tuple[StreamedTransaction, Overlay]:
-        """A transaction has committed or is prepared, so it is no longer in progress."""
+        """Remove and return a transaction that has committed or is prepared, with its relations."""
         transaction = self.transactions.end(message, run.lsn(index))
         return transaction, self._overlays.pop(message.xid)

@@ -1,4 +1,4 @@
-"""The parent's side of the receiver process."""
+"""The parent's side of the receiver process: starts it, sends orders, and reads events."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName
 from pgcdc_assets.store import storage
 
 _ALLOCATION = {
-    # One malloc arena, and freed pages returned to the system, for Python, libpq and Arrow. Measured with a transaction
-    # of 2,000,000 rows: a peak of 220 MB instead of 285 MB.
+    # Python, libpq and Arrow use one malloc arena, and return freed pages to the system. Measured with a transaction of
+    # 2,000,000 rows: a peak of 220 MB of memory instead of 285 MB.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 STOP_SECONDS = 5.0
-"""Time for a stop. It comes after the current batch, and so takes about a second. A process that takes longer is stuck
-or has a slow disk; killing it is safe at any point."""
+"""How long the receiver may take to stop before it is killed. It first finishes the current batch, which takes about a
+second. If it takes longer, it is stuck or has a slow disk. It can be killed safely at any time."""
 
 
 class ReceiverProcess:
-    """Owns the receiver process, which reads orders as lines on its stdin. Its stdin ends if we die."""
+    """Starts and controls the receiver process. Orders are lines on the receiver's stdin. If this process dies, the
+    receiver's stdin is closed, and the receiver stops."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
@@ -44,12 +45,14 @@ class ReceiverProcess:
         self._stopped = False
 
     def start(self) -> None:
-        """Start the process. :meth:`events` reports problems. LeaseLost if another process may have taken the lake."""
+        """Start the receiver process. Its errors are raised by :meth:`events`. Raises LeaseLost if another process may
+        have taken over the lake."""
         leader = ChangeLog(self._layout).leader
-        # This proves that we held the lake when we read ``leader``. If we are suspended and another process takes the
-        # lake, the log gets a newer leader, and refuses our receiver.
+        # This proves that we still had the lake's lease when we read ``leader``. If another process takes the lake over
+        # later, the log gets a newer leader, and our receiver's commits fail.
         storage.assure(self._layout.root)
-        # The receiver has its own session: a terminal's interrupt reaches only us, and we stop it at a boundary.
+        # The receiver is in its own session, so a terminal's interrupt (SIGINT) reaches only this process, which then
+        # stops the receiver at a boundary.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pgcdc_assets.log.receive.process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **_ALLOCATION},
@@ -69,23 +72,24 @@ class ReceiverProcess:
     # Orders -----------------------------------------------------------------------------------------
 
     def until(self, lsn: Lsn) -> None:
-        """Receive up to ``lsn``, then end."""
+        """Make the receiver receive up to ``lsn``, and then end."""
         self._order(OrderName.UNTIL, lsn)
 
     def follow(self) -> None:
-        """Cancel a goal that is not reached yet."""
+        """Cancel the goal of :meth:`until`, if it is not reached yet. The receiver then runs until it is stopped."""
         self._order(OrderName.FOLLOW)
 
     def mark(self, lsn: Lsn) -> None:
-        """Record the log up to ``lsn`` (a known boundary), send ``complete``, and continue."""
+        """Make the receiver move the log's position to ``lsn`` (a known boundary) as soon as everything below it has
+        arrived. The receiver then sends the event COMPLETE, and continues."""
         self._order(OrderName.MARK, lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
-        """Every mirror has reached ``lsn``: report this to the source as apply."""
+        """Make the receiver report ``lsn`` to the source as ``apply_lsn``, because every mirror has reached it."""
         self._order(OrderName.REPORT_APPLY, lsn)
 
     def stop(self) -> None:
-        """Stop the process at a boundary, and wait until it has ended. Its last events can still be read."""
+        """Stop the receiver at a boundary, and wait until the process has ended. Its last events can still be read."""
         self._stopped = True
         self._order(OrderName.STOP)
         self.join(STOP_SECONDS)
@@ -95,7 +99,7 @@ class ReceiverProcess:
         self.join(0)
 
     def join(self, seconds: float) -> None:
-        """Wait until the process ends. Kill it after ``seconds``."""
+        """Wait until the process ends. Kill it if it has not ended after ``seconds``."""
         if self._child is None:
             return
         try:
@@ -110,7 +114,7 @@ class ReceiverProcess:
     # Events -----------------------------------------------------------------------------------------
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is something for :meth:`events`, at most ``seconds``."""
+        """Wait, at most ``seconds``, until the receiver has sent an event or an error, or has ended."""
         if not self._early and not self._ended:
             try:
                 self._early.append(self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait())
@@ -118,8 +122,9 @@ class ReceiverProcess:
                 return
 
     def events(self, timeout: float) -> list[Event]:
-        """The events since the last call. Waits up to ``timeout`` seconds for a first event. After the last event
-        raises the receiver's error, or ReceiverDied if the receiver ended without an error and unasked."""
+        """The events since the last call. Waits up to ``timeout`` seconds for the first event. If there are no more
+        events, raises the error with which the receiver ended. Raises ReceiverDied if the receiver ended unexpectedly
+        and sent no error."""
         self.wait(timeout)
         taken: list[Event] = []
         while True:
@@ -149,7 +154,7 @@ class ReceiverProcess:
             self._child.stdin.write(line)
             self._child.stdin.flush()
         except BrokenPipeError:
-            # The receiver has ended; events() raises the reason.
+            # The receiver has ended. events() raises its error.
             return
 
     def _read(self, stdout: IO[bytes]) -> None:

@@ -1,4 +1,5 @@
-"""Receives over one connection after another, from the settings to the end of the stream."""
+"""The receiver's connections, one after another: opens each connection, starts the stream, and runs the receive
+loop."""
 
 from __future__ import annotations
 
@@ -35,25 +36,26 @@ from pgcdc_assets.source.stream.subscribe import Subscription, begin, check_iden
 logger = logging.getLogger(__name__)
 
 _MOST_SECONDS: Final = 3600.0
-"""The longest time for whole transactions after a server error. The time doubles with each error, because each new
-attempt makes the server read all open transactions again."""
+"""How long streaming is off after a server error, at most. The time doubles with each error, because each new attempt
+makes the server read all open transactions again."""
 _OVER_BY: Final = {
     OrderName.MARK: (),
     OrderName.UNTIL: (OrderName.UNTIL, OrderName.FOLLOW),
     OrderName.FOLLOW: (OrderName.UNTIL, OrderName.FOLLOW),
 }
-"""For each order, the earlier orders that it cancels. Any other order replaces an earlier order of the same name."""
+"""For each order, the names of the earlier orders that it cancels. An order that is not listed here cancels an earlier
+order of the same name."""
 
 
 class Receiving:
-    """One run of the receiver. ``report`` passes an event to the parent."""
+    """The work of one receiver process. ``report`` sends an event to the parent."""
 
     def __init__(self, settings: ReceiverSettings, orders: Orders, report: Callable[[Event], None]) -> None:
         self._settings = settings
         self._orders = orders
         self._report_to_parent = report
         self._standing: list[Order] = []
-        """Orders that also apply to the next connection."""
+        """Orders that must be repeated on the next connection."""
         self._fallback = Fallback(settings.streaming, settings.fallback_seconds)
         self._started = False
         self._terminated = False
@@ -63,12 +65,12 @@ class Receiving:
         self._terminated = True
 
     def run(self) -> None:
-        """Receive until the goal or a stop."""
+        """Receive until the goal is reached, or until a stop is ordered."""
         while self._connection():
             passed(FaultPoint.STREAM_RESTARTED)
 
     def _connection(self) -> bool:
-        """Receive over one connection. Returns whether another connection must follow."""
+        """Receive over one connection. Returns whether a new connection must be opened afterwards."""
         settings = self._settings
         layout = Layout.of(settings.lake)
         log = ChangeLog(layout).open()
@@ -83,7 +85,8 @@ class Receiving:
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             resend_check = ResendCheck.of(log, confirmed, origins=wanted.origins)
             if resend_check is not None:
-                # Transactions that come again are compared whole with the log, up to just past the log's end.
+                # Transactions that are sent again are compared with the log. Streaming is off until the log's end is
+                # passed, because each transaction must arrive in one piece for this.
                 self._fallback.until(Lsn(resend_check.end + 1))
             whole = self._fallback.whole
             options = PluginOptions.of(
@@ -97,7 +100,8 @@ class Receiving:
                 relations = Relations()
                 writer = BatchWriter(log.path, identity, source.timeline, relations, settings.leader)
                 if source.timeline != timeline:
-                    # Everything received from here is past the fork of the timelines, which has been checked.
+                    # Record the new timeline in the log. It is already checked that the log's position is not past the
+                    # fork of the timelines.
                     writer.advance(position)
                 folder = PreparedFolder(log.path)
                 if not settings.two_phase:
@@ -161,7 +165,7 @@ def _give(receiver: Receiver, order: Order) -> None:
 
 
 class Orders:
-    """Lines on a pipe, read without waiting."""
+    """Reads the parent's orders from a pipe, as lines, without waiting."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -169,7 +173,7 @@ class Orders:
         self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
         self._buffer = b""
         self.ended = False
-        """Whether the other side of the pipe is gone."""
+        """Whether the parent has closed the pipe, which means that it has died."""
 
     def first_line(self) -> bytes:
         """Wait for the first line."""
@@ -191,17 +195,18 @@ class Orders:
 
 
 class Fallback:
-    """Decides whether a connection asks for transactions in progress, or only for whole transactions.
+    """Decides whether a connection asks the server to stream transactions in progress. Without streaming, the server
+    sends each transaction in one piece after its commit ("whole").
 
-    Whole transactions are always right. Streamed transactions are not, in three cases:
+    Whole transactions always contain everything that the log needs. Streaming fails in three cases:
 
     - PostgreSQL 14 to 18 fails to decode some transactions in progress ("could not map filenode", after a TRUNCATE that
       was rolled back to a savepoint). It fails again at each connect, but succeeds after the transaction's commit.
-    - For a logical message, PostgreSQL does not say whether it was rolled back with a savepoint.
-    - For a transaction that begins with a catalog change, PostgreSQL does not say whether it has an origin.
+    - For a logical message, PostgreSQL does not show whether it was rolled back with a savepoint.
+    - For a transaction that begins with a catalog change, PostgreSQL does not show whether it has an origin.
 
-    ``streaming``: whether the settings allow streaming. ``seconds``: for how long whole transactions are requested
-    after the server's first error.
+    ``streaming``: whether the settings allow streaming. ``seconds``: how long streaming is off after the server's first
+    error.
     """
 
     def __init__(self, streaming: bool, seconds: float = FALLBACK_SECONDS) -> None:
@@ -212,23 +217,24 @@ class Fallback:
 
     @property
     def whole(self) -> bool:
-        """Whether to ask only for whole transactions now."""
+        """Whether a connection that starts now must ask for whole transactions, without streaming."""
         return not self._streaming or self._until > ZERO or time.monotonic() < self._again_at
 
     def until(self, lsn: Lsn) -> None:
-        """Ask for whole transactions until a boundary at or above ``lsn`` is reached."""
+        """Turn streaming off until a boundary at or above ``lsn`` is reached."""
         self._until = max(self._until, lsn)
 
     def failed(self) -> float:
-        """The server could not decode a transaction in progress. Returns the seconds to ask for whole transactions."""
+        """Turn streaming off for some time, because the server could not decode a transaction in progress. Returns this
+        time in seconds."""
         seconds = self._seconds
         self._again_at = time.monotonic() + seconds
         self._seconds = min(2 * seconds, _MOST_SECONDS)
         return seconds
 
     def over(self, boundary: Lsn) -> bool:
-        """Whether a connection that streams may replace the connection that asked for whole transactions. Everything
-        that commits below ``boundary`` has been sent."""
+        """Whether streaming may be turned on again, which needs a new connection. ``boundary``: everything that commits
+        below this LSN has been received."""
         if boundary >= self._until:
             self._until = ZERO
         return not self.whole

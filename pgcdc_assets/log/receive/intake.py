@@ -1,5 +1,5 @@
-"""Decides what a run of frames means for the positions: which part the log takes, and where the boundaries are. No I/O.
-A transaction in progress belongs at the place of its commit, the Stream Commit. Its blocks move no position."""
+"""Decides which received frames the log takes, and moves the boundary. A transaction in progress belongs to the
+position of its Stream Commit; its blocks do not move the boundary. This module does no I/O of its own."""
 
 from __future__ import annotations
 
@@ -48,39 +48,39 @@ _ENDS = (
     MessageKind.COMMIT_PREPARED,
     MessageKind.ROLLBACK_PREPARED,
 )
-"""The messages that end a transaction whose content came earlier, in blocks or at its PREPARE."""
+"""The messages that end a transaction whose content arrived earlier, in blocks or at its PREPARE."""
 
 
 @dataclass(frozen=True)
 class StreamCommitted:
-    """A transaction in progress has committed, and belongs to the log."""
+    """A transaction in progress that has committed and must be added to the log."""
 
     xid: int
     facts: CommitFacts
     commit: FrameRun
-    """Its Commit, as one frame."""
+    """The transaction's Commit, as one frame."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A transaction is prepared. Its content must be kept on disk until the transaction ends."""
+    """A transaction that was prepared. Its content must be stored on disk until the transaction ends."""
 
     transaction: PreparedTransaction
 
 
 @dataclass(frozen=True)
 class PreparedCommitted:
-    """A prepared transaction has committed, and belongs to the log."""
+    """A prepared transaction that has committed and must be added to the log."""
 
     transaction: PreparedTransaction
     facts: CommitFacts
     commit: FrameRun
-    """Its Commit, as one frame."""
+    """The transaction's Commit, as one frame."""
 
 
 @dataclass(frozen=True)
 class PreparedDropped:
-    """A prepared transaction was rolled back, or is already in the log."""
+    """A prepared transaction that was rolled back, or is already in the log. Its stored content must be deleted."""
 
     key: PreparedKey
 
@@ -89,9 +89,9 @@ Part = Taken | Block | Dropped | StreamCommitted | Prepared | PreparedCommitted 
 
 
 class StreamUnsure(Exception):
-    """The blocks of a committed transaction do not show which of its messages count, or whether it has an origin. Sent
-    whole, the transaction shows both. So the stream must restart with protocol version 1 until ``end_lsn`` is
-    passed."""
+    """Raised if the blocks of a committed transaction do not show which of its logical messages were rolled back, or
+    whether it has an origin. If the server sends the transaction in one piece, both are known. So the stream must
+    restart without streaming, until ``end_lsn`` is passed."""
 
     def __init__(self, end_lsn: Lsn) -> None:
         super().__init__()
@@ -99,15 +99,15 @@ class StreamUnsure(Exception):
 
 
 class Intake:
-    """The state of the stream: its positions, open transactions, and the relations in force."""
+    """The state of the stream: its positions, its open transactions, and the current Relation messages."""
 
     def __init__(
         self, describe: Describe, relations: Relations, transform_lsn: Lsn, resend_check: ResendCheck | None = None,
         wanted: MessageFilter | None = None, origins: Callable[[], bool] = lambda: False,
         prepared: PreparedTransactions | None = None,
     ) -> None:  # fmt: skip
-        """``origins``: whether the source has any origin now. ``prepared``: the prepared transactions whose content the
-        lake holds; None if the slot sends each transaction at its commit."""
+        """``origins``: whether any replication origin exists on the source now. ``prepared``: the prepared transactions
+        whose content is stored in the lake; None if two_phase is off."""
         self.positions = StreamPositions(transform_lsn)
         self._describe = describe
         self._origins = origins
@@ -121,7 +121,7 @@ class Intake:
 
     @property
     def transaction(self) -> OpenTransaction | None:
-        """The open whole transaction."""
+        """The transaction whose Begin has arrived, but not its Commit; None if there is no such transaction."""
         return self._whole.open
 
     @property
@@ -134,14 +134,15 @@ class Intake:
         return self._blocks.transactions
 
     def sent(self, wal_end: int) -> None:
-        """Everything that commits below ``wal_end`` has been sent."""
+        """Record that the server has sent everything that commits below ``wal_end``."""
         if self._whole.resend_check is not None and wal_end > self.positions.transform_lsn:
             self._whole.resend_check.newest_passed()
         self.positions.passed(wal_end)
 
     def take(self, run: FrameRun, *, parallel: bool = False) -> Iterator[Part]:
-        """Take in the frames between ``transform_lsn`` and the goal, in order; no frames once the goal is reached.
-        ``parallel``: whether streaming is parallel. Raises ProtocolError and :class:`StreamUnsure`."""
+        """Handle the next frames. Yields, in order, the parts that the log takes: those between ``transform_lsn`` and
+        the goal. Yields nothing once the goal is reached. ``parallel``: whether the stream has the option streaming =
+        parallel. Raises ProtocolError and :class:`StreamUnsure`."""
         self.sequence += len(run)
         found = located(run, self._place, parallel=parallel)
         self._place = found.after
@@ -157,7 +158,8 @@ class Intake:
                 return
 
     def _between(self, run: FrameRun, parallel: bool) -> Iterator[Part]:
-        """Frames outside of blocks: whole transactions, and the ends of transactions that came in blocks."""
+        """Handles frames outside of blocks: transactions that are sent in one piece, and the ends of transactions that
+        were sent in blocks or prepared."""
         first = 0
         ends = np.flatnonzero(np.isin(run.kinds, _ENDS))
         for index in np.union1d(ends, self._blocks.aborts(run)).tolist():
@@ -187,8 +189,8 @@ class Intake:
         return None
 
     def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamCommitted | Dropped:
-        """A transaction in progress commits. Its Relation messages take effect even if the log skips the
-        transaction."""
+        """Handles the commit of a transaction in progress. Its Relation messages take effect even if the log skips the
+        transaction, because the server does not repeat them."""
         transaction, overlay = self._blocks.end(message, run, index)
         facts = facts_of(overlay.relations, self._describe)
         schema_ids = overlay.promote(self._relations, facts, int(run.sequence[index]))
@@ -201,15 +203,16 @@ class Intake:
         return StreamCommitted(message.xid, _facts(message, transaction.aborted, schema_ids), commit_frame(run, index))
 
     def _be_sure(self, came: StreamedTransaction, end_lsn: Lsn) -> None:
-        """Raises StreamUnsure if the blocks do not show which messages count, or whether there is an origin."""
+        """Raises StreamUnsure if the blocks do not show which logical messages were rolled back, or whether the
+        transaction has an origin."""
         if came.ambiguous or (not came.origin_known and self._origins()):
             raise StreamUnsure(end_lsn)
 
-    # Two-phase: content comes at PREPARE, and belongs where COMMIT PREPARED says ----------------------
+    # Two-phase: content arrives at PREPARE, and belongs to the position of COMMIT PREPARED -------------
 
     def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
-        """A transaction is prepared. A transaction that is already known is dropped: the server sends it again until
-        its PREPARE is confirmed."""
+        """Handles a PREPARE. If the transaction is already known, its content is dropped: the server sends it again at
+        each connect until the PREPARE is confirmed."""
         known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
         overlay.pass_on()
@@ -228,8 +231,8 @@ class Intake:
     def _commit_prepared(
         self, message: CommitPrepared, run: FrameRun, index: int
     ) -> PreparedCommitted | PreparedDropped | None:
-        """A prepared transaction commits. If the commit is past the goal, the transaction stays prepared, and the
-        server sends the commit again."""
+        """Handles a COMMIT PREPARED. If it is past the goal, the transaction stays prepared here, and the server sends
+        the COMMIT PREPARED again on a later connection."""
         known = self._known(run.lsn(index))
         transaction, held = known.named(message), self.positions.holds(message.commit_lsn)
         self.positions.passed(message.commit_lsn)
@@ -248,7 +251,7 @@ class Intake:
         if held:
             known.end(transaction)
             return PreparedDropped(transaction.key)
-        # Read the catalog before any state changes, because the run may end while it waits for the answer.
+        # Read the catalog before any state changes, because the receiver may stop while it waits for the answer.
         facts = facts_of(transaction.overlay.relations, self._describe)
         known.end(transaction)
         self.positions.reached(message.end_lsn)

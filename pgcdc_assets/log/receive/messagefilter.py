@@ -1,6 +1,6 @@
-"""Decides which frames the settings ask for: logical messages by their prefix, transactions by their origin. Other
-frames are dropped first, before any other code sees them. A transaction without any frame left is like an empty
-transaction: it has no row, and its end only moves the position."""
+"""Drops the frames that the settings exclude: logical messages by their prefix, and changes of transactions by their
+origin. This happens before any other code sees the frames. If no change of a transaction is left, the transaction has
+no row in the log, and its end only moves the position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgcdc_assets.log.transactions import OpenTransaction
 from pgcdc_assets.protocol.layouts import MessageKind
 
 _PREFIX_AT = HEADER + 1 + 1 + 8
-"""Where a logical message's prefix begins: after its kind, flags and LSN. A zero byte ends the prefix."""
+"""The offset of a logical message's prefix in its frame: after kind, flags and LSN. A zero byte ends the prefix."""
 
 
 @dataclass
@@ -32,20 +32,22 @@ class MessageFilter:
     encoding: Encoding = UTF8
     """The encoding of the stream's texts."""
     _chosen: dict[bytes, bool] = field(default_factory=dict)
-    """Whether a prefix is chosen. Applications have few prefixes; a thousand are remembered."""
+    """A cache: whether ``messages`` matches a prefix. Applications use few prefixes, so a thousand entries suffice."""
 
     def __post_init__(self) -> None:
         self._patterns = PrefixPatterns.parse(self.messages)
 
     def kept(self, run: FrameRun, before: OpenTransaction | None) -> FrameRun:
-        """The frames of a run that are asked for. ``before`` is the transaction that is open before the run."""
+        """The frames without those that the settings exclude. ``before``: the transaction that is open before these
+        frames."""
         gone = self._unwanted_messages(run)
         if not self.origins:
             gone |= IS_CHANGE[run.kinds] & of_origin(run, before)
         return run.without(gone) if gone.any() else run
 
     def unwanted(self, run: FrameRun, *, foreign: bool) -> Bools:
-        """Which frames of a transaction in progress are not asked for. ``foreign``: the transaction names an origin."""
+        """Which frames of a transaction in progress the settings exclude. ``foreign``: whether the transaction names an
+        origin."""
         gone = self._unwanted_messages(run)
         if foreign and not self.origins:
             gone |= IS_CHANGE[run.kinds]
@@ -83,8 +85,8 @@ def within_transactions(run: FrameRun, before: OpenTransaction | None) -> NDArra
 
 
 def of_origin(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:
-    """Which frames belong to transactions that name an origin, and come after the Origin message. An Origin message
-    comes directly after Begin, before all changes."""
+    """Which frames are inside transactions that name an origin. The server sends the Origin message directly after the
+    Begin, before all changes."""
     number: Ints = np.cumsum(run.kinds == MessageKind.BEGIN)
     named: Ints = number[run.at(MessageKind.ORIGIN)]
     if before is not None and before.origin is not None:

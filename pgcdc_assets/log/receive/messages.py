@@ -1,6 +1,6 @@
-"""The messages between the receiver process and its parent: JSON, one object per line. The parent writes the settings
-(never as arguments, because they contain secrets), then orders. The receiver writes events, and, if an error ends the
-receiver, this error as the last line. The end of the parent's lines means that the parent is gone."""
+"""The messages between the receiver process and its parent: JSON, one object per line. The parent first sends the
+settings (not as process arguments, because they contain secrets), and then sends orders. The receiver sends events. If
+the receiver fails, its last line is the error. If the parent's stream of lines ends, the parent has died."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 
 SEGMENT_BYTES: Final = 16 << 20
+"""See :attr:`ReceiverSettings.segment_bytes`."""
 FALLBACK_SECONDS: Final = 60.0
 """See :class:`pgcdc_assets.log.receive.connections.Fallback`."""
 
@@ -35,16 +36,17 @@ class ReceiverSettings:
     """Patterns for the prefixes of the logical messages to receive."""
     origin: str = Origins.ANY
     streaming: bool = True
-    """Whether to ask for transactions while they are in progress."""
+    """Whether the server is asked to send transactions while they are in progress."""
     two_phase: bool = False
     """Whether the slot sends transactions at their PREPARE."""
     segment_bytes: int = SEGMENT_BYTES
-    """Bytes of frames in memory before they are written. At most twice as many are held (one segment being written, one
-    filling), which stays well below 300 MB with the libraries' own memory."""
+    """Frames are written as a segment when they take this many bytes of memory. At most two segments are in memory: one
+    that is being written, and one that is being filled. With the memory of the libraries, the process stays well below
+    300 MB."""
     fallback_seconds: float = FALLBACK_SECONDS
-    """How long transactions are received whole after the server could not decode a transaction in progress."""
+    """How long streaming is off after the server could not decode a transaction in progress."""
     leader: int | None = None
-    """The last leader that the log recorded while this receiver's run held the lake."""
+    """The last leader that the log recorded while the parent's run of the sync held the lake's lease."""
 
     def to_line(self) -> bytes:
         return _line(asdict(self))
@@ -60,13 +62,14 @@ class OrderName(StrEnum):
     UNTIL = "until"
     """Receive up to ``lsn``, then end."""
     FOLLOW = "follow"
-    """Cancel a goal that is not reached yet, and continue until the next order."""
+    """Cancel the goal of an UNTIL order, if it is not reached yet, and continue until the next order."""
     MARK = "mark"
-    """Record the log up to ``lsn``, a known boundary, send COMPLETE, and continue."""
+    """Move the log's position to ``lsn``, a known boundary, once everything below it has arrived. Then send the event
+    COMPLETE, and continue."""
     REPORT_APPLY = "report_apply"
-    """Every mirror has reached ``lsn``: report this to the source as apply."""
+    """Report ``lsn`` to the source as ``apply_lsn``, because every mirror has reached it."""
     STOP = "stop"
-    """End at a boundary."""
+    """End at the last boundary."""
 
 
 @dataclass(frozen=True)
@@ -85,20 +88,20 @@ class Order:
 
 class EventName(StrEnum):
     STARTED = "started"
-    """The slot is active; the log is at ``lsn``."""
+    """The receiver uses the slot now. The log is at ``lsn``."""
     BATCH = "batch"
-    """A batch that ends at ``lsn`` is durable and confirmed."""
+    """A batch that ends at ``lsn`` is durable in the log and confirmed to the source."""
     POSITION = "position"
-    """The log moved to ``lsn``, past WAL that holds nothing for it."""
+    """The log's position has moved to ``lsn``. The WAL up to ``lsn`` contained nothing for the log."""
     COMPLETE = "complete"
-    """The log has reached the mark ``lsn``: every transaction that commits below ``lsn`` is durable."""
+    """The log has reached the ``lsn`` of a MARK order: every transaction that commits below ``lsn`` is durable."""
     ARRIVED = "arrived"
-    """The goal is reached, the log is at the boundary ``lsn``, and the process ends."""
+    """The goal of an UNTIL order is reached, the log is at the boundary ``lsn``, and the process ends."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event of the receiver, with the counts of a batch."""
+    """An event of the receiver. ``start`` and the counts are set for BATCH."""
 
     name: EventName
     lsn: Lsn
@@ -107,7 +110,8 @@ class Event:
     rows: int = 0
     bytes: int = 0
     stream_aborts: int = 0
-    """How many Stream Aborts the run has ignored (PostgreSQL 18 sends them). Set for BATCH and POSITION."""
+    """How many Stream Aborts were ignored on this connection, because PostgreSQL 18 sends them for transactions that it
+    never sent. Set for BATCH and POSITION."""
 
 
 def event_line(event: Event) -> bytes:
@@ -120,7 +124,7 @@ def error_line(error: PgcdcError) -> bytes:
 
 
 def read_line(line: bytes) -> Event | PgcdcError:
-    """The event or the error in a line from the receiver."""
+    """Parses a line from the receiver, which contains an event or an error."""
     given = json.loads(line)
     if "error" in given:
         return of_plain(given["error"], otherwise=ReceiverDied)

@@ -1,6 +1,6 @@
-"""The receiver as a process: ``python -m pgcdc_assets.log.receive.process``. It reads settings and orders from stdin,
-and writes events to stdout (:mod:`pgcdc_assets.log.receive.messages`). When stdin ends, the parent has died, and the
-process stops at a boundary."""
+"""The main function of the receiver process: ``python -m pgcdc_assets.log.receive.process``. The process reads settings
+and orders from stdin, and writes events to stdout (:mod:`pgcdc_assets.log.receive.messages`). If stdin ends, the parent
+has died, and the process stops at a boundary."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from pgcdc_assets.log.receive.connections import Orders, Receiving
 from pgcdc_assets.log.receive.messages import Event, ReceiverSettings, error_line, event_line
 
 _ALONE_SECONDS = 1.0
-"""How long the process may live without its parent: a command must end within ten seconds, and the parent may have used
-nine of them."""
+"""How many seconds the process may run after its parent has died. A command must end within ten seconds, and the parent
+may have used nine of these."""
 _COLLECT_AFTER = 200_000
-"""New objects between two collections of cycles. A run of frames makes 8,192 objects, and frees them."""
+"""How many objects Python creates between two runs of its cycle collector. Reading frames creates up to 8,192 objects
+at a time, and frees them again."""
 
 
 def _write_line(line: bytes) -> None:
@@ -30,7 +31,7 @@ def _write_line(line: bytes) -> None:
         try:
             line = line[os.write(sys.stdout.fileno(), line) :]
         except BrokenPipeError:
-            # The parent is gone. The loop sees this by the end of stdin, and stops.
+            # The parent has died. The receive loop notices that stdin has ended, and stops.
             return
 
 
@@ -39,7 +40,8 @@ def _write_event(event: Event) -> None:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """Exit soon after the parent's death if no boundary is reached: the process may be waiting for a dead server."""
+    """Wait for the parent's death, then exit after ``_ALONE_SECONDS``. By then the process has normally stopped at a
+    boundary, unless it waits for a server that does not answer."""
     poll = select.poll()
     poll.register(descriptor, 0)
     while not poll.poll():
@@ -55,14 +57,15 @@ def main() -> int:
     line = orders.first_line()
     if not line:
         return 1
-    # Every frame is a new object. Checking all of them would take the cycle collector a fifth of the time, for nothing.
+    # Every frame is a new object. With Python's default threshold, the cycle collector would take a fifth of the time
+    # to check these objects, and would find nothing.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     settings = ReceiverSettings.from_line(line)
     try:
         receiving = Receiving(settings, orders, _write_event)
         signal.signal(signal.SIGTERM, lambda number, frame: receiving.terminate())
-        # The parent handles a terminal's interrupt: it stops us at a boundary.
+        # The parent handles a terminal's interrupt, and then stops this process at a boundary.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         receiving.run()
     except PgcdcError as error:

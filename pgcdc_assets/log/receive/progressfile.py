@@ -1,6 +1,6 @@
-"""Announces transactions in progress to other processes, in a file of the lake. The receiver keeps the file locked
-while there are such transactions, which only the receiver knows. The kernel releases the lock when the receiver's
-process ends in any way, so the announcement of a dead receiver is never read."""
+"""Announces the receiver's transactions in progress to other processes, in a file of the lake. The receiver keeps the
+file locked while such transactions exist. The lock ends when the receiver's process ends in any way, so the
+announcement of a dead receiver is never read."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ from pgcdc_assets.store import lease
 from pgcdc_assets.store.base import Lease
 
 ANNOUNCE_SECONDS: Final = 1.0
-"""Seconds between two announcements. Only people read the received bytes, which grow all the time."""
+"""Seconds between two announcements. The number of received bytes grows all the time, but only people read it."""
 _READS: Final = 20
 _PAUSE_SECONDS: Final = 0.01
-"""The pause between two reads. A writer replaces the text within microseconds, unless the machine suspends it."""
+"""The pause between two reads of an incomplete text. The writer completes it within microseconds, unless the machine
+suspends the writer."""
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """The transactions in progress of a receiver: totals, and the oldest transaction (its first block came first)."""
+    """The transactions in progress of a receiver: their number and size, and the oldest of them, which is the
+    transaction whose first block arrived first."""
 
     number: int
     bytes: int
-    """Bytes received of all transactions in progress, as PostgreSQL sent them, including content that was rolled back
+    """Bytes received for all transactions in progress, as PostgreSQL sent them. Includes content that was rolled back
     to a savepoint."""
     xid: int
+    """The xid of the oldest transaction."""
     lsn: Lsn
-    """LSN at which the oldest transaction's first block began."""
+    """The LSN at which the oldest transaction's first block began."""
     since: datetime
-    """When the oldest transaction's first block came."""
+    """When the oldest transaction's first block arrived."""
 
     @classmethod
     def of(cls, open_: TransactionsInProgress) -> Self | None:
-        """The announcement to make; None if nothing is in progress."""
+        """The announcement of these transactions; None if there is no transaction."""
         oldest = open_.oldest
         if oldest is None:
             return None
@@ -51,16 +54,16 @@ class Announcement:
 
     @property
     def age(self) -> timedelta:
-        """How long ago the oldest transaction's first block came."""
+        """How long ago the oldest transaction's first block arrived."""
         return max(timedelta(0), datetime.now(UTC) - self.since)
 
     def to_line(self) -> str:
-        """The announcement as one line. A text without its newline is not complete."""
+        """The announcement as one line. A text that does not end with a newline is incomplete."""
         return json.dumps({**vars(self), "since": self.since.isoformat()}) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> Self | None:
-        """The announcement in a line; None if the line is not complete, or was written by another version."""
+        """Parses a line. None if the line is incomplete, or was written by another version of the package."""
         if not line.endswith("\n"):
             return None
         try:
@@ -72,7 +75,8 @@ class Announcement:
 
 
 class Announcer:
-    """The receiver's side, for one connection. Errors of the disk or store do not stop the receiver."""
+    """Writes the announcements for one connection of the receiver. Errors of the disk or the object store do not stop
+    the receiver."""
 
     def __init__(self, layout: Layout) -> None:
         self._place = layout.in_progress
@@ -81,7 +85,7 @@ class Announcer:
         self._due = 0.0
 
     def announce(self, open_: TransactionsInProgress) -> None:
-        """Announce the transactions, at most once a second. Withdraw the announcement once nothing is in progress."""
+        """Announce the transactions, at most once a second. Without a transaction, withdraw the announcement."""
         if not len(open_):
             self.close()
         elif time.monotonic() >= self._due:
@@ -98,17 +102,18 @@ class Announcer:
     def _write(self, what: Announcement | None) -> None:
         with suppress(OSError, StoreFailed, LeaseLost):
             if self._held is None:
-                # Nothing is received while this waits.
+                # Do not wait for the lock, because no frames are received during the wait.
                 self._held = self._files.enter_context(lease.held(self._place, at_once=True))
             if self._held is not None and what is not None:
                 self._held.write(what.to_line())
                 return
-        # Another receiver may hold the lock: after its run was killed, a receiver may live for another second.
+        # Another receiver may hold the lock: a receiver may run for a second after its parent was killed.
         self.close()
 
 
 def announced(layout: Layout) -> Announcement | None:
-    """The announcement of a lake's running receiver; None without a receiver or without a transaction in progress."""
+    """The announcement of the receiver that runs on this lake. None if no receiver runs, or if no transaction is in
+    progress."""
     for _ in range(_READS):
         text = lease.text_of_holder(layout.in_progress)
         if text is None:

@@ -1,6 +1,7 @@
-"""The receive loop: turns frames from the slot into durable batches. One thread receives and decides, with numpy over a
-whole run of frames at once. Another thread writes: Parquet, fsync and commit mostly release the interpreter lock. That
-thread has at most one job while the next segment fills, so memory is bounded for transactions of any size."""
+"""The receive loop: turns frames from the slot into durable batches. One thread receives frames, and processes many of
+them at once with numpy. Another thread writes segments and makes Delta commits, which mostly release the interpreter
+lock. The writing thread has at most one job while the next segment fills, so memory is bounded for transactions of any
+size."""
 
 from __future__ import annotations
 
@@ -31,22 +32,25 @@ from pgcdc_assets.source.slot.positions import SourceClock
 from pgcdc_assets.source.stream.subscribe import FrameStream
 
 _RUN_BYTES = 1 << 20
-"""Bytes of frames that are indexed together: enough to make numpy's cost per call negligible."""
+"""Bytes of frames that are processed together (one :class:`FrameRun`): enough to make numpy's cost per call
+negligible."""
 _GATHER_SECONDS = 0.0003
-"""How long frames are gathered before they are read. The walsender sends message by message, and waking up for each
-message would cost more than reading it. This is too short to fill a Unix socket's buffer (some 300 small messages)."""
+"""How long to wait before the socket is read again. The walsender sends each message separately, and to wake up for
+each message would cost more than to read it. In this time, the buffer of a Unix socket (some 300 small messages) does
+not become full."""
 _IDLE_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
-"""Seconds between status updates while positions move, so that pg_stat_replication shows no older positions."""
+"""Seconds between status updates while positions move. So the positions in pg_stat_replication are at most this old."""
 _REST_SECONDS = 1.0
-"""Seconds between two catalog queries, of up to half a second each, while another session has a table locked."""
+"""Seconds between two attempts of a catalog query while another session has a table locked. Each attempt waits up to
+half a second for the lock."""
 _ASK_SECONDS = 0.1
-"""Seconds between requests for a keepalive while a goal or mark is ahead and nothing comes."""
+"""Seconds between requests for a keepalive while a goal or mark is not reached and no frames arrive."""
 
 
 class Receiver:
-    """Receives over one connection. ``run`` returns at the goal, at a boundary after ``stop``, or at a boundary for
-    which ``leave`` is true."""
+    """Receives over one connection. :meth:`run` returns when the goal is reached, at a boundary after :meth:`stop`, or
+    at a boundary for which ``leave`` returns true."""
 
     def __init__(
         self,
@@ -88,12 +92,12 @@ class Receiver:
         self._stopping = False
         self._arrived = False
         self.left = False
-        """Whether the run ended because ``leave`` asked for another connection."""
+        """Whether :meth:`run` returned because ``leave`` asked for a new connection."""
         self._status_at = self._asked_at = 0.0
         self._silence = Silence(patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True))
         self._reported.durable(writer.position)
 
-    # Orders, given between two rounds ----------------------------------------------------------------
+    # Orders of the parent, called between two rounds of the loop --------------------------------------
 
     def until(self, lsn: Lsn) -> None:
         """Receive up to ``lsn``, then end."""
@@ -106,9 +110,9 @@ class Receiver:
         self._goal = self._positions.goal = None
 
     def mark(self, lsn: Lsn) -> None:
-        """Record the log up to ``lsn`` once everything that commits below it has come, report this, and continue.
-        ``lsn`` must be a boundary, like a slot's consistent point, and never inside a commit record. A run does not
-        reach a mark above its goal."""
+        """Move the log's position to ``lsn`` once everything that commits below ``lsn`` has arrived. Then report
+        COMPLETE, and continue. ``lsn`` must be a boundary, such as a slot's consistent point, and never inside a commit
+        record. A mark above the goal is not reached."""
         self._marks.append(lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
@@ -116,16 +120,16 @@ class Receiver:
         self._reported.applied(lsn)
 
     def stop(self) -> None:
-        """End at the last boundary. The next run receives an open transaction again."""
+        """End at the last boundary. The next connection receives an open transaction again."""
         self._stopping = True
 
     # The loop ---------------------------------------------------------------------------------------
 
     def run(self) -> Lsn:
-        """Receive until the goal or a stop. Returns the boundary that the log has reached."""
+        """Receive until the goal is reached, or a stop is ordered. Returns the boundary that the log has reached."""
         try:
             self._send_status(ask=True)
-            # Orders are read before the first frame, because frames past a goal may already have arrived.
+            # Read orders before the first frame, because frames past an ordered goal may already have arrived.
             self._orders(self)
             with suppress(WaitEnded):
                 while not self._over:
@@ -136,18 +140,21 @@ class Receiver:
         finally:
             self._writing.close()
             with suppress(OSError):
-                # The server sends open transactions again. If their segments stayed, a full disk would stay full.
+                # The server sends open transactions again. If their segments were not deleted, a full disk would stay
+                # full.
                 self._writer.drop_spill()
 
     def _receive(self) -> bool:
-        """Take the frames that have arrived, up to one run. Returns whether the stream is quiet."""
+        """Read and process the frames that have arrived, about ``_RUN_BYTES`` of them at most. Returns whether the
+        stream is quiet."""
         frames, came = self._stream.frames, False
         deadline = time.monotonic() + self._limits.run_seconds
         while time.monotonic() < deadline:
             if frames.pull():
                 came = True
                 if frames.held >= _RUN_BYTES:
-                    # The run is full, or this is the beginning of a larger frame that comes in thousands of pieces.
+                    # There are enough frames, or this is the beginning of one large frame, which arrives in thousands
+                    # of pieces.
                     break
                 continue
             if not frames.held:
@@ -158,7 +165,8 @@ class Receiver:
             if not self._stream.wait(self._limits.linger_seconds):
                 break
         taken = frames.take()
-        # Received bytes alone do not count: they may be the beginning of a frame whose end never comes.
+        # Without new bytes the connection counts as silent, even if the beginning of a frame is in the buffer: the rest
+        # of the frame may never arrive.
         if came or len(taken):
             self._silence.heard()
         else:
@@ -167,14 +175,14 @@ class Receiver:
         return False
 
     def _quiet_seconds(self) -> float:
-        """How long to wait for the next frame: at most until a cut is due."""
+        """How many seconds to wait for the next frame: at most until the next batch is due."""
         if self._writing.busy:
             return self._limits.linger_seconds
         due_in = self._batches.due_in(time.monotonic())
         return _IDLE_SECONDS if due_in is None else min(due_in, _IDLE_SECONDS)
 
     def _take(self, frames: FrameBlock) -> None:
-        """Take in runs of messages, and the keepalives between them."""
+        """Process the messages in these frames, and the keepalives between the messages."""
         first = 0
         for place in [*np.flatnonzero(frames.lengths <= HEADER).tolist(), len(frames)]:
             if first < place and not self._arrived:
@@ -192,7 +200,8 @@ class Receiver:
             self._batches.write_ahead()
 
     def _keepalive(self, frame: bytes) -> None:
-        """``wal_end`` is a boundary: everything that commits below it has been sent, even if a transaction is open."""
+        """Process a keepalive. Its ``wal_end`` is a boundary: the server has sent everything that commits below it,
+        even if a transaction is open."""
         message = keepalive(frame)
         self._intake.sent(message.wal_end)
         if self._goal is None or self._goal.allows(message.wal_end):
@@ -200,12 +209,13 @@ class Receiver:
         if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
             self._arrived = True
         if message.reply_requested:
-            # Answer at once, and make transactions durable: a source that shuts down would otherwise wait forever.
+            # Answer at once, and make all transactions durable. Otherwise a source that shuts down would wait forever
+            # until all its WAL is confirmed.
             self._batches.flush()
             self._send_status()
 
     def _round(self, idle: bool) -> None:
-        """Do what is due between two runs of frames."""
+        """One round of the loop: do all work that is due, except for reading frames."""
         self._orders(self)
         self._announce(self._intake.in_progress)
         self._writing.collect()
@@ -227,13 +237,14 @@ class Receiver:
         return self._stopping or self._arrived
 
     def _rest(self) -> None:
-        """Wait while another session's lock blocks the catalog query. All work but the reading of frames continues."""
+        """Wait because another session's lock blocks the catalog query. All work except for reading frames
+        continues."""
         end = time.monotonic() + _REST_SECONDS
         while time.monotonic() < end:
             self._round(idle=False)
             if self._over:
                 raise WaitEnded
-            # A request for a status may be in the frames that are not read.
+            # The server may have asked for a status in one of the frames that are not read.
             self._send_status()
             time.sleep(_IDLE_SECONDS)
 
@@ -242,7 +253,7 @@ class Receiver:
         return min(self._positions.seen, self._positions.boundary)
 
     def _look_ahead(self, now: float) -> None:
-        """A goal is ahead and the stream is quiet: ask the server for its position instead of waiting for traffic."""
+        """Ask the server for its position. Called if a goal or mark is not reached and the stream is quiet."""
         if self._goal is not None and self._goal.flush_wanted:
             self._goal.saw_source(*self._clock.positions(), now)
         self._send_status(ask=True)
@@ -250,9 +261,9 @@ class Receiver:
     # Ends and marks ---------------------------------------------------------------------------------
 
     def _reach_marks(self) -> None:
-        """Move the boundary to each mark below which all commits have come, and record the log there at once."""
+        """Move the boundary to each mark below which all commits have arrived, and cut a batch there at once."""
         for mark in self._marks:
-            # Frames past the goal were seen, but not taken.
+            # ``seen`` may be past the goal, but frames past the goal are not in the log.
             if self._positions.seen >= mark and (self._goal is None or self._goal.allows(mark)):
                 self._positions.reached(mark)
             if self._positions.boundary >= mark > self._batches.planned:
@@ -264,7 +275,7 @@ class Receiver:
             self._report(Event(EventName.COMPLETE, mark))
 
     def _finish(self) -> None:
-        """Make all complete transactions durable, confirm them, and report the position."""
+        """Make all complete transactions durable, confirm them to the server, and report to the parent."""
         self._reach_marks()
         self._batches.cut()
         self._writing.finish()
@@ -275,7 +286,8 @@ class Receiver:
         self._stream.end_stream()
 
     def _send_due_status(self) -> None:
-        """Send a status if it is due. For work that may take longer than the server waits for a status."""
+        """Send a status update if it is due. Called during work that may take longer than the server waits for a status
+        update."""
         if time.monotonic() - self._status_at > self._limits.status_seconds:
             self._send_status()
 

@@ -1,4 +1,4 @@
-"""The catalog's facts about the relations that a stream describes."""
+"""Reads the catalog's facts about the relations for which the stream sends Relation messages."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from pgcdc_assets.source.connect.silence import TELL_SECONDS
 from pgcdc_assets.source.slot.blockers import lockers, log_blockers
 
 RelationKey = tuple[int, frozenset[int]]
-"""OID of a relation and the types of its columns, which may change within a run."""
+"""A relation's OID and the type OIDs of its columns. One relation may have several sets of types in the stream."""
 Described = dict[RelationKey, RelationFacts]
 Describe = Callable[[Sequence[Relation]], Described]
-"""Reads the catalog's facts about all relations of a run at once."""
+"""A function that reads the catalog's facts about many relations at once."""
 
 
 class WaitEnded(Exception):
-    """The run ended while it waited for the catalog. The next run describes these relations."""
+    """Raised if the receiver must stop while it waits for the catalog. The next connection reads the facts again."""
 
 
 class CatalogFacts:
-    """Reads the facts of ``at_once`` relations per query, and calls ``between`` after each query: a transaction may
-    touch thousands of tables, and the server must receive status updates in this time."""
+    """Reads the facts of ``at_once`` relations per query, and calls ``between`` after each query. ``between`` sends
+    status updates, because a transaction may touch thousands of tables, which need many queries."""
 
     def __init__(
         self, conn: psycopg.Connection[Any], publications: Sequence[str], at_once: int, between: Callable[[], None],
         rest: Callable[[], None],
     ) -> None:  # fmt: skip
-        """``rest`` is called before each new attempt while another session holds, or waits for, a lock on a table with
-        a row filter. It may raise :class:`WaitEnded`."""
+        """``rest``: called before a query is repeated. A query is repeated while another session holds, or waits for, a
+        lock on a table with a row filter. ``rest`` may raise :class:`WaitEnded`."""
         self._conn = conn
         self._publications = publications
         self._at_once = at_once
@@ -47,7 +47,8 @@ class CatalogFacts:
         asked = sorted({described(relation) for relation in relations}, key=lambda one: one[0])
         found: Described = {}
         while asked:
-            # A round takes each OID once, so a relation that comes twice, with different columns, needs two rounds.
+            # A query asks for each OID once. So a relation that occurs twice, with different columns, needs two
+            # queries.
             together = dict(asked[: self._at_once])
             answers = self._answers(together)
             found |= {(oid, types): answers[oid] for oid, types in together.items()}
@@ -56,8 +57,8 @@ class CatalogFacts:
         return found
 
     def _answers(self, together: Mapping[int, Iterable[int]]) -> dict[int, RelationFacts]:
-        """Repeats the query until no lock blocks it. Between two attempts we leave the lock's queue, because our wait
-        would block other sessions that want the table."""
+        """Repeats the query until no lock blocks it. Between two attempts this session does not wait for the lock,
+        because its place in the lock queue would block other sessions that want the table."""
         logged_at = time.monotonic()
         while True:
             with suppress(CopyBlocked):
@@ -69,17 +70,17 @@ class CatalogFacts:
 
 
 def knows_origins(conn: psycopg.Connection[Any]) -> bool:
-    """Whether any transaction of the source may have an origin: an origin must be created before its first use."""
+    """Whether any transaction of the source may have an origin, that is, whether any replication origin exists."""
     row = conn.execute("SELECT EXISTS (SELECT FROM pg_replication_origin)").fetchone()
     return row is not None and bool(row[0])
 
 
 def described(relation: Relation) -> RelationKey:
-    """The key of the facts of a relation."""
+    """The key of a relation in :data:`Described`."""
     return relation.relation_id, frozenset(column.type_oid for column in relation.columns)
 
 
 def facts_of(relations: Sequence[Relation], describe: Describe) -> list[RelationFacts]:
-    """The catalog's facts, as they are now, for each of these relations."""
+    """The catalog's current facts for each of these relations, in the same order."""
     known = describe(relations)
     return [known[described(relation)] for relation in relations]

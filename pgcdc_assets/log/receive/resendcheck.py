@@ -1,7 +1,8 @@
-"""Checks that transactions that the server sends again match the lake. A slot can be behind the log if its confirmation
-was lost in a crash. The server then can send the log's newest transaction again. If the server sends another
-transaction at this LSN, or none, the log was received from other WAL: the source was restored to an earlier state, and
-has passed the log's end again on the same timeline. Positions alone do not show this."""
+"""Checks that transactions that the server sends again match the log. If a slot is behind the log, because its
+confirmation was lost in a crash, the server can send the log's newest transaction again. If the server sends a
+different transaction at this LSN, or no transaction, the log was received from different WAL: the source was restored
+to an earlier state, and has since written new WAL past the log's end on the same timeline. Positions alone do not show
+this."""
 
 from __future__ import annotations
 
@@ -27,16 +28,17 @@ _OF_TABLES = {chr(kind) for kind in TABLE_CHANGES}
 
 @dataclass
 class ResendCheck:
-    """The range of WAL in which the source can have only one transaction: the log's newest transaction."""
+    """The check of a range of WAL, from ``start`` to ``end``. The server may send only one transaction of this range:
+    the log's newest transaction."""
 
     start: Lsn
-    """``commit_lsn`` of that transaction, or the slot's position if no transaction is expected."""
+    """``commit_lsn`` of the log's newest transaction, or the slot's position if no transaction is expected."""
     end: Lsn
     """The position of the log."""
     newest: int | None
-    """The xid of that transaction; None if no transaction is expected."""
+    """The xid of the log's newest transaction; None if no transaction is expected."""
     came: bool = False
-    """Whether the transaction has come, or does not have to come."""
+    """Whether the log's newest transaction has arrived, or need not arrive."""
 
     @classmethod
     def of(cls, log: ChangeLog, confirmed: Lsn | None, *, origins: bool = True) -> Self | None:
@@ -49,26 +51,28 @@ class ResendCheck:
         newest = max((s.commit_max for s in log.all_segments() if s.commit_max is not None), default=None)
         if not batches or newest is None or newest < confirmed:
             return cls(confirmed, end, None)
-        # If the settings changed, logical messages and transactions with an origin may not come again.
+        # If the settings have changed, the server perhaps does not send logical messages and transactions with an
+        # origin.
         return cls(newest, end, batches[-1].last_xid, came=not _comes_again(log, newest, origins=origins))
 
     def above(self, floor: Lsn) -> Self | None:
-        """The part of the check above ``floor``, up to which an earlier holder of the slot may have confirmed."""
+        """The check without the WAL below ``floor``; None if ``floor`` is not below the check's end. An earlier process
+        may have confirmed the slot up to ``floor``. The server then does not send the WAL below ``floor`` again."""
         if floor <= self.start:
             return self
         return replace(self, start=floor, newest=None) if floor < self.end else None
 
     def compare(self, run: FrameRun, before: OpenTransaction | None) -> None:
-        """Check frames as they come. ``before`` is the transaction that is open before these frames. Raises LogAhead if
-        the frames contain another transaction in the range."""
+        """Check the next frames. ``before``: the transaction that is open before these frames. Raises LogAhead if the
+        frames contain a transaction in the range that is not the log's newest transaction."""
         found = run.brackets
         finals: Ints = np.concatenate(([before.final_lsn if before else -1], found.final_lsn))
         if self.newest is not None and not self.came:
             self.came = self.start in finals
             if self.came and self.newest not in found.xid[found.final_lsn == self.start]:
                 self._fail(self.start)
-        # Not counted: empty transactions (PostgreSQL 14), because the publications may have changed; logical messages
-        # and transactions with an origin, because the settings may not have asked for them before.
+        # Ignore empty transactions (PostgreSQL 14), because the publications may have changed. Ignore logical messages
+        # and transactions with an origin, because earlier settings may have excluded them from the log.
         changes = IS_TABLE_CHANGE[run.kinds] & within_transactions(run, before) & ~of_origin(run, before)
         commit_lsn = finals[np.cumsum(run.kinds == MessageKind.BEGIN)]
         known = commit_lsn < self.start if self.newest is None else commit_lsn <= self.start
@@ -77,7 +81,8 @@ class ResendCheck:
             self._fail(int(commit_lsn[others[0]]))
 
     def committed(self, commit_lsn: Lsn, xid: int, prepared: PreparedTransaction | None) -> None:
-        """Check a prepared transaction, perhaps the log's newest, that commits at ``commit_lsn``. Raises LogAhead."""
+        """Check a prepared transaction that commits at ``commit_lsn``; it may be the log's newest transaction. Raises
+        LogAhead."""
         if self.newest is not None and commit_lsn == self.start:
             self.came = True
             if xid != self.newest:
@@ -86,7 +91,8 @@ class ResendCheck:
             self._fail(commit_lsn)
 
     def newest_passed(self) -> None:
-        """The server has sent everything below the log's end. LogAhead if the log's newest transaction did not come."""
+        """Called when the server has sent everything below the log's end. Raises LogAhead if the log's newest
+        transaction did not arrive."""
         if self.newest is not None and not self.came:
             self._fail(self.start)
 
@@ -98,7 +104,8 @@ class ResendCheck:
 
 
 def _comes_again(log: ChangeLog, commit_lsn: Lsn, *, origins: bool) -> bool:
-    """Whether every subscription to these tables gets the log's transaction that commits at ``commit_lsn``."""
+    """Whether the server must send the log's transaction with this ``commit_lsn`` again. This is so if the transaction
+    has a change of a table, and if it has no origin or ``origins`` is true (see :meth:`ResendCheck.of`)."""
     asked = pc.field("commit_lsn") == int(commit_lsn)
     for segment in log.all_segments():
         if segment.commit_max == commit_lsn:

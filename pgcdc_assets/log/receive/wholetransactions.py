@@ -1,4 +1,5 @@
-"""Whole transactions: which of them are new to the log, and the positions that they move. No I/O."""
+"""Transactions that the server sends in one piece, after their commit: which of them are new to the log, and which
+positions they move. This module does no I/O of its own."""
 
 from __future__ import annotations
 
@@ -26,18 +27,19 @@ class StreamPositions:
     transform_lsn: Lsn
     """The log's position when the connection began."""
     boundary: Lsn = ZERO
-    """The last transaction boundary that was received: everything that ends at or below it is taken."""
+    """The last boundary that was received: every transaction that ends at or below this LSN has been taken."""
     seen: Lsn = ZERO
     """All transactions that commit below this LSN have been received. It need not be a boundary."""
     goal: Endpos | None = None
     arrived: bool = False
-    """Whether the goal was reached. Frames past the goal are not taken."""
+    """Whether the goal is reached. Frames past the goal are not taken."""
 
     def __post_init__(self) -> None:
         self.boundary = self.transform_lsn
 
     def holds(self, commit_lsn: int) -> bool:
-        """Whether the log has the transaction that commits at ``commit_lsn``. No boundary is inside a commit record."""
+        """Whether the log already contains the transaction that commits at ``commit_lsn``. The comparison is exact,
+        because no boundary is inside a commit record."""
         return commit_lsn < self.transform_lsn
 
     def reached(self, lsn: int) -> None:
@@ -47,7 +49,8 @@ class StreamPositions:
         self.seen = max(self.seen, Lsn(lsn))
 
     def is_beyond(self, lsn: Lsn, end_lsn: Lsn) -> bool:
-        """Whether a record, which starts at the boundary ``lsn``, is past the goal. If so, the goal is reached."""
+        """Whether a commit or prepare record from ``lsn`` to ``end_lsn`` is past the goal. If so, also notes that the
+        goal is reached. The record's start is a boundary."""
         if self.goal is None or not (self.goal.arrived_at_begin(lsn) or not self.goal.allows(end_lsn)):
             return False
         self.arrived = True
@@ -58,17 +61,17 @@ class StreamPositions:
 
 @dataclass(frozen=True)
 class Taken:
-    """The part of a run that belongs to the log, from transactions that come as a whole."""
+    """Frames that belong to the log, from transactions that are sent in one piece."""
 
     run: FrameRun
     whole: int
-    """Number of leading frames that belong to complete transactions, or come between transactions."""
+    """How many of the first frames belong to complete transactions, or are between transactions."""
     after: OpenTransaction | None
-    """The transaction that is open after the run."""
+    """The transaction that is open after these frames."""
 
 
 class WholeTransactions:
-    """The whole transactions of one connection. At most one of them is open."""
+    """The transactions of one connection that are sent in one piece. At most one of them is open."""
 
     def __init__(
         self, positions: StreamPositions, describe: Describe, relations: Relations, wanted: MessageFilter,
@@ -79,11 +82,12 @@ class WholeTransactions:
         self._relations = relations
         self._wanted = wanted
         self.resend_check = resend_check
-        """The check of WAL that the log may already hold; None once that WAL is passed."""
+        """The check of transactions that the server sends again; None once the stream is past the log's end."""
         self.open: OpenTransaction | None = None
 
     def take(self, run: FrameRun) -> Taken:
-        """Take in frames outside of blocks, except ends of transactions that came in blocks. Raises LogAhead."""
+        """Process frames outside of blocks, and return those that belong to the log. The frames must not contain the
+        ends of transactions that were sent in blocks or prepared. Raises LogAhead."""
         before = self.open
         run = self._wanted.kept(run, before)
         after = transaction_after(run, before)
@@ -99,7 +103,7 @@ class WholeTransactions:
         return Taken(taken, whole, None if self._positions.arrived else after)
 
     def _compare(self, run: FrameRun, before: OpenTransaction | None, first: int) -> None:
-        """Compare the received frames with the lake; ``first`` is the first frame that is new to the log."""
+        """Check transactions that the server sends again; ``first`` is the first frame that is new to the log."""
         if self.resend_check is None:
             return
         self.resend_check.compare(run, before)
@@ -109,8 +113,8 @@ class WholeTransactions:
             self.resend_check = None
 
     def _control(self, run: FrameRun) -> dict[int, Lsn]:
-        """Put Relation and Type messages in force, also in skipped transactions, because they come once per connection.
-        Returns the LSNs of the non-transactional messages, by frame."""
+        """Record Relation and Type messages, also those in transactions that the log skips, because the server sends
+        them only once per connection. Returns the LSNs of the non-transactional messages, by frame number."""
         standalone: dict[int, Lsn] = {}
         messages = {index: run.message(index) for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist()}
         late = self._relations.undescribed(changed_relations(run)) if self._relations.any_undescribed else []
@@ -129,7 +133,7 @@ class WholeTransactions:
         return standalone
 
     def _first_new(self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]) -> int:
-        """The first frame of a transaction that the log does not hold. The log holds a transaction exactly if
+        """The number of the first frame that is new to the log. The log already contains a transaction exactly if its
         ``commit_lsn < transform_lsn``, because no boundary is inside a commit record."""
         if before is not None and before.final_lsn >= self._positions.transform_lsn:
             return 0
@@ -140,7 +144,7 @@ class WholeTransactions:
     def _first_beyond(
         self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]
     ) -> tuple[int, bool]:
-        """The first frame past the goal, and whether there is such a frame."""
+        """The number of the first frame past the goal, and whether there is such a frame."""
         if self._positions.goal is None:
             return len(run), False
         if before is not None and self._positions.goal.arrived_at_begin(before.final_lsn):
@@ -148,8 +152,8 @@ class WholeTransactions:
         begins = run.brackets.begins
         beyond = begins[run.brackets.final_lsn >= self._positions.goal.lsn][:1].tolist()
         for index in run.brackets.commits[run.brackets.end_lsn > self._positions.goal.lsn][:1].tolist():
-            # The goal is inside the commit record of this transaction (commit_lsn < goal < end_lsn). The run ends at
-            # commit_lsn, and takes nothing of the transaction.
+            # The goal is inside the commit record of this transaction (commit_lsn < goal < end_lsn). The log takes
+            # nothing of the transaction, and ends at its commit_lsn.
             own = begins[begins < index]
             beyond.append(int(own[-1]) if len(own) else 0)
         beyond += [index for index, lsn in standalone.items() if lsn > self._positions.goal.lsn][:1]
@@ -160,7 +164,8 @@ class WholeTransactions:
         return end, True
 
     def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
-        """Move to the boundary where the first commit record that is not taken starts, if the goal allows it."""
+        """Move the boundary to the start of the commit record of the first transaction that is not taken, if that is
+        not past the goal."""
         if run.kinds[index] == MessageKind.BEGIN:
             final = int(run.brackets.final_lsn[np.searchsorted(run.brackets.begins, index)])
         elif before is not None:
@@ -175,7 +180,8 @@ class WholeTransactions:
             self._positions.passed(int(run.brackets.final_lsn[-1]))
 
     def _whole(self, taken: FrameRun, first: int, standalone: dict[int, Lsn]) -> int:
-        """How many taken frames belong to whole transactions or non-transactional messages. Moves the boundary."""
+        """The number of frames at the start of ``taken`` that belong to complete transactions or are non-transactional
+        messages. Also moves the boundary to the end of these frames."""
         brackets = taken.brackets
         ends = [int(brackets.commits[-1]) + 1] if len(brackets.commits) else []
         if ends:
