@@ -1,6 +1,6 @@
-"""Decodes row messages by column: a whole Arrow array of I, U or D messages at once, without a Python loop over rows.
-Each row has its own cursor into the payload buffer. A step reads the same item of all rows (a letter, a count, one
-column) and moves every cursor. A property test ensures that this module accepts and rejects the same messages as
+"""Decodes row messages column by column: a whole Arrow array of I, U or D messages at once, without a Python loop over
+rows. Each row has its own cursor into the payload buffer. Each step reads the same item of all rows (a letter, a count,
+or one column) and moves every cursor. A property test ensures that this module accepts and rejects the same messages as
 :mod:`pgcdc_assets.protocol.decode`."""
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from pgcdc_assets.protocol.layouts import BINARY, CHANGE, NULL, TEXT, UNCHANGED,
 from pgcdc_assets.protocol.text.strings import NotText, decoded, gathered
 
 PIECE_BYTES: Final = 1 << 30
-"""Bytes of payload decoded at once: Arrow's string offsets have 31 bits. A PostgreSQL message is below 1 GiB."""
+"""How many bytes of payload are decoded at once, at most. Arrow's string offsets have 31 bits, and a message of
+PostgreSQL has less than 1 GiB."""
 
 
 class UndecodedValue(ProtocolError):
-    """A value is not text in the source's encoding. ``row``: its place in the payload. ``column``: its place in the
-    tuple."""
+    """Raised if a value is not text in the source's encoding. ``row`` and ``column``: the index of the message in the
+    payload array, and of the value in its tuple."""
 
     def __init__(self, what: str, *, lsn: Lsn | None = None, row: int = 0, column: int = 0) -> None:
         super().__init__(what, lsn=lsn)
@@ -35,16 +36,18 @@ class UndecodedValue(ProtocolError):
 
 @dataclass(frozen=True)
 class Images:
-    """Row images of one kind, as columns."""
+    """Row images (tuples) of one kind, as columns."""
 
     image: Image
-    """``N`` new tuple, ``O`` whole old tuple, ``K`` key columns of the old tuple (the other columns are absent)."""
+    """``N``: new tuples. ``O``: complete old tuples. ``K``: key columns of old tuples; the other columns were not
+    sent."""
     rows: Ints
-    """For each image, the payload's row from which it comes; ascending."""
+    """For each image, the index of its message in the payload array; ascending."""
     text: list[pa.StringArray]
-    """By column: the text form; NULL for NULL, unchanged or absent."""
+    """For each column, the values in text form. NULL if the value is NULL, or was not sent."""
     unchanged: list[Bools | None]
-    """By column: which values were not sent because they are unchanged TOAST; None if all values were sent."""
+    """For each column, which values were not sent because they are unchanged TOAST; None if there are no such
+    values."""
 
 
 def images(
@@ -57,12 +60,13 @@ def images(
     encoding: Encoding = UTF8,
     shown: bool = False,
 ) -> list[Images]:
-    """Decode ``payload`` (binary or large_binary, all of one kind and one relation with this many columns).
+    """Decode ``payload``: messages (binary or large_binary) of one kind, of one relation with this many columns.
 
-    Returns one :class:`Images` per kind of image and piece; a piece is at most ``piece_bytes`` of one chunk. An update
-    with an old tuple gives two images. With ``shown``, bytes that are not text in ``encoding`` are written as by
-    :meth:`Encoding.shown`. Raises ProtocolError for the first row that the scalar decoder would reject, or that has
-    another number of columns. The error names the LSN if ``lsns`` (one per row) is given.
+    The payload is decoded in pieces of at most ``piece_bytes``. Returns one :class:`Images` per piece and kind of
+    image. An update with an old tuple has two images. With ``shown``, bytes that are not text in ``encoding`` are
+    replaced as in :meth:`Encoding.shown`. Raises ProtocolError for the first message that
+    :mod:`pgcdc_assets.protocol.decode` would reject, or whose number of columns is different. The error contains the
+    LSN if ``lsns`` (one per message) is given.
     """
     found: list[Images] = []
     first = 0
@@ -74,7 +78,7 @@ def images(
 
 
 def _pieces(payload: pa.Array | pa.ChunkedArray, most: int) -> Iterator[pa.Array]:
-    """The chunks, cut into pieces of at most ``most`` bytes, or of one row if the row is larger."""
+    """Cuts the chunks into pieces of at most ``most`` bytes. A larger message is a piece of its own."""
     for chunk in payload.chunks if isinstance(payload, pa.ChunkedArray) else [payload]:
         if chunk.null_count:
             raise ProtocolError("a row of the log has no payload")
@@ -94,7 +98,7 @@ def _offsets(array: pa.Array) -> Ints:
 
 
 class _Walk:
-    """The cursors over one piece of payload, which is smaller than 2 GiB."""
+    """Decodes one piece of payload, which must be smaller than 2 GiB, with one cursor per message."""
 
     def __init__(
         self, payload: pa.Array, kind: RowKind, columns: int, first: int, lsns: pa.Array | pa.ChunkedArray | None,
@@ -106,11 +110,11 @@ class _Walk:
             raise ProtocolError("a message of 2 GiB or more, which no server sends")
         self.kind, self.columns, self.first, self.lsns = kind, columns, first, lsns
         self.encoding, self.shown = encoding, shown
-        # Eight bytes of padding follow the end, so that a word can be read at any cursor.
+        # Eight bytes of padding follow the end, so that eight bytes can be read at any cursor.
         self.data = np.zeros(stop - start + 8, np.uint8)
         if stop > start:
             self.data[:-8] = np.frombuffer(payload.buffers()[2], np.uint8)[start:stop]
-        # Letter and length of a value in one read: a big-endian word at every byte position.
+        # A big-endian 8-byte word begins at every byte, so that letter and length of a value take a single read.
         self.words = np.ndarray((len(self.data) - 7,), ">i8", self.data, strides=(1,))
         self.at: Ints = offsets[:-1] - start
         self.ends: Ints = offsets[1:] - start
@@ -121,7 +125,7 @@ class _Walk:
         self._require(head >> 56 == ord(self.kind), None, "of another kind")
         self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
-        # An update's new tuple always has a letter before it. That letter is checked there.
+        # This check is only for a delete. For an insert or update, _tuples checks the letter before the new tuple.
         known = (letters == ord("K")) | (letters == ord("O")) | (self.kind != "D")
         self._require(known, None, "with an unknown letter before its tuple")
         found: list[Images] = []
@@ -129,13 +133,13 @@ class _Walk:
             found += self._tuples("K", np.flatnonzero(letters == ord("K")))
             found += self._tuples("O", np.flatnonzero(letters == ord("O")))
         if self.kind != "D":
-            # Read at the cursor, because an old tuple may come before the new tuple.
+            # After a possible old tuple, the cursors of all rows are now at the new tuple.
             found += self._tuples("N", None)
         self._require(self.at == self.ends, None, "with bytes behind its end")
         return found
 
     def _tuples(self, image: Image, rows: Ints | None) -> list[Images]:
-        """Decode the tuples that start at the cursors of these rows (None: of all rows)."""
+        """Decode the tuples that start at the cursors of ``rows`` (None: all rows)."""
         if rows is not None and len(rows) == 0:
             return []
         head = self._read(rows)
@@ -152,7 +156,8 @@ class _Walk:
         return [Images(image, where + self.first, text, unchanged)]
 
     def _column(self, rows: Ints | None, column: int) -> tuple[pa.StringArray, Bools | None]:
-        """Read one value of each row and move past it. Returns the texts, and which values are unchanged TOAST."""
+        """Read one value of each row, and move the cursors past it. Returns the texts, and which values are unchanged
+        TOAST."""
         at = self._cursor(rows)
         word = self._read(rows)
         letter = word >> 56
@@ -187,11 +192,11 @@ class _Walk:
         return self.at if rows is None else self.at[rows]
 
     def _read(self, rows: Ints | None) -> Ints:
-        """The eight bytes at each cursor, big-endian; bytes past the row's end have no meaning."""
+        """The eight bytes at each cursor as a big-endian number. Bytes past the row's end must not be used."""
         return self.words[self._cursor(rows)].astype(np.int64)
 
     def _move(self, rows: Ints | None, to: Ints, what: str) -> None:
-        """Move the cursors. Fails if a cursor leaves its row, so that reads need no further check."""
+        """Move the cursors. Raises ProtocolError if a cursor would leave its row, so that reads need no check."""
         self._require(to <= (self.ends if rows is None else self.ends[rows]), rows, what)
         if rows is None:
             self.at = to

@@ -1,10 +1,11 @@
-"""Decodes one message at a time: the reference decoder, also used for control messages.
+"""The reference decoder, which decodes one message at a time. It is also used for all control messages.
 
-:mod:`pgcdc_assets.protocol.layouts` defines the layouts. Protocol version 1 sends whole transactions. Later versions
-also send a transaction that is still in progress, in blocks from Stream Start to Stream Stop. Between the blocks come
-blocks of other transactions, whole transactions (Begin to Commit, Begin Prepare to Prepare), and messages outside of
-blocks. Within a block each message also carries the xid of the subtransaction that made the change. A transactional
-logical message carries the xid of the top transaction instead, even if a subtransaction emitted it.
+:mod:`pgcdc_assets.protocol.layouts` defines the layouts. Protocol version 1 sends each transaction in one piece after
+its commit (Begin to Commit). Later versions also send a transaction that is still in progress, in blocks from Stream
+Start to Stream Stop. Between two blocks, the server may send blocks of other transactions, transactions in one piece
+(Begin to Commit, Begin Prepare to Prepare), and single messages such as Stream Commit. Each message in a block also
+contains the xid of the subtransaction that made the change. But a transactional logical message contains the xid of the
+top transaction, even if a subtransaction wrote it.
 """
 
 from __future__ import annotations
@@ -57,25 +58,27 @@ _TYPE_OF_COLUMN = Struct("!Ii")
 
 
 def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
-    """The message in ``payload``. ``lsn`` is its position in the WAL, used only in errors. Raises ProtocolError, with
-    kind and LSN, if the message is truncated, malformed, of unknown kind, or followed by other bytes."""
+    """Decodes a message of protocol version 1. ``lsn`` is its position in the WAL, used only in errors. Raises
+    ProtocolError, with kind and LSN, if the message is truncated or malformed, has an unknown kind, or is followed by
+    other bytes."""
     return MessageReader(payload, lsn).whole(_VERSION_1, "its kind is unknown to protocol version 1")
 
 
 def decode_any(payload: bytes, lsn: Lsn = ZERO, *, parallel: bool) -> AnyMessage:
-    """Like :func:`decode`, for a message of any version that is outside of all blocks. If streaming is ``parallel``,
-    each Stream Abort has two more fields."""
+    """Like :func:`decode`, for a message of any protocol version. The message must be outside of all blocks.
+    ``parallel``: whether the stream has the option streaming = parallel, with which each Stream Abort has two more
+    fields."""
     readers = _ALL_PARALLEL if parallel else _ALL
     return MessageReader(payload, lsn).whole(readers, "its kind is unknown to the protocol")
 
 
 class MessageReader:
-    """Checked reads that move a cursor over one message."""
+    """Reads the fields of one message, one after another. Raises ProtocolError if a field is cut off or invalid."""
 
     __slots__ = ("at", "lsn", "payload")
 
     def __init__(self, payload: bytes, lsn: Lsn) -> None:
-        """The cursor starts after the letter. Raises ProtocolError for an empty message."""
+        """Starts after the message's letter. Raises ProtocolError for an empty message."""
         if not payload:
             raise ProtocolError("empty message", lsn=lsn)
         self.payload = payload
@@ -83,7 +86,8 @@ class MessageReader:
         self.at = 1
 
     def whole(self, readers: Mapping[int, Callable[[MessageReader], MessageT]], otherwise: str) -> MessageT:
-        """Reads the whole message. Fails with the text ``otherwise`` if there is no reader for its kind."""
+        """Decodes the whole message with the function that ``readers`` has for its kind. Raises ProtocolError with the
+        text ``otherwise`` if there is no such function."""
         read = readers.get(self.payload[0])
         if read is None:
             self.fail(otherwise)
@@ -125,7 +129,7 @@ class MessageReader:
             self.fail("a string does not end")
         piece = self.payload[self.at : end]
         self.at = end + 1
-        # A name, in the server's encoding; see Relation.reread.
+        # Strings are names in the server's encoding. Relation.reread decodes them again if that is not UTF-8.
         return UTF8.shown(piece)
 
     def letter(self, allowed: str) -> str:
@@ -138,7 +142,7 @@ class MessageReader:
         return self.known(self.number(_U8), known)
 
     def known(self, flags: int, known: int) -> int:
-        """The flags. Raises ProtocolError if any flag is unknown."""
+        """Returns ``flags``. Raises ProtocolError if a bit is set that is not set in ``known``."""
         if flags & ~known:
             self.fail(f"unknown flags {flags:#x}")
         return flags

@@ -1,12 +1,11 @@
-"""Frames of the streaming replication protocol: finds frames in received bytes, and reads and makes small frames.
+"""Frames of the streaming replication protocol: finds frames in received bytes, reads keepalives, and makes status
+updates. :mod:`pgcdc_assets.protocol.layouts` defines the layouts. Times are microseconds since 2000-01-01 UTC.
 
-:mod:`pgcdc_assets.protocol.layouts` defines the layouts. Times here are microseconds since 2000-01-01 UTC.
-
-Each frame is a data message of the connection (CopyData): a byte of kind, and a big-endian length that counts itself
-("Message Formats"). Following the messages from length to length costs one Python step per message. So
-:func:`data_messages` finds all places that look like the beginning of a message at once. It keeps the places that form
-a chain from the first byte: each message ends where the next message begins. The bytes of a value can look like a
-beginning, but no message ends right in front of them.
+Each frame is in a CopyData message: the byte ``d``, a big-endian length that includes its own four bytes, and the frame
+(PostgreSQL's "Message Formats"). A loop from message to message would need one Python step per message. So
+:func:`data_messages` searches all places that look like the beginning of a message at once. It keeps the places that
+form a chain from the first byte, in which each message ends where the next message begins. Bytes of a value may look
+like the beginning of a message, but they are not in this chain.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.layouts import KEEPALIVE, STATUS, FrameKind
 
 HEADER: Final = 5
-"""Bytes of kind and length."""
+"""Number of bytes of a CopyData message before its content: the kind and the length."""
 _DATA: Final = ord("d")
 _ALONE: Final = 1 << 20
-"""A message of at least this many bytes is returned alone."""
+"""If the first message has at least this many bytes, only this message is returned."""
 _PAIR: Final = _DATA
-"""The kind and the zero byte after it, as a little-endian number."""
+"""The kind ``d`` followed by a zero byte, as a little-endian 16-bit number."""
 
 
 @dataclass(frozen=True)
 class FrameBlock:
-    """Consecutive frames in one piece of memory, with the place of each frame."""
+    """Consecutive frames in one piece of memory, with the offset and length of each frame."""
 
     raw: bytes
     offsets: NDArray[np.int64]
@@ -49,7 +48,7 @@ class FrameBlock:
         return len(self.lengths)
 
     def part(self, start: int, end: int) -> Self:
-        """The frames from ``start`` to ``end``; shares the bytes."""
+        """The frames from ``start`` up to but not including ``end``. The bytes are shared, not copied."""
         return replace(self, offsets=self.offsets[start:end], lengths=self.lengths[start:end])
 
     def frame(self, index: int) -> bytes:
@@ -59,13 +58,13 @@ class FrameBlock:
 
 class Keepalive(NamedTuple):
     wal_end: Lsn
-    """Everything below this LSN has been sent."""
+    """The server has sent everything that commits below this LSN."""
     sent_at: int
     reply_requested: bool
 
 
 def keepalive(frame: bytes) -> Keepalive:
-    """Read a ``k`` frame. Raises ProtocolError for a frame of another kind or length."""
+    """Parse a keepalive frame (``k``). Raises ProtocolError if the frame has another kind or length."""
     if _kind(frame) != FrameKind.KEEPALIVE or len(frame) != KEEPALIVE.size:
         raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is no keepalive")
     wal_end, sent_at, reply = KEEPALIVE.struct.unpack_from(frame, 1)
@@ -73,12 +72,13 @@ def keepalive(frame: bytes) -> Keepalive:
 
 
 def keepalive_frame(wal_end: int) -> bytes:
-    """A ``k`` frame that asks for no reply."""
+    """Make a keepalive frame (``k``) that does not ask for a reply."""
     return bytes([FrameKind.KEEPALIVE]) + KEEPALIVE.struct.pack(wal_end, 0, 0)
 
 
 def status_update(write: int, flush: int, apply: int, now: int, reply: bool) -> bytes:
-    """An ``r`` frame. ``now`` is in the protocol's clock (since 2000); ``reply`` asks for an immediate keepalive."""
+    """Make a standby status update (``r``). ``now``: microseconds since 2000. ``reply``: ask the server for a keepalive
+    at once."""
     return bytes([FrameKind.STATUS]) + STATUS.struct.pack(write, flush, apply, now, reply)
 
 
@@ -87,10 +87,13 @@ def _kind(frame: bytes) -> int:
 
 
 def data_messages(octets: Octets) -> tuple[Ints, Ints]:
-    """Starts and ends of whole data messages before any other message. A message of 1 MiB or more is returned alone."""
+    """Finds the complete CopyData messages at the beginning of the bytes. Stops before an incomplete message, and
+    before a message of another kind. Returns the start and the end of each message. If the first message has 1 MiB or
+    more, returns only this message."""
     end = _end(octets, 0)
     if end is None:
-        # Do not search the bytes: the message may be large, and arrive in thousands of pieces.
+        # The first message is incomplete. Do not search the bytes: a large message arrives in thousands of pieces, and
+        # each piece would be searched again.
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     if end >= _ALONE:
         return np.array([0]), np.array([end])
@@ -98,7 +101,8 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     ends = _ends(octets, places)
     known = (ends - places >= HEADER) & (ends <= len(octets))
     places, ends = places[known], ends[known]
-    # Messages whose end is not the next place: either that place is not a message, or no message follows.
+    # The indexes of candidates that do not end where the next candidate begins. The next candidate is then not a
+    # message, or the next message is not a candidate.
     breaks = np.append(np.flatnonzero(ends[:-1] != places[1:]), len(places) - 1)
     starts: list[Ints] = []
     at = 0
@@ -118,9 +122,10 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
 
 
 def _look_alikes(octets: Octets) -> Ints:
-    """Places of a data message's kind before two zero bytes. Few messages exceed 64 KiB, and few other bytes match."""
+    """Places where the byte ``d`` is followed by two zero bytes, as at the beginning of a message of less than 64 KiB.
+    Nearly all messages are shorter, and few other bytes match."""
     last = len(octets) - HEADER
-    # Search for pairs of bytes, at even and at odd places, because the kind's byte alone occurs in every text.
+    # Search for pairs of bytes, at even and at odd places, because the byte ``d`` alone occurs in every text.
     even, odd = octets[: 2 * (last // 2 + 1)].view("<u2"), octets[1 : 1 + 2 * ((last + 1) // 2)].view("<u2")
     places = np.concatenate((2 * np.flatnonzero(even == _PAIR), 2 * np.flatnonzero(odd == _PAIR) + 1))
     places.sort(kind="stable")
@@ -129,7 +134,7 @@ def _look_alikes(octets: Octets) -> Ints:
 
 
 def _end(octets: Octets, at: int) -> int | None:
-    """The end of the data message that begins at ``at``; None if no whole data message begins there."""
+    """The end of the CopyData message that begins at ``at``; None if no complete CopyData message begins there."""
     if at + HEADER > len(octets) or octets[at] != _DATA:
         return None
     end = int(_ends(octets, np.array([at]))[0])

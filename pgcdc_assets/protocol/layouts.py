@@ -1,4 +1,4 @@
-"""Defines the wire format once: letters, fixed-width fields and the clock of the replication protocol and of pgoutput.
+"""The wire format of the replication protocol and of pgoutput: letters, fixed-width fields, and the clock.
 
 Source: "Streaming Replication Protocol" and "Logical Replication Message Formats" in PostgreSQL's documentation.
 Integers are big-endian, strings end in NUL, times are microseconds since 2000-01-01 UTC. Frames, inside CopyData:
@@ -23,8 +23,8 @@ Messages of protocol version 1:
 
     tuple                u16 n, n x ('n' | 'u' | 't' u32 length, text | 'b' u32 length, binary)
 
-Version 2 adds streamed transactions; in their blocks R, Y, I, U, D, T and M carry ``u32 xid`` after their letter.
-Version 3 adds two-phase commit. Version 4 adds two fields to the stream abort, if streaming is parallel:
+Version 2 adds streamed transactions; in their blocks, R, Y, I, U, D, T and M have ``u32 xid`` after their letter.
+Version 3 adds two-phase commit. Version 4 adds two fields to the stream abort, if the option streaming is parallel:
 
     S  stream start      u32 xid, u8 first segment
     E  stream stop
@@ -47,7 +47,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 EPOCH: Final = 946_684_800_000_000
-"""2000-01-01 UTC, where PostgreSQL's clock starts, in microseconds since 1970."""
+"""2000-01-01 UTC, which is zero in PostgreSQL's times, in microseconds since 1970."""
 
 
 class FrameKind(IntEnum):
@@ -57,7 +57,8 @@ class FrameKind(IntEnum):
     KEEPALIVE = ord("k")
     STATUS = ord("r")
     ROW = 8
-    """Not in the protocol: a row of the SQL functions, read as XLogData. The byte is the length of the row's LSN."""
+    """Not in the protocol: a row of pg_logical_slot_get_binary_changes in COPY's binary form, which is read as
+    XLogData. The byte is the length of the row's LSN."""
 
 
 class MessageKind(IntEnum):
@@ -89,14 +90,14 @@ class MessageKind(IntEnum):
 
 
 ROWS: Final = (MessageKind.INSERT, MessageKind.UPDATE, MessageKind.DELETE)
-"""Messages of one row each."""
+"""The messages that change one row."""
 TABLE_CHANGES: Final = (*ROWS, MessageKind.TRUNCATE)
 CHANGES: Final = (*TABLE_CHANGES, MessageKind.MESSAGE)
 """The messages that ``tx_ordinal`` counts."""
 CONTENT: Final = (*CHANGES, MessageKind.RELATION, MessageKind.TYPE, MessageKind.ORIGIN)
-"""The messages that can come between the beginning and the end of a transaction or of a stream's block."""
+"""The messages that can be between the beginning and the end of a transaction or of a block."""
 CARRY_XID: Final = (*CHANGES, MessageKind.RELATION, MessageKind.TYPE)
-"""The messages that carry an xid after their letter within a stream's block: all of CONTENT except Origin."""
+"""The messages that contain an xid after their letter if they are in a block: all of CONTENT except Origin."""
 BRACKETS: Final = {
     MessageKind.BEGIN: MessageKind.COMMIT,
     MessageKind.BEGIN_PREPARE: MessageKind.PREPARE,
@@ -111,24 +112,26 @@ BETWEEN: Final = (
     MessageKind.ROLLBACK_PREPARED,
     MessageKind.MESSAGE,
 )
-"""The messages that can come outside of all brackets. A logical message comes there only if it is not transactional."""
+"""The messages that can be outside of transactions and blocks. A logical message can be there only if it is not
+transactional."""
 
 RowKind = Literal["I", "U", "D"]
 Image = Literal["N", "O", "K"]
-"""New tuple, whole old tuple, or old tuple with only the columns of the replica identity."""
+"""Kinds of tuples: new tuple, complete old tuple, or old tuple with only the columns of the replica identity."""
 IDENTITIES: Final = "dnfi"
 """Replica identity of a relation: default, nothing, full, index."""
 NULL, UNCHANGED, TEXT, BINARY = (ord(letter) for letter in "nutb")
-"""The letters that say how a tuple holds a value."""
+"""The letters that mark the form of each value in a tuple."""
 
 
 class Field(NamedTuple):
-    """A fixed-width integer, for one message at a time and for many at once."""
+    """The type of a fixed-width integer field, for :mod:`struct` (one message) and numpy (many messages)."""
 
     code: str
     """The format code for :mod:`struct`."""
     dtype: str
-    """The numpy dtype. LSNs are signed, so that sums with other arrays stay integers; no real LSN needs 64 bits."""
+    """The numpy dtype. LSNs are signed here, because numpy would convert sums of signed and unsigned integers to
+    floats; no real LSN needs 64 bits."""
 
 
 U8 = Field("B", "u1")
@@ -138,7 +141,7 @@ TIME = Field("q", ">i8")
 
 
 class WireLayout:
-    """The kind's byte and the fixed-width fields after it."""
+    """The layout of a message or frame: the byte of its kind, and the fixed-width fields after it."""
 
     def __init__(self, **fields: Field) -> None:
         self.struct: Final = Struct("!" + "".join(field.code for field in fields.values()))
@@ -157,7 +160,8 @@ class WireLayout:
 
 
 XLOG_DATA: Final = WireLayout(start=LSN, wal_end=LSN, sent_at=TIME)
-"""The 25 bytes before the message. Never use ``start`` as progress: it is 0/0 for R and Y, and first_lsn for B."""
+"""The 25 bytes before the message. Never use ``start`` as the stream's position: it is 0/0 for R and Y, and first_lsn
+for B."""
 KEEPALIVE: Final = WireLayout(wal_end=LSN, sent_at=TIME, reply_requested=U8)
 STATUS: Final = WireLayout(write=LSN, flush=LSN, apply=LSN, now=TIME, reply_requested=U8)
 
@@ -170,11 +174,11 @@ TRUNCATE: Final = WireLayout(count=U32, flags=U8)
 MESSAGE: Final = WireLayout(flags=U8, lsn=LSN)
 STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32)
 PARALLEL_STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32, abort_lsn=LSN, abort_ts=TIME)
-"""The layout of every Stream Abort of a connection whose streaming is parallel."""
+"""The layout of every Stream Abort if the connection has the option streaming = parallel."""
 STREAM_START: Final = WireLayout(xid=U32, first=U8)
 STREAM_COMMIT: Final = WireLayout(xid=U32, flags=U8, commit_lsn=LSN, end_lsn=LSN, commit_ts=TIME)
 XID: Final = WireLayout(xid=U32)
-"""The first field of messages that carry an xid in a stream's block."""
+"""The first field of CARRY_XID messages in a block."""
 BEGIN_PREPARE: Final = WireLayout(prepare_lsn=LSN, end_lsn=LSN, prepare_ts=TIME, xid=U32)
 PREPARE: Final = WireLayout(flags=U8, prepare_lsn=LSN, end_lsn=LSN, prepare_ts=TIME, xid=U32)
 """Also the layout of a stream prepare."""

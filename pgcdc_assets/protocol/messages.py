@@ -1,6 +1,7 @@
-"""The messages of pgoutput: protocol version 1 first, then the additions of versions 2 to 4. Names and fields are as in
-PostgreSQL's "Logical Replication Message Formats". Times are microseconds since 1970-01-01 UTC. Texts are read as
-UTF-8. If the server has another encoding, :meth:`Encoding.shown` writes the bytes that are not UTF-8."""
+"""The messages of pgoutput as dataclasses: first protocol version 1, then the messages that versions 2 to 4 add. Names
+and fields are as in PostgreSQL's "Logical Replication Message Formats". Times are microseconds since 1970-01-01 UTC.
+Names of schemas, tables and columns are decoded as UTF-8; bytes that are not UTF-8 are replaced as in
+:meth:`Encoding.shown`."""
 
 from __future__ import annotations
 
@@ -25,16 +26,17 @@ class Unchanged(Enum):
 UNCHANGED: Final = Unchanged.UNCHANGED
 
 Value = str | Unchanged | None
-"""One column of a row image: its text form, NULL, or not sent."""
+"""The value of one column in a tuple: its text form, None for NULL, or UNCHANGED if it was not sent."""
 TupleData = tuple[Value, ...]
 OldKind = Literal["K", "O"]
-"""Columns of an old tuple: ``K`` only the replica identity (other columns are NULL, which means absent); ``O`` all."""
+"""Kinds of old tuples. ``O`` contains all columns. ``K`` contains only the columns of the replica identity; PostgreSQL
+sends NULL for the other columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     final_lsn: Lsn
-    """``commit_lsn``: start of the commit record."""
+    """The transaction's ``commit_lsn``, which is the start of its commit record."""
     commit_ts: int
     xid: int
 
@@ -58,7 +60,7 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
     key: bool
-    """Whether the column is part of the replica identity. Under FULL every column is."""
+    """Whether the column is part of the replica identity. With FULL, every column is."""
     name: str
     type_oid: int
     typmod: int
@@ -68,13 +70,13 @@ class RelationColumn:
 class Relation:
     relation_id: int
     schema: str
-    """Empty for ``pg_catalog``."""
+    """The schema's name. The empty string means ``pg_catalog``."""
     name: str
     replica_identity: ReplicaIdentity
     columns: tuple[RelationColumn, ...]
 
     def reread(self, encoding: Encoding) -> Relation:
-        """The same message, with its names decoded in the server's encoding."""
+        """A copy of this message, with its names decoded in the server's encoding."""
         columns = tuple(replace(column, name=encoding.reread(column.name)) for column in self.columns)
         schema, name = encoding.reread(self.schema), encoding.reread(self.name)
         return replace(self, schema=schema, name=name, columns=columns)
@@ -82,7 +84,8 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type that is not built in. For a domain: the domain's OID, with the name of its base type."""
+    """Names a type that is not built in. For a domain, ``type_oid`` is the domain's OID, but the name is the name of
+    its base type."""
 
     type_oid: int
     schema: str
@@ -119,7 +122,8 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """A message of ``pg_logical_emit_message``. If it is not transactional, it may come between transactions."""
+    """A message that ``pg_logical_emit_message`` wrote to the WAL. If it is not transactional, the server may send it
+    between transactions."""
 
     transactional: bool
     lsn: Lsn
@@ -129,22 +133,22 @@ class LogicalMessage:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """The rollback of a streamed transaction (``subxid`` is ``xid``), or of one of its subtransactions. If a
-    subtransaction is rolled back, each subtransaction that was released into it gets its own Stream Abort. A Stream
-    Abort of a transaction without blocks has no meaning. PostgreSQL 18 sends such Stream Aborts, in protocol version 1
-    too: one per subtransaction of a transaction that outgrew ``logical_decoding_work_mem`` and was rolled back before
-    it was decoded."""
+    """The rollback of a streamed transaction (``subxid`` equals ``xid``), or of one of its subtransactions. If a
+    subtransaction is rolled back, the server also sends a Stream Abort for each subtransaction that was released into
+    it. A Stream Abort of a transaction that was never sent must be ignored. PostgreSQL 18 sends such messages, also in
+    protocol version 1: one per subtransaction of a transaction that became larger than ``logical_decoding_work_mem``
+    and was rolled back before it was decoded."""
 
     xid: int
     subxid: int
     abort_lsn: Lsn | None = None
     abort_ts: int | None = None
-    """``abort_lsn`` and ``abort_ts`` are sent only if streaming is parallel. If there is an origin, the time is from
-    the origin's clock."""
+    """``abort_lsn`` and ``abort_ts`` are sent only if the option streaming is parallel. If the transaction has an
+    origin, ``abort_ts`` is a time of the origin's clock."""
 
     @property
     def whole(self) -> bool:
-        """Whether the whole transaction is rolled back."""
+        """Whether the complete transaction is rolled back."""
         return self.subxid == self.xid
 
 
@@ -159,8 +163,8 @@ class StreamStart:
     xid: int
     """The xid of the top transaction."""
     first: bool
-    """Whether this is the first block of the xid. Earlier blocks of the xid are then void: the server sends the
-    transaction again."""
+    """Whether this is the first block of the transaction. If so, earlier blocks with this xid must be dropped, because
+    the server sends the transaction again from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,8 @@ class StreamStop:
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """The commit of a streamed transaction. The rows of its aborted subtransactions do not count."""
+    """The commit of a streamed transaction. Rows of its aborted subtransactions, which were also sent, are not part of
+    it."""
 
     xid: int
     flags: int
@@ -182,7 +187,7 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class BeginPrepare:
-    """Replaces Begin if a transaction is sent at its PREPARE."""
+    """Sent instead of Begin if a transaction is sent at its PREPARE."""
 
     prepare_lsn: Lsn
     """Start of the PREPARE record."""
@@ -194,7 +199,8 @@ class BeginPrepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Replaces Commit if a transaction is sent at its PREPARE. Never sent again once ``end_lsn`` is confirmed."""
+    """Sent instead of Commit if a transaction is sent at its PREPARE. The server does not send the transaction again
+    once ``end_lsn`` is confirmed."""
 
     flags: int
     prepare_lsn: Lsn
@@ -206,7 +212,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class StreamPrepare:
-    """Like Prepare, for a transaction whose content came in blocks."""
+    """Like Prepare, for a transaction whose content was sent in blocks."""
 
     flags: int
     prepare_lsn: Lsn
@@ -218,7 +224,7 @@ class StreamPrepare:
 
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """COMMIT PREPARED. The transaction's place in commit order is this commit, not its PREPARE."""
+    """COMMIT PREPARED. This commit, not the PREPARE, decides the transaction's position in commit order."""
 
     flags: int
     commit_lsn: Lsn
@@ -230,11 +236,11 @@ class CommitPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """ROLLBACK PREPARED. It may come for a transaction whose PREPARE was never sent."""
+    """ROLLBACK PREPARED. The server may send it for a transaction whose PREPARE it never sent."""
 
     flags: int
     prepare_end_lsn: Lsn
-    """Identifies the PREPARE, because a gid may be used again."""
+    """The end of the PREPARE record. It identifies the PREPARE, because a gid may be used again."""
     rollback_end_lsn: Lsn
     prepare_ts: int
     rollback_ts: int

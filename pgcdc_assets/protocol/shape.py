@@ -1,6 +1,7 @@
-"""The shape of a relation, which decides how its rows are decoded: its Relation message, and facts from the catalog.
-The stream lacks attribute numbers, keys, the base types of domains and the element types of arrays. The log stores
-these facts with the Relation messages, so a shape can be made from the log alone."""
+"""The shape of a relation: its columns, their types and its key, as needed to decode its rows. A shape is made from a
+Relation message and from facts of the catalog, because the message lacks attribute numbers, keys, the base types of
+domains and the element types of arrays. The log stores these facts with the Relation messages, so a shape can be made
+from the log alone."""
 
 from __future__ import annotations
 
@@ -18,21 +19,23 @@ from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Relation, RelationColumn
 
 TEXT = PgType(oid=25, name="text")
-"""The type of columns whose type is unknown: the text that PostgreSQL wrote is kept."""
+"""The type used for columns whose type is unknown. Their values stay the text that PostgreSQL sent."""
 
 
 @dataclass(frozen=True)
 class RelationFacts:
-    """What the catalog showed when the Relation message came. ``table`` is None if the relation was already dropped."""
+    """What the catalog showed when it was read, shortly after the Relation message arrived. ``table`` is None if the
+    relation was already dropped then."""
 
     table: Table | None
     types: dict[int, PgType] = field(default_factory=dict)
-    """The types of the message's columns by OID, resolved (domains, arrays), with typmod -1."""
+    """The types of the message's columns, by OID, with base types (of domains) and element types (of arrays). Their
+    typmod is -1."""
     encoding: str = UTF8.name
-    """The encoding of all texts of the stream: the server's own encoding if we can read it, otherwise UTF8."""
+    """The encoding of all texts in the stream: the server's own encoding if pgcdc can read it, otherwise UTF8."""
 
     def to_json(self) -> dict[str, Any]:
-        """The form stored in the log, in which the OIDs are texts."""
+        """The facts in the form that the log stores. OIDs are text in it, because they are keys of a JSON object."""
         return {
             "table": self.table.to_json() if self.table else None,
             "types": {str(oid): asdict(self.types[oid]) for oid in sorted(self.types)},
@@ -46,7 +49,7 @@ class RelationFacts:
         return cls(table, types, data.get("encoding", UTF8.name))
 
     def without_volatile(self) -> Self:
-        """The facts that affect decoding: without storage numbers and estimates."""
+        """The facts without those that do not affect decoding, such as relfilenodes and estimates."""
         return replace(self, table=self.table.without_volatile()) if self.table else self
 
 
@@ -54,33 +57,36 @@ class RelationFacts:
 class ShapeColumn:
     name: str
     attnum: int | None
-    """None if the catalog had no column of this name and type any more."""
+    """None if the catalog no longer had a column with this name and type when it was read."""
     type: PgType
     key: bool
-    """Whether the Relation message flags the column as part of the replica identity. Under FULL all columns are."""
+    """Whether the Relation message marks the column as part of the replica identity. With FULL, all columns are
+    marked."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A version of a relation, with which some of its rows are decoded. The columns are in the order of the tuples."""
+    """One version of a relation, needed to decode the rows that were written under this version. The columns are in the
+    order of the tuples."""
 
     schema_id: int
     relation_id: int
     table: TableName
-    """The relation's name in the Relation message: its name at that point of the stream."""
+    """The relation's name in the Relation message, that is, at that position of the stream."""
     columns: tuple[ShapeColumn, ...]
     replica_identity: ReplicaIdentity
     key: tuple[str, ...]
     """Names of the mirror's key columns."""
     catalog_name: TableName | None = None
-    """The relation's name when the catalog was read, after the message. None if it was already dropped."""
+    """The relation's name when the catalog was read, which is after the message. None if the relation was already
+    dropped."""
     root: TableName | None = None
-    """For a leaf partition: its root when the catalog was read, which may be newer than the message."""
+    """For a leaf partition: its root table when the catalog was read, which is after the message."""
     root_oid: int | None = None
     attnums: frozenset[int] = frozenset()
-    """attnums of the published columns that the relation had when the catalog was read, under any name."""
+    """attnums of all published columns that the relation had when the catalog was read."""
     live: frozenset[int] = frozenset()
-    """Like ``attnums``, with unpublished columns included. Empty if they are not known."""
+    """Like ``attnums``, but includes unpublished columns. Empty if these are not known."""
     key_attnums: tuple[int, ...] = ()
     """attnums of the mirror's key columns."""
     encoding: str = UTF8.name
@@ -88,7 +94,8 @@ class Shape:
 
     @classmethod
     def resolve(cls, relation_payload: bytes, facts: RelationFacts, lsn: Lsn = ZERO) -> Self:
-        """The shape of a Relation message (kind ``R``, byte for byte) under these facts."""
+        """Makes the shape from the bytes of a Relation message and from the catalog's facts. Raises ProtocolError if
+        the message is not a Relation message."""
         relation = decode(relation_payload, lsn)
         if not isinstance(relation, Relation):
             raise ProtocolError(f"message of kind {relation_payload[:1]!r} where a Relation belongs", lsn=lsn)
@@ -113,21 +120,22 @@ class Shape:
 
     @property
     def told_key(self) -> tuple[ShapeColumn, ...]:
-        """The primary key's columns according to the message, which flags them under the default identity; empty for
-        any other identity. The catalog was read later, and may already show another key."""
+        """The columns of the primary key at the Relation message, which marks them if the replica identity is DEFAULT.
+        Empty for any other replica identity. :attr:`key` comes from the catalog, which was read later and may already
+        show a newer key."""
         return tuple(column for column in self.columns if column.key) if self.replica_identity == "d" else ()
 
     @property
     def forgotten(self) -> bool:
-        """Whether the relation was dropped before the catalog could be read."""
+        """Whether the relation was dropped before the catalog was read."""
         return self.catalog_name is None
 
 
 def fingerprint(relation_payload: bytes, facts: RelationFacts) -> int:
-    """The log's ``schema_id``: equal for two relation versions exactly if their rows are decoded in the same way. A
-    signed 64-bit integer from SHA-256."""
+    """Computes the log's ``schema_id``, a signed 64-bit integer from a SHA-256 hash. Two versions of a relation have
+    the same ``schema_id`` exactly if their Relation messages and all facts that affect decoding are equal."""
     known = json.dumps(facts.without_volatile().to_json(), sort_keys=True, separators=(",", ":"))
-    # The length separates message and facts, so that two different pairs never give the same bytes.
+    # The message's length is hashed first, so that two different pairs of message and facts never have the same bytes.
     digest = sha256(len(relation_payload).to_bytes(8, "big") + relation_payload + known.encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -138,7 +146,8 @@ def _columns(relation: Relation, facts: RelationFacts) -> tuple[ShapeColumn, ...
 
 
 def _column(column: RelationColumn, known: Column | None, types: dict[int, PgType]) -> ShapeColumn:
-    """A catalog column of this name but another type is a different column: the catalog is newer than the message."""
+    """Finds the column's attnum and type. If the catalog's column of this name has another type, it is a different
+    column, because the catalog is newer than the message."""
     if known is not None and known.type.oid == column.type_oid:
         return ShapeColumn(column.name, known.attnum, replace(known.type, typmod=column.typmod), column.key)
     type_ = types.get(column.type_oid)
@@ -148,6 +157,6 @@ def _column(column: RelationColumn, known: Column | None, types: dict[int, PgTyp
 def _key(relation: Relation, table: Table | None) -> tuple[str, ...]:
     if table is not None:
         return tuple(column.name for column in table.key_columns)
-    # The table is already dropped, so only its replica identity is known. Under FULL the replica identity is not a key.
+    # The table is already dropped, so only its replica identity is known. FULL means that no key is known.
     keyed = relation.replica_identity in ("d", "i")
     return tuple(column.name for column in relation.columns if column.key) if keyed else ()

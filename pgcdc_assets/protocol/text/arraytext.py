@@ -1,7 +1,7 @@
-"""Splits PostgreSQL's text form of arrays into elements, for a whole column at once. Rules of "Array Input and Output
-Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element is in quotes if it is empty, reads NULL, or holds a brace, the
-delimiter, a quote, a backslash or white space. Inside quotes a backslash makes the next byte literal. All these
-characters are ASCII, so the code works on the bytes of UTF-8."""
+"""Splits PostgreSQL's text form of arrays into elements, for a whole column at once. The form is described in "Array
+Input and Output Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element is in quotes if it is empty, is the word NULL, or
+contains a brace, the delimiter, a quote, a backslash or white space. Inside quotes, a backslash makes the next byte
+literal. All these characters are ASCII, so the code works on the bytes of UTF-8."""
 
 from __future__ import annotations
 
@@ -23,26 +23,29 @@ _NULL: Final = np.frombuffer(b"NULL", np.uint8)
 
 @dataclass(frozen=True)
 class Elements:
-    """A column of arrays in the form of Arrow's lists: row i holds ``text[offsets[i]:offsets[i + 1]]``."""
+    """A column of arrays in the layout of Arrow's lists: the elements of row i are
+    ``text[offsets[i]:offsets[i + 1]]``."""
 
     offsets: npt.NDArray[np.int32]
     text: pa.StringArray
-    """The elements' texts, without quotes and escapes; NULL for NULL."""
+    """The texts of the elements, without quotes and escapes. NULL for a NULL element."""
 
 
 def not_plain(text: pa.StringArray) -> Bools:
-    """Marks values that are not plain lists: two or more dimensions, or another lower bound (``[0:1]={...}``)."""
+    """Marks arrays with two or more dimensions, or with a lower bound that is not 1 (``[0:1]={...}``). Arrow's lists
+    cannot represent these."""
     odd = pc.or_(pc.starts_with(text, "["), pc.starts_with(text, "{{"))
     return np.asarray(odd.fill_null(False))
 
 
 def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
-    """Split plain lists into elements; NULL rows have no elements. Raises ProtocolError for any other text."""
+    """Splits arrays with one dimension into elements. NULL rows have no elements. Raises ProtocolError for any other
+    text, also for arrays that :func:`not_plain` marks."""
     octets, offsets = laid_out(text)
     present = np.asarray(text.is_valid())
     marks = _Marks.of(octets, offsets, ord(delimiter))
     letters = octets[marks.structure]
-    # Each value has one opening brace at its start, one closing brace at its end, and only delimiters between them.
+    # Each value must have one opening brace at its start, one closing brace at its end, and no brace between these.
     opening, closing = marks.structure[letters == _OPEN], marks.structure[letters == _CLOSE]
     _require(np.array_equal(opening, offsets[:-1][present]) and np.array_equal(closing, offsets[1:][present] - 1))
     at = np.flatnonzero(letters != _CLOSE)
@@ -77,13 +80,13 @@ class _Marks:
             literal[escapes + 1] = True
             quotes, structure = quotes[~literal[quotes]], structure[~literal[structure]]
         if len(quotes):
-            # Every value must close its quotes, or "inside quotes" would be wrong for the next value.
+            # Every value must have an even number of quotes. Otherwise the next value would seem to be inside quotes.
             _require(not (np.searchsorted(quotes, offsets) & 1).any())
             structure = structure[np.searchsorted(quotes, structure) & 1 == 0]
         return cls(quotes, escapes, structure)
 
     def unquoted(self, octets: Octets, starts: Ints, ends: Ints) -> tuple[Octets, Ints, Ints]:
-        """The bytes without quotes and escapes, and the starts and ends of the elements in these bytes."""
+        """Returns the bytes without quotes and escapes, and the starts and ends of the elements in these bytes."""
         if len(self.quotes) == 0 and len(self.escapes) == 0:
             return octets, starts, ends
         self._check_quoted(octets, starts, ends)
@@ -93,7 +96,7 @@ class _Marks:
         return octets[kept], starts - np.searchsorted(dropped, starts), ends - np.searchsorted(dropped, ends)
 
     def _check_quoted(self, octets: Octets, starts: Ints, ends: Ints) -> None:
-        """Check that an element has quotes at both ends or no quotes, and that escapes are only between quotes."""
+        """Check that each element has quotes at both ends or no quotes, and that escapes are only inside quotes."""
         first = np.searchsorted(self.quotes, starts)
         count = np.searchsorted(self.quotes, ends) - first
         quoted = octets[starts] == _QUOTE
@@ -103,7 +106,8 @@ class _Marks:
 
 
 def _escapes(octets: Octets) -> Ints:
-    """Backslashes that escape: the first, third, fifth ... of each run of backslashes."""
+    """The positions of backslashes that escape the next byte: the first, third, fifth ... of consecutive
+    backslashes."""
     found: Ints = np.flatnonzero(octets == _BACKSLASH)
     if len(found) == 0:
         return found
@@ -114,7 +118,7 @@ def _escapes(octets: Octets) -> Ints:
 
 
 def _nulls(octets: Octets, starts: Ints, ends: Ints) -> Bools:
-    """Elements that are NULL without quotes (``"NULL"`` with quotes is six bytes long)."""
+    """Marks the elements that are NULL, that is, the word NULL without quotes. With quotes it has six bytes."""
     nulls: Bools = ends - starts == len(_NULL)
     where = np.flatnonzero(nulls)
     nulls[where] = (octets[starts[where, None] + np.arange(len(_NULL))] == _NULL).all(axis=1)

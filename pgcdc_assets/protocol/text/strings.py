@@ -1,5 +1,5 @@
-"""Arrow columns of strings: built from slices of a buffer, taken apart into bytes, and converted from the server's
-encoding to UTF-8. Every encoding that a server may have is ASCII below 0x80, so a column of ASCII needs no
+"""Makes Arrow string columns from slices of a buffer, returns their bytes, and converts them from the server's encoding
+to UTF-8. In every encoding that a server may have, bytes below 0x80 are ASCII. So a column of only such bytes needs no
 conversion."""
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pgcdc_assets.core.arrays import Bools, Ints, Octets, whole
 from pgcdc_assets.core.encoding import Encoding
 
 _MOST: Final = (1 << 31) - 1
-"""Largest number of bytes in a column, because Arrow's offsets have 31 bits."""
+"""The largest number of bytes in a string column, because Arrow's offsets have 31 bits."""
 
 
 def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
-    """``data[starts[i]:ends[i]]`` for every i, copied into one binary array; NULL where not ``valid``. The slices must
-    be in order and not overlap. ``data`` (an Arrow buffer or numpy bytes) must be shorter than 2 GiB."""
-    # Slice, gap, slice, gap ...: an array over the buffer without a copy. Arrow then takes every second value of it.
+    """Copies ``data[starts[i]:ends[i]]`` for every i to one binary array; NULL where ``valid`` is false. The slices
+    must be in order and must not overlap. ``data`` (an Arrow buffer or numpy bytes) must be shorter than 2 GiB."""
+    # Build an array over the buffer without a copy: slice, gap, slice, gap ... Then take every second value.
     count = len(starts)
     if count == 0:
         return pa.array([], pa.binary())
@@ -33,7 +33,8 @@ def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) ->
 
 
 def laid_out(array: pa.Array) -> tuple[Octets, Ints]:
-    """The bytes of a string or binary array without gaps (NULLs are empty), and its n + 1 offsets into the bytes."""
+    """Returns the bytes of a string or binary array, and the n + 1 offsets of its values in these bytes. NULLs are
+    empty values."""
     if array.null_count:
         array = array.fill_null("" if pa.types.is_string(array.type) else b"")
     _, offset_buffer, data = array.buffers()
@@ -46,7 +47,7 @@ def laid_out(array: pa.Array) -> tuple[Octets, Ints]:
 
 
 class NotText(Exception):
-    """The value at place ``row`` is not text in the column's encoding, or is too large in UTF-8."""
+    """Raised if the value with index ``row`` is not text in the column's encoding, or is too large in UTF-8."""
 
     def __init__(self, row: int) -> None:
         self.row = row
@@ -54,14 +55,15 @@ class NotText(Exception):
 
 
 def decoded(values: pa.BinaryArray, encoding: Encoding, *, shown: bool = False) -> pa.StringArray:
-    """The column as text. Raises NotText for the first value that is not text. With ``shown``, bytes that are not text
-    are written as by :meth:`Encoding.shown`."""
+    """Converts a binary column to text. Raises NotText for the first value that is not text in ``encoding``. With
+    ``shown``, bytes that are not text are replaced as in :meth:`Encoding.shown`."""
     if encoding.unicode or bool((laid_out(values)[0] < 0x80).all()):
         try:
             return values.cast(pa.string())
         except pa.ArrowInvalid:
             pass
-    # PostgreSQL's texts have no zero byte. So a zero byte can separate the values, and ends a truncated character.
+    # Decode all values at once, separated by zero bytes. PostgreSQL's texts contain no zero byte, and a zero byte
+    # cannot complete a truncated character.
     count = len(values)
     one = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), values.fill_null(b""))
     joined: bytes = pc.binary_join(one, b"\0")[0].as_py()
@@ -82,7 +84,8 @@ def decoded(values: pa.BinaryArray, encoding: Encoding, *, shown: bool = False) 
 def reread(
     texts: pa.StringArray | pa.ChunkedArray, encoding: Encoding
 ) -> pa.StringArray | pa.ChunkedArray:  # fmt: skip
-    """:meth:`Encoding.reread` for a column of names. Fast if few names are different."""
+    """Applies :meth:`Encoding.reread` to a column of names. Decodes each distinct name once, so it is fast if there are
+    few distinct names."""
     if encoding.unicode or texts.null_count == len(texts):
         return texts
     names = whole(texts).dictionary_encode()

@@ -1,5 +1,5 @@
-"""Turns columns of PostgreSQL's text form into typed columns, for copies and changes. A value that its type cannot hold
-is kept as text in ``_pgcdc_raw``, a map of column name to text."""
+"""Converts columns of PostgreSQL's text form to typed columns, for snapshot copies and changes. If a value does not fit
+the column's Arrow type, its text is stored in ``_pgcdc_raw``, a map from column name to text."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RAW_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 _UNSIGNED = np.uint64
 _FACTOR: Final = 0x9E3779B97F4A7C15
-"""The digits of the golden ratio. The number is odd, so that it has an inverse modulo 2^64."""
+"""The fractional digits of the golden ratio. The number is odd, so it has an inverse modulo 2^64."""
 _INVERSE: Final = pow(_FACTOR, -1, 1 << 64)
 
 
 class TextColumn(Protocol):
-    """The attributes of a column that a cast needs. core's Column and protocol's ShapeColumn have them."""
+    """A column with the attributes that a cast needs, such as core's Column and protocol's ShapeColumn."""
 
     @property
     def name(self) -> str: ...
@@ -38,13 +38,15 @@ class TextColumn(Protocol):
 @dataclass(frozen=True)
 class Typed:
     values: list[pa.Array]
-    """One array per column, of the column's ``arrow_type``."""
+    """One array per column, with the column's ``arrow_type``."""
     raw: pa.Array
-    """map<string, string>, one entry per value that does not fit; NULL for rows in which all values fit."""
+    """map<string, string>: the column name and text of each value that does not fit its type. NULL for rows in which
+    all values fit."""
 
 
 def typed(text: Sequence[pa.Array | pa.ChunkedArray], columns: Sequence[TextColumn], rows: int) -> Typed:
-    """Cast ``rows`` values of each column. Raises ProtocolError for text that PostgreSQL does not write."""
+    """Casts the values of each column from text to the column's type. ``rows``: the number of rows. Raises
+    ProtocolError for a text that PostgreSQL never writes for the column's type."""
     values: list[pa.Array] = []
     misfits: list[tuple[str, Ints, pa.Array]] = []
     for array, column in zip(text, columns, strict=True):
@@ -71,9 +73,9 @@ def _raw(misfits: Sequence[tuple[str, Ints, pa.Array]], rows: int) -> pa.Array:
 
 
 def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], rows: int) -> pa.Array:
-    """An int64 per row: a hash of the row's pairs of column name and non-NULL text, in any order of the columns. A new
-    column without values does not change the hash. Rows with equal hashes are still compared value by value. Mirrors
-    store these hashes, so this function must never change."""
+    """Returns an int64 hash for each row, computed from column names and non-NULL texts. The order of the columns does
+    not matter, and a new column that is NULL does not change the hash. Rows with equal hashes are still compared value
+    by value. Mirrors store these hashes, so this function must never change."""
     total = np.zeros(rows, _UNSIGNED)
     for array, name in zip(text, names, strict=True):
         column = whole(array).cast(pa.string())
@@ -84,9 +86,9 @@ def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], r
 
 
 def _text_hash(text: pa.StringArray) -> Words:
-    """For each value, a polynomial in ``_FACTOR`` over its bytes, plus its length. The powers continue over the whole
-    buffer, so one running sum serves all values. Dividing by the power at a value's start removes the effect of that
-    start."""
+    """Computes for each value a polynomial in ``_FACTOR`` over its bytes, plus its length. The powers of ``_FACTOR``
+    increase over the whole buffer, so that one running sum is enough for all values. Each value's part of the sum is
+    then divided by the power at the value's start, so that the start does not change the result."""
     octets, offsets = laid_out(text)
     sums = np.zeros(len(octets) + 1, _UNSIGNED)
     np.cumsum((octets.astype(_UNSIGNED) + _UNSIGNED(1)) * _powers(_FACTOR, len(octets)), out=sums[1:])
@@ -102,6 +104,6 @@ def _powers(base: int, count: int) -> Words:
 
 
 def row_identities(rows: int) -> pa.Array:
-    """``_pgcdc_row`` of new rows of a multiset: texts that are never used twice."""
+    """Makes ``_pgcdc_row`` for copied rows of a table without a key: texts that are never used twice."""
     numbers = pc.cast(pa.array(np.arange(rows, dtype=np.int64)), pa.string())
     return pc.binary_join_element_wise(pa.scalar(uuid.uuid4().hex), numbers, "-")

@@ -1,8 +1,8 @@
-"""Casts columns of PostgreSQL's text form to columns of Arrow types, and holds the table of types. The text form is as
+"""The Arrow type for each PostgreSQL type, and casts from PostgreSQL's text form to these types. The text form is as
 written by sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1``. A value that does not fit the Arrow
-type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions) is marked and left NULL,
-never clipped or guessed. Whether a value fits depends on that value alone. Text that PostgreSQL cannot have written is
-a ProtocolError."""
+type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions) becomes NULL and is marked.
+It is never changed to another value. Whether a value fits depends only on the value itself. A text that PostgreSQL
+cannot have written raises ProtocolError."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pgcdc_assets.protocol.text.strings import gathered, laid_out
 
 _BOOL, _BYTEA, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 1700, 1082, 1114, 1184
 _VECTORS: Final = (22, 30)
-"""int2vector and oidvector: arrays according to the catalog, but with the text form ``1 2 3``."""
+"""int2vector and oidvector. They are arrays according to the catalog, but their text form is ``1 2 3``."""
 _SCALARS: Final[dict[int, pa.DataType]] = {
     _BOOL: pa.bool_(),
     21: pa.int16(),
@@ -35,7 +35,8 @@ _SCALARS: Final[dict[int, pa.DataType]] = {
     _TIMESTAMP: pa.timestamp("us"),
     _TIMESTAMPTZ: pa.timestamp("us", "UTC"),
 }
-"""Arrow types by the OIDs of built-in types, which are fixed. Values of all other types stay text."""
+"""Arrow types by the OIDs of built-in types, which are the same on every server. Values of types that this module does
+not know stay text."""
 
 MAX_PRECISION: Final = 38
 """The most digits that Delta's (and Arrow's 128-bit) decimals can have."""
@@ -48,22 +49,23 @@ _OUTSIDE: Final = {
 }
 """Patterns of dates and timestamps outside years 0001 to 9999, which Arrow cannot parse."""
 _NUMBER: Final = r"^(?:NaN|-?Infinity|-?(?:0|[1-9]\d*)(?:\.\d+)?)$"
-"""The pattern of numeric, which never has an exponent or leading zeros."""
+"""The pattern of the text form of numeric, which never has an exponent or leading zeros."""
 _ZONE_SECONDS = r"(?P<sign>[+-])\d\d:\d\d:(?P<seconds>[0-5]\d)$"
-"""The pattern of UTC offsets with seconds, as local mean times have. Arrow does not parse them."""
+"""The pattern of UTC offsets with seconds, which occur in local mean times. Arrow cannot parse them."""
 _SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 253_402_300_799_999_999)}
-"""First and last day, and microsecond, of years 0001 to 9999, counted from 1970."""
+"""The first and the last day, and the first and the last microsecond, of the years 0001 to 9999, counted from 1970."""
 
 
 @dataclass(frozen=True)
 class Cast:
     values: pa.Array
     unfit: Bools | None
-    """Rows whose text does not fit. They are NULL in ``values``. None if there are no such rows."""
+    """Which rows have a text that does not fit the type. These rows are NULL in ``values``. May be None if all rows
+    fit."""
 
 
 def arrow_type(of: PgType) -> pa.DataType:
-    """The type of a column in feeds and mirrors."""
+    """The Arrow type of a column in feeds and mirrors."""
     stored = _stored(of)
     if _is_array(stored):
         return pa.list_(pa.field("element", arrow_type(_element(stored))))
@@ -73,27 +75,29 @@ def arrow_type(of: PgType) -> pa.DataType:
 
 
 def may_not_fit(type_: pa.DataType) -> bool:
-    """Whether some values of this type do not fit the mirror's type. Their text is then kept in ``_pgcdc_raw``."""
+    """Whether a column with this Arrow type may get values that do not fit it. The text of such a value is stored in
+    ``_pgcdc_raw``."""
     kinds = pa.types
     return not (kinds.is_string(type_) or kinds.is_integer(type_) or kinds.is_floating(type_)
                 or kinds.is_boolean(type_) or kinds.is_binary(type_))  # fmt: skip
 
 
 def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
-    """Cast a column of text (any string type, NULL for NULL) to ``arrow_type(of)``. Raises ProtocolError, without the
-    value, for text that PostgreSQL does not write for this type."""
+    """Casts a column of text (any string type) to ``arrow_type(of)``. Raises ProtocolError for a text that PostgreSQL
+    never writes for this type. The error does not contain the text."""
     column = whole(text)
     column = column if pa.types.is_string(column.type) else column.cast(pa.string())
     stored = _stored(of)
     try:
         return _cast_of(stored)(column, stored)
     except (pa.ArrowInvalid, ProtocolError):
-        # Arrow's message would quote the value, and the error of an element would not name the column's type.
+        # Arrow's error would contain the value, and an error for an array's element would not name the array's type.
         raise ProtocolError("a text is none of its type", thing=f"type {of.name}") from None
 
 
 def _stored(of: PgType) -> PgType:
-    """The base type of a domain: values of both are written in the same way."""
+    """The base type if ``of`` is a domain, otherwise ``of``. Values of a domain have the text form of its base
+    type."""
     while of.base is not None:
         of = of.base
     return of
@@ -104,14 +108,15 @@ def _is_array(of: PgType) -> bool:
 
 
 def _element(of: PgType) -> PgType:
-    """The element type, with the array's typmod if there is one (``numeric(10,2)[]``). A domain has its own typmod."""
+    """The array's element type, with the typmod of the array if it has one (``numeric(10,2)[]``). If the element type
+    is a domain, the array has no typmod, and the domain's own typmod is used."""
     assert of.element is not None
     return of.element if of.typmod == -1 else replace(of.element, typmod=of.typmod)
 
 
 def _decimal(typmod: int) -> pa.Decimal128Type | None:
-    """The decimal type that holds every numeric(precision, scale); None if no decimal type does. Since PostgreSQL 15
-    the scale may be negative (numeric(2,-3) holds 99000), or above the precision."""
+    """The decimal type that can represent every numeric(precision, scale) of this typmod; None if there is no such
+    type. Since PostgreSQL 15, the scale may be negative (99000 is a numeric(2,-3)), or greater than the precision."""
     if typmod < 4:
         return None
     precision, scale = typmod - 4 >> 16 & 0xFFFF, (typmod - 4 & 0x7FF ^ 1024) - 1024
@@ -144,7 +149,7 @@ def _cast_bool(text: pa.StringArray, of: PgType) -> Cast:
 
 def _cast_integer(text: pa.StringArray, of: PgType) -> Cast:
     octets, _ = laid_out(text)
-    # Arrow would read 0x10 as a number.
+    # Reject letters, because Arrow would read 0x10 as a number.
     _require(len(octets) == 0 or int(octets.max()) <= ord("9"))
     return Cast(text.cast(arrow_type(of)), None)
 
@@ -153,7 +158,7 @@ def _cast_float(text: pa.StringArray, of: PgType) -> Cast:
     values = text.cast(arrow_type(of))
     infinite = pc.is_inf(values).fill_null(False)
     if infinite.true_count:
-        # Arrow also reads a number outside of the type's range as infinity.
+        # Arrow also converts a number outside of the type's range to infinity. PostgreSQL never writes such a number.
         _require(pc.all(pc.match_substring_regex(text.filter(infinite), "^-?Infinity$")).as_py())
     return Cast(values, None)
 
@@ -162,15 +167,15 @@ def _cast_numeric(text: pa.StringArray, of: PgType) -> Cast:
     target = _decimal(of.typmod)
     assert target is not None
     _, offsets = laid_out(text)
-    # A number of 39 digits wraps around in Arrow (26), so Arrow gets only numbers that cannot be so long.
+    # Arrow 26 returns wrong values for numbers of 39 digits, so cast directly only if no number can be so long.
     if int(np.diff(offsets).max(initial=0)) + target.scale <= MAX_PRECISION:
         try:
             return Cast(text.cast(target), None)
         except pa.ArrowInvalid:
-            pass  # Something does not fit, or is not a number: each value is checked by itself.
+            pass  # Some value does not fit, or is not a number. Check each value below.
     unfit = _matching(text, _NUMBER) & ~_matching(text, _fitting(target))
     kept = _without(text, unfit)
-    # Zeros beyond the scale do not change the value, but would count as digits.
+    # Cut off zeros beyond the scale: they do not change the value, but Arrow would count them as digits.
     short = pc.replace_substring_regex(kept, rf"^([^.]*\.\d{{{target.scale}}})0+$", r"\1")
     return Cast(short.cast(target), unfit)
 
@@ -202,7 +207,8 @@ def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Bools 
 
 
 def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
-    """Cast timestamptz if some offsets have seconds: cut the seconds off, cast, and subtract them."""
+    """Casts timestamptz values of which some have a UTC offset with seconds. Cuts off these seconds, casts, and then
+    subtracts the seconds."""
     odd = _matching(text, _ZONE_SECONDS)
     to_minutes = pc.replace_substring_regex(text, r"^(.*[+-]\d\d:\d\d):[0-5]\d$", r"\1")
     values = to_minutes.cast(_SCALARS[_TIMESTAMPTZ])
@@ -215,7 +221,8 @@ def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
 
 
 def _within_years(values: pa.Array, unfit: Bools | None, number: pa.DataType, unit: str) -> Cast:
-    """Mark values outside years 0001 to 9999 in UTC. A value can be outside even if the year in its text is not."""
+    """Marks values outside of the years 0001 to 9999 in UTC. Because of its UTC offset, a value can be outside even if
+    the year in its text is inside."""
     first, last = _SPAN[unit]
     numbers = values.view(number)
     seen = pc.min_max(numbers).as_py()
@@ -231,7 +238,7 @@ def _cast_bytea(text: pa.StringArray, of: PgType) -> Cast:
     _require(not (offsets & 1).any())
     pairs = octets.reshape(-1, 2)
     high, low = _NIBBLES[pairs[:, 0]], _NIBBLES[pairs[:, 1]]
-    # The ``\x`` marks are also pairs of bytes, and must be the only pairs that are not hexadecimal.
+    # Each value begins with ``\x``, which is also a pair of bytes. All other pairs must be hexadecimal.
     starts, ends = offsets[:-1] >> 1, offsets[1:] >> 1
     marks = starts[valid]
     _require(np.array_equal(np.flatnonzero((high | low) > 15), marks))
@@ -245,7 +252,7 @@ def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
     found = elements(plain, of.delimiter)
     inner = cast(found.text, _element(of))
     if inner.unfit is not None and inner.unfit.any():
-        # If an element does not fit, its array does not fit. Such arrays become NULL, and the column is cast again.
+        # If an element does not fit, the whole array does not fit. Make such arrays NULL, and cast the column again.
         rows = np.searchsorted(found.offsets, np.flatnonzero(inner.unfit), side="right") - 1
         unfit[rows] = True
         return Cast(_cast_array(_without(text, unfit), of).values, unfit)
