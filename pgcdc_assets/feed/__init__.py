@@ -1,13 +1,13 @@
-"""Change feeds: the typed changes of one table each, derived from the change log.
+"""Change feeds, derived from the change log. Each feed contains the typed changes of one table.
 
-Data flow: log -> transform -> task (in the workers): routing, events, protocol.columns -> file -> table
+Data flow: log -> transform -> task (in Spark's workers): routing, events, protocol.columns -> file -> table
 
-schema      the columns of a feed; which files hold a span
+schema      the columns of a feed; the facts of a feed file
 plan        plans what a transform does for each table
 transform   derives the feeds of tables from a span of the log
-task        what one Spark task does: segments in, feed files out
+task        the work of one Spark task: reads segments, writes feed files
 events      turns rows of the log into changes, with their old and new row images
-routing     decides which table takes the rows of a relation
+routing     decides to which table the rows of a relation belong
 messages    the feed of logical messages
 file        the Parquet file of one task        table       the feed as a Delta table
 """

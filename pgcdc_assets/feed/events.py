@@ -1,6 +1,6 @@
-"""Turns rows of the log into changes of a table: which row images there are, and which values they lack.
+"""Turns rows of the log into changes of a table: the old and new row images, and which values these images lack.
 
-A group holds all rows of one kind with one shape. Every step works on a whole group. Values are still text.
+The rows are processed in groups. A group has rows of one kind (I, U or D) and one relation shape. Values are text here.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from pgcdc_assets.structure.alignment import Alignment
 
 @dataclass(frozen=True)
 class Route:
-    """How tuples of one shape become rows of one mirror."""
+    """How the tuples of one relation shape become rows of one mirror."""
 
     shape: Shape
     table: Table
-    """The mirror's table, with the columns that were added since its copy."""
+    """The mirror's table, with the columns that were added since its snapshot copy."""
     places: tuple[tuple[int, Column], ...]
-    """Pairs of a position in the tuple and a column of the mirror."""
+    """Pairs of (index of a value in the tuple, column of the mirror)."""
     leaf: TableName | None = None
+    """The leaf partition to which the rows belong, if the table is partitioned."""
     younger: tuple[Column, ...] = ()
-    """Columns added after these rows were written. In whole rows they get PostgreSQL's value for older rows."""
+    """Columns of the mirror that were added after these rows were written. Complete rows get the value that PostgreSQL
+    stores for older rows (:attr:`Column.missing`)."""
 
     @classmethod
     def of(
         cls, shape: Shape, table: Table, leaf: TableName | None = None, alignment: Alignment | None = None
     ) -> Route:  # fmt: skip
-        """``alignment`` says which columns the tuples have. If it is None, the columns' names decide."""
+        """``alignment``: the attnum of each value in the tuples. Without it, columns are matched by name."""
         if alignment is None:
             by_name = {column.name: column for column in table.columns}
             found = ((at, by_name.get(column.name)) for at, column in enumerate(shape.columns))
@@ -58,20 +60,22 @@ class Route:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """Changes of one operation. ``rows``: positions in the group. ``half``: 0 for an old image, 1 for a new image."""
+    """Changes of one operation."""
 
     op: str
     rows: Ints
+    """For each change, the index of its row in the group."""
     half: int
+    """0 for the old image of an update that is stored as two feed rows, otherwise 1."""
     text: dict[int, pa.StringArray]
-    """Values by attnum. Columns that the image does not carry are absent."""
+    """Values by attnum, without columns that the row images do not contain."""
     unchanged: dict[int, Bools] = field(default_factory=dict)
-    """By attnum: the values that were neither sent nor found in the old image."""
+    """By attnum: which values were not sent and are not in the old image."""
 
 
 @dataclass(frozen=True)
 class Unfollowable:
-    """The first row of a group from which the table can no longer be followed."""
+    """A row whose change cannot be mirrored. The table's feed ends before this row's transaction."""
 
     row: int
     reason: str
@@ -80,7 +84,8 @@ class Unfollowable:
 
 
 def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
-    """Decodes a group. Raises ProtocolError, with the LSN from ``lsns``, if a payload is malformed."""
+    """Decodes a group, and yields its changes. Raises ProtocolError, with the LSN from ``lsns``, if a payload is
+    malformed."""
     encoding = Encoding.of(route.shape.encoding)
     try:
         found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns, encoding=encoding)}
@@ -102,7 +107,8 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
 
 
 def _told(error: UndecodedValue, kind: RowKind, payload: pa.Array, route: Route, encoding: Encoding) -> ProtocolError:
-    """Names the column and, if there is a key, the row's key: the operator needs both to correct the value."""
+    """Makes an error that names the column and, if there is a key, the row's key, so that the operator can correct the
+    value."""
     row = images(payload.slice(error.row, 1), kind, len(route.shape.columns), encoding=encoding, shown=True)
     texts = {column.attnum: row[-1].text[at][0].as_py() for at, column in route.places}
     key = {column.name: texts.get(column.attnum) for column in route.table.key_columns}
@@ -156,7 +162,8 @@ def _updates(new: Images, old: Images | None, route: Route) -> Iterator[RowChang
 
 
 def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[RowChanges | Unfollowable]:
-    """Returns the changes of updates or deletes of a multiset: whole old rows are deleted, whole new rows are added."""
+    """Yields the changes for updates or deletes of a table without a key (a multiset of rows): complete old rows are
+    deleted, and complete new rows are added."""
     arriving = np.zeros(0, dtype=np.int64) if new is None else new.rows
     if old is None or old.image != "O" or (new is not None and len(old.rows) != len(arriving)):
         at = arriving if len(arriving) else np.zeros(1, dtype=np.int64)
@@ -181,7 +188,7 @@ def _change(op: str, image: Images, route: Route) -> RowChanges:
 
 
 def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
-    """Takes values that were not sent from the old tuple, if the old tuple has them."""
+    """Fills in values that were not sent, from the old tuple, if the old tuple has them."""
     text, unchanged = dict(post.text), dict(post.unchanged)
     for attnum, mask in post.unchanged.items():
         if attnum not in pre.text:
@@ -207,7 +214,7 @@ def _moved(post: RowChanges, pre: RowChanges, at: Ints, route: Route) -> Bools:
 
 
 def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollowable]:
-    """Yields the change, or the first row whose key is not in the stream."""
+    """Yields the change if all its rows have a key, otherwise an Unfollowable for the first row without a key."""
     for column in route.table.key_columns:
         text = change.text.get(column.attnum)
         if text is None:
@@ -215,7 +222,7 @@ def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollow
             return
         if text.null_count:
             row = int(change.rows[np.argmax(np.asarray(pc.is_null(text)))])
-            # The key was dropped, or did not exist for some time.
+            # The key was dropped, or did not exist when the row was written.
             what = f"the stream gives no value of key column {column.name!r}"
             yield Unfollowable(row, what, unread=True)
             return
@@ -223,7 +230,8 @@ def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollow
 
 
 def unchanged_lists(change: RowChanges, attnums: Sequence[int]) -> pa.ListArray:
-    """Returns ``_pgcdc_unchanged``: per row the attnums that were not sent, ascending; NULL if all values were sent."""
+    """Makes the column ``_pgcdc_unchanged``: for each row, the attnums of the values that were not sent, ascending;
+    NULL if all values were sent."""
     count = len(change.rows)
     found = [(attnum, np.flatnonzero(change.unchanged[attnum])) for attnum in attnums if attnum in change.unchanged]
     if not found:

@@ -1,4 +1,4 @@
-"""The Parquet file that a task writes for one table's feed (and one bucket of keys)."""
+"""The Parquet file that a task writes for one table's feed, or for one bucket of the table's keys."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pgcdc_assets.store.scratch import DraftFile
 
 FACTS = b"pgcdc.facts"
 ROW_GROUP_BYTES = 32 << 20
-"""Size of the held rows at which a row group is written. It limits the memory of a table."""
+"""A row group is written when the rows in memory have this many bytes. This limits the memory per file."""
 
 
 class FeedWriter:
-    """Collects the rows of one file. No reader sees the file until a commit names it."""
+    """Collects the rows of one file. No reader sees the file until a Delta commit adds it to the feed."""
 
     def __init__(self, folder: Location, bucket: int | None, buckets: int, *, arrivals: bool = False) -> None:
         self._draft: DraftFile | None = None
@@ -74,14 +74,14 @@ class FeedWriter:
         return FeedFile(self._path.name, size, _statistics(footer), facts)
 
     def abandon(self) -> None:
-        """Deletes the file after a failure."""
+        """Deletes the unfinished file after a failure."""
         if self._writer is not None:
             self._writer.close()
         if self._draft is not None:
             self._draft.discard()
 
     def flush(self) -> None:
-        """Writes the held rows as a row group."""
+        """Writes the rows in memory as a row group."""
         if self._held:
             table = pa.concat_tables(self._held)
             if self._writer is None:
@@ -92,7 +92,7 @@ class FeedWriter:
 
 
 def feed_file(path: Location, size: int) -> FeedFile:
-    """Returns a file of the feed as its footer describes it. Raises LakeError if it is not a file of a feed."""
+    """Reads the facts and statistics of a feed file from its footer. Raises LakeError if it is not a feed file."""
     try:
         with opened_parquet(path) as file:
             footer = file.metadata
@@ -102,7 +102,8 @@ def feed_file(path: Location, size: int) -> FeedFile:
 
 
 def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
-    """Rewrites the file without transactions at or above ``end``. Returns None if no transaction is left."""
+    """Removes transactions at or above ``end`` from a file that no commit names yet: rewrites it if needed. Returns
+    None if no transaction is left."""
     if file.facts.commit_max < end:
         return file
     path, below = folder / file.name, pc.field(COMMIT_LSN) < int(end)
@@ -116,7 +117,8 @@ def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
 
 
 def merged_file(folder: Location, files: Sequence[Added], schema: pa.Schema) -> FeedFile:
-    """Writes the rows of several feed files to one new file. Older files may lack columns of the feed's ``schema``."""
+    """Writes the rows of several feed files to one new file. Columns of ``schema`` that an older file lacks become
+    NULL."""
     writer = FeedWriter(folder, None, 1)
     for file in files:
         path = folder / file.path

@@ -1,11 +1,12 @@
-"""The feed of logical messages: a Delta table that readers read in the order ``(order_lsn, ordinal)``.
+"""The feed of logical messages: a Delta table whose order is ``(order_lsn, ordinal)``.
 
-``order_lsn`` is the ``commit_lsn`` of the message's transaction. For a message outside a transaction, ``order_lsn`` is
-the end of the message's record, minus one. So ``order_lsn < B`` decides for both kinds whether a message is below a
-boundary B.
+``order_lsn`` is the ``commit_lsn`` of the message's transaction. For a message outside of a transaction, ``order_lsn``
+is the end of the message's WAL record, minus one. So ``order_lsn < B`` decides for both kinds whether a message is
+below a boundary B.
 
-The commit that adds files also records, in two app transactions, the range that the feed covers without a gap. A span
-without messages makes no commit: then the newest consistent point records how far the feed is complete.
+The Delta commit that adds files also records, in two app transactions, the range that the feed covers without a gap.
+For a span without messages there is no Delta commit. The newest consistent point then records how far the feed is
+complete.
 """
 
 from __future__ import annotations
@@ -54,29 +55,29 @@ SCHEMA: Final = pa.schema(
         ("origin", pa.string()),
     ]
 )
-"""``lsn`` is the end of the message's record. ``xid``, ``commit_lsn``, ``commit_ts`` and ``origin`` describe the
-message's transaction, and are NULL for a message outside a transaction."""
+"""``lsn`` is the end of the message's WAL record. ``xid``, ``commit_lsn``, ``commit_ts`` and ``origin`` describe the
+message's transaction, and are NULL for a message outside of a transaction."""
 
 SLICE_BYTES: Final = 8 << 20
 _COLUMNS: Final = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "payload"]
 _HEAD: Final = struct.Struct("!xBQ")
 _LENGTH: Final = 4
-"""Bytes of the content's length, between the prefix and the content."""
+"""Size in bytes of the length field between a message's prefix and its content."""
 
 
 @dataclass(frozen=True)
 class MessagesTaken:
-    """The number of messages derived from a span, and their bytes."""
+    """The number of messages that were derived from a span, and the bytes of their content."""
 
     count: int = 0
     bytes: int = 0
 
 
 class MessageFeed:
-    """The feed of one lake. Its table does not exist before :meth:`begin`."""
+    """The message feed of one lake. Its Delta table does not exist before :meth:`begin`."""
 
     def __init__(self, layout: Layout, identity: Identity, encoding: Encoding = UTF8) -> None:
-        """``encoding`` is the encoding of the source's texts. Only deriving messages needs it."""
+        """``encoding``: the encoding of the source's texts. It is needed only to derive messages."""
         self.path = layout.messages
         self._encoding = encoding
         self._root = layout.root
@@ -84,7 +85,7 @@ class MessageFeed:
         self._log = DeltaLog(self.path)
         self._delta = self._log.newest()
         self._empty_to = ZERO
-        """The log holds no message between the end of ``covered`` and this LSN."""
+        """The log contains no message between the end of ``covered`` and this LSN."""
 
     @property
     def exists(self) -> bool:
@@ -96,7 +97,7 @@ class MessageFeed:
 
     @property
     def covered(self) -> LsnRange:
-        """The range for which the feed holds all messages that the log received."""
+        """The range for which the feed contains all messages of the log, as its Delta table records it."""
         if self._delta is None:
             return LsnRange(ZERO, ZERO)
         start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
@@ -104,30 +105,33 @@ class MessageFeed:
 
     @property
     def complete_to(self) -> Lsn:
-        """The feed holds every message below this LSN that was requested from the source."""
+        """The LSN up to which the feed contains every message that was requested from the source."""
         return max(self.covered.end, self._empty_to)
 
     def known_to(self, lsn: Lsn) -> None:
-        """Records that a consistent point found the feed complete to ``lsn``, although no commit says so."""
+        """Records that the feed is complete to ``lsn``, because a consistent point says so. The feed's Delta table does
+        not record this if no message was added."""
         if self.exists:
             self._empty_to = max(self._empty_to, lsn)
 
     def begin(self, at: Lsn, log_start: Lsn) -> None:
-        """Creates the table if there is none. Messages are requested from ``at`` onwards. If runs requested no messages
-        for so long that retention has cut off the log in between, the feed continues from ``log_start``."""
+        """Creates the Delta table if it does not exist. The feed then begins at ``at``. If it exists but ends below
+        ``log_start``, because retention has cut off the log while no messages were requested, the feed continues from
+        ``log_start``."""
         if not self.exists:
             if self._delta is None:
                 create_table(self.path, Schema.from_arrow(SCHEMA), FEED_PROPERTIES, {}, self._root)
                 self._delta = self._log.newest()
             assert self._delta is not None
-            # Existing files belong to another slot, and are removed.
+            # Files of an existing table belong to another slot. Remove them.
             self._write(self._delta.files, [], LsnRange(at, at))
         elif self.complete_to < log_start:
             self._write([], [], LsnRange(min(self.covered.start, log_start), log_start))
         self.settle()
 
     def advance(self, log: LogSpan, upto: Lsn) -> MessagesTaken:
-        """Adds the log's messages up to ``upto``, a boundary to which the log is complete. Durable on return."""
+        """Adds the log's messages up to ``upto``, a boundary up to which the log is complete. They are durable when
+        this returns."""
         if upto <= self.complete_to:
             return MessagesTaken()
         files, taken = derived(self.path, log.part(LsnRange(self.complete_to, upto)), self._encoding)
@@ -138,7 +142,8 @@ class MessageFeed:
         return taken
 
     def derive_again(self, log: ChangeLog, span: LsnRange) -> MessagesTaken:
-        """Replaces the feed's messages of ``span`` with the log's messages. Only whole files are replaced."""
+        """Derives the messages of ``span`` from the log again, and replaces them in the feed. Because only whole files
+        can be replaced, this may also replace messages outside of ``span``."""
         covered = self.covered
         span = LsnRange(max(span.start, covered.start), max(min(span.end, covered.end), covered.start))
         if span.start >= span.end:
@@ -151,15 +156,17 @@ class MessageFeed:
         return taken
 
     def settle(self) -> None:
-        """Makes all commits durable, so that a power cut cannot leave a point without its messages."""
+        """Makes all Delta commits durable, so that a power cut cannot remove messages that a consistent point
+        includes."""
         settle([self.path])
 
     def sweep(self, grace: timedelta) -> int:
-        """Deletes files that are needed by no version that was the newest within ``grace``. Returns how many."""
+        """Deletes files that no recent version needs, and returns how many. A version is recent if it was the newest
+        version at some time within ``grace``."""
         return sweep(self.path, grace)
 
     def forget(self, upto: Lsn) -> int:
-        """Removes the files whose messages are all below ``upto``. Returns the number of files."""
+        """Removes the files whose messages are all below ``upto`` from the feed. Returns the number of files."""
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
         if old:
             covered = self.covered
@@ -168,7 +175,7 @@ class MessageFeed:
         return len(old)
 
     def compact(self) -> int:
-        """Merges neighbouring small files. Returns how many files this saves."""
+        """Merges small files with consecutive messages. Returns how many files fewer the feed then has."""
         if self._delta is None:
             return 0
         bounds = sorted(self._bounds(LsnRange(ZERO, self.covered.end)), key=lambda one: one[1])
@@ -225,8 +232,8 @@ class MessageFeed:
 def derived(
     folder: Location, span: LogSpan, encoding: Encoding = UTF8
 ) -> tuple[list[FileReport], MessagesTaken]:  # fmt: skip
-    """Writes files with the log's messages of a span. No commit names these files yet. Raises LakeError if the number
-    of messages differs from the receiver's count."""
+    """Writes the log's messages of a span to files, which the caller must add to the feed by a Delta commit. Raises
+    LakeError if the number of messages differs from the receiver's count."""
     if not any(batch.others.get("M") for batch in span.batches):
         return [], MessagesTaken()
     count = size = 0
@@ -246,7 +253,8 @@ def derived(
 
 
 def _held(span: LogSpan) -> int | None:
-    """Returns the receiver's count of messages in the span; None if the span cuts a batch with messages."""
+    """Returns the receiver's count of messages in the span. None if only a part of a batch with messages is in the
+    span, because the receiver counts per batch."""
     total = 0
     for batch in span.batches:
         count = batch.others.get("M", 0)
@@ -302,8 +310,8 @@ def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -
 
 
 def read_messages(layout: Layout, span: LsnRange, stood: Lsn) -> pa.Table:
-    """Returns the messages of the span in order, from the newest version of the feed. Raises LakeError if the feed is
-    below ``stood``, which a consistent point recorded, or cannot be read."""
+    """Returns the messages of the span in order, from the newest version of the feed. ``stood``: the feed's end that a
+    consistent point recorded. Raises LakeError if the feed ends below ``stood``, or cannot be read."""
     delta = DeltaLog(layout.messages).newest()
     if delta is None:
         raise LakeError("does not exist", thing=f"feed {layout.messages}")

@@ -1,4 +1,5 @@
-"""Plans what a transform does for each table, from the shapes of its rows and the state of its feed."""
+"""Plans what a transform does for each table, from the relation shapes of its rows and the state of its feed. A shape
+(:class:`Shape`) is one version of a relation: its columns and their types."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from pgcdc_assets.structure.rowshapes import Unreadable, alignment, table_of_row
 
 @dataclass(frozen=True)
 class Followed:
-    """A table whose changes are derived, with the columns of its copy and the columns that were added since."""
+    """A table whose changes are derived."""
 
     table: Table
+    """The table with the columns of its snapshot copy, and the columns that were added since the copy."""
     after: Lsn
-    """The table's ``replay_lsn``. Transactions below this LSN are not needed."""
+    """The table's ``replay_lsn``. Transactions that commit below this LSN are not needed."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +34,33 @@ class FeedPlan:
     """The changes to derive for one table, and how to read its rows."""
 
     table: Table
-    """The table with the columns of the span's rows."""
+    """The table, including all columns that rows of the span have."""
     feed: FeedTable
     after: Lsn
+    """Where the table's part of the span begins."""
     todo: LsnRange | None
-    """None if the feed holds everything. May extend outside the span, because whole files are replaced."""
+    """The range to derive; None if the feed already contains everything. It may be larger than the span, because whole
+    files are replaced."""
     replaced: tuple[str, ...]
+    """Names of the feed's files that the new files replace."""
     relations: frozenset[int]
     routes: dict[int, Route]
     """By schema_id."""
     unread: dict[int, str]
-    """By schema_id: why such rows cannot be read, or belong to no partition of the table."""
+    """By schema_id: why rows with this shape cannot be read, or why they belong to no partition of the table."""
     again: bool
+    """Whether changes that the feed already contains are derived again."""
 
 
 Failures = dict[TableName, tuple[Table, Lsn, str]]
-"""Tables whose feed cannot be read: the table with the columns of its rows, the mirror's LSN, and the reason."""
+"""Tables whose feed cannot be read. Each value has the table, the mirror's ``replay_lsn``, and the reason."""
 
 
 def planned(
     span: LogSpan, feeds: Feeds, router: Router, tables: Sequence[Followed], *, again: bool
 ) -> tuple[list[FeedPlan], Failures]:
-    """Returns a plan for each table, and the failures. With ``again``, also derives what the feeds already hold."""
+    """Makes a plan for each table; tables whose feed cannot be read are in the failures instead. With ``again``, the
+    plans also derive changes that the feeds already contain."""
     placed = _placed(span, router)
     plans: list[FeedPlan] = []
     failures: Failures = {}
@@ -73,8 +80,8 @@ def planned(
 
 
 def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _Reading, *, again: bool) -> FeedPlan:
-    # A run may have derived changes with new columns without applying these changes. If the feed were opened for the
-    # table without the new columns, it would seem empty, and its rows would be derived a second time.
+    # An earlier turn may have derived changes with new columns that were never applied. If the feed were opened for the
+    # table without these columns, it would seem empty, and its rows would be derived a second time.
     feed = feeds.open(reading.table)
     start, end = reach.lsns.start, reach.lsns.end
     if not again and feed.covered.start <= after <= feed.covered.end:
@@ -94,7 +101,7 @@ def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _R
 
 
 def _widened(feeds: Feeds, todo: LogSpan, router: Router, entry: Followed, plan: FeedPlan) -> FeedPlan:
-    """Returns the plan, extended by the shapes of rows outside the span that are also derived."""
+    """Returns the plan with the shapes of all rows in ``todo``, which is larger than the span."""
     placed = _placed(todo, router).get(entry.table.name, _Placed())
     reading = _Reading.of(todo, entry.table, placed, past=plan.again, at_least=plan.table)
     return replace(
@@ -109,15 +116,19 @@ def _widened(feeds: Feeds, todo: LogSpan, router: Router, entry: Followed, plan:
 
 @dataclass
 class _Placed:
+    """The relation shapes that affect one table."""
+
     taken: list[Shape] = field(default_factory=list)
+    """Shapes whose rows belong to the table."""
     leaves: dict[int, TableName | None] = field(default_factory=dict)
-    """By schema_id: the leaf that the rows belong to, by its name in the mirror."""
+    """By schema_id: the leaf partition to which the rows belong, by its name in the mirror."""
     unread: dict[int, str] = field(default_factory=dict)
+    """By schema_id: why rows with this shape end the table's feed."""
     relations: set[int] = field(default_factory=set)
 
 
 def _placed(span: LogSpan, router: Router) -> dict[TableName, _Placed]:
-    """Returns the shapes that rows of the span may have, by the tables that they affect."""
+    """Maps each affected table to the relation shapes that rows of the span may have."""
     found: dict[TableName, _Placed] = {}
     for shape in span.shapes.values():
         place = router.place(shape)
@@ -142,7 +153,7 @@ class _Reading:
     def of(
         cls, span: LogSpan, table: Table, placed: _Placed, *, past: bool, at_least: Table | None = None
     ) -> _Reading:  # fmt: skip
-        """``placed`` may hold shapes that no row of the span has. Such shapes must not add columns."""
+        """``placed`` may contain shapes that no row of the span has. Such shapes must not add columns to the table."""
         shapes = placed.taken
         after = _after(span, table, shapes)
         read = partial(table_of_rows, table, past=past)
@@ -163,8 +174,8 @@ class _Reading:
 
 
 def _after(span: LogSpan, table: Table, shapes: Sequence[Shape]) -> dict[int, Lsn]:
-    """Returns, by schema_id, an LSN below which no row of the span has the shape. The LSN is above the span's start
-    only if the table's newest structure begins within the span."""
+    """Returns, by schema_id, an LSN below which no row of the span has this shape. This is the span's start, except for
+    shapes that occur only after the table's newest structure has begun within the span."""
     start, end = span.lsns.start, span.lsns.end
     found = dict.fromkeys((shape.schema_id for shape in shapes), start)
     since = table.columns_since

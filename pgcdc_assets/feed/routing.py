@@ -1,9 +1,9 @@
-"""Decides which followed table takes the rows of a relation.
+"""Decides to which mirrored table the rows of a relation belong.
 
-Rows find their table by the OID of their relation: the OID of the table, or of a leaf that the table had at its copy. A
-relation's OID never changes and is not used again. A name may change and be used again, and the catalog is read after a
-relation's rows were written. So names and catalog facts never decide where a row goes. They can only show that a table
-cannot be followed further: a partition was detached or added, or another table has the name.
+The OID of the rows' relation decides: it is the OID of a table, or of a leaf partition that a table had at its snapshot
+copy. A relation's OID never changes and is not used again. A name may change and be used again, and the catalog is read
+after the rows were written. So names and catalog facts never decide to which table a row belongs. They only show that a
+table cannot be followed further, because a partition was detached or added, or because a different table has its name.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from pgcdc_assets.protocol.shape import Shape
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of a shape go."""
+    """The tables that rows of one relation shape affect."""
 
     table: TableName | None
+    """The table to which the rows belong; None if it is not a mirrored table."""
     leaf: TableName | None = None
-    """The leaf that the rows belong to, by its name at the table's copy. The copied rows have the same name."""
+    """The leaf partition to which the rows belong, by its name at the table's snapshot copy."""
     strange_to: Mapping[TableName, str] = field(default_factory=dict)
-    """Tables whose mirrors do not know the relation in this form, with the reason."""
+    """Tables that cannot be followed further because of these rows, with the reason."""
 
     @property
     def concerned(self) -> set[TableName]:
-        """The tables that these rows affect: the table that takes them, and the tables of ``strange_to``."""
+        """All tables that these rows affect: ``table`` and the tables of ``strange_to``."""
         return self.strange_to.keys() | ({self.table} if self.table is not None else set())
 
 
 @dataclass(frozen=True)
 class Router:
-    """Finds followed tables by the OIDs of relations."""
+    """Finds mirrored tables by the OIDs of relations."""
 
     tables: Mapping[int, Table]
-    """Followed tables by their own OIDs."""
+    """Tables by their own OIDs."""
     holders: Mapping[int, tuple[Table, ...]]
-    """Followed tables by their leaves' OIDs. A leaf that moved between tables has several tables here, if each table
-    was copied with this leaf."""
+    """Tables by the OIDs of their leaf partitions. A leaf that was moved from one table to another has both tables
+    here, if each had this leaf at its snapshot copy."""
     names: Mapping[TableName, Table]
 
     @classmethod
@@ -54,7 +55,7 @@ class Router:
         return cls({table.oid: table for table in followed}, holders, {table.name: table for table in followed})
 
     def place(self, shape: Shape) -> Place:
-        """Returns the table that takes the rows of this shape, and the tables to which the rows are strange."""
+        """Finds the tables that rows of this shape affect."""
         taker = self._taker(shape)
         return Place(
             taker.name if taker else None,
@@ -63,7 +64,7 @@ class Router:
         )
 
     def relations(self, table: TableName) -> frozenset[int]:
-        """Returns the OIDs of the relations whose rows a followed table takes."""
+        """Returns the OIDs of the relations whose rows belong to a table: its own OID and those of its leaves."""
         found = self.names[table]
         return frozenset((found.oid, *(leaf.oid for leaf in found.leaves)))
 
@@ -92,7 +93,8 @@ class Router:
 
 
 def known_leaves(table: Table) -> set[int]:
-    """Returns the OIDs of all leaves that the table has had since its copy, even if it does not take their rows."""
+    """Returns the OIDs of all leaf partitions that the table has had since its snapshot copy, including leaves whose
+    rows are not mirrored."""
     left = table.lineage.left if table.lineage is not None else ()
     return {*(leaf.oid for leaf in table.leaves), *(leaf.oid for leaf in table.outside), *left}
 

@@ -1,7 +1,8 @@
-"""The columns of a change feed, and the name of a value column in feed and mirror.
+"""The columns of a change feed, and the facts of its files.
 
-A feed needs no column mapping: names that Delta refuses are percent-encoded, other names stay as they are. If no name
-had to be encoded, a feed file with only inserts can be used as a file of the mirror: readers ignore our columns.
+A feed needs no Delta column mapping: column names that Delta refuses are percent-encoded, other names are unchanged. If
+no name had to be encoded, a feed file that contains only inserts can become a file of the mirror, whose readers ignore
+the ``_pgcdc`` columns of the feed.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from pgcdc_assets.protocol.text.types import arrow_type
 OP = "_pgcdc_op"
 COMMIT_LSN = "_pgcdc_commit_lsn"
 ORDINAL = "_pgcdc_ordinal"
-"""2n for the old half of a key change or of an update in a multiset, 2n + 1 otherwise. n is the ``tx_ordinal``."""
+"""Order of the changes in a transaction. A change with ``tx_ordinal`` n has 2n + 1. If an update is stored as two rows
+(it changes the key, or the table has no key), the row with the old image has 2n."""
 COMMIT_TS = "_pgcdc_commit_ts"
 XID = "_pgcdc_xid"
 ORIGIN = "_pgcdc_origin"
 """Name of the transaction's replication origin; NULL for a transaction of the source itself."""
 UNCHANGED = "_pgcdc_unchanged"
-"""attnums of the columns whose TOAST value was not sent; NULL if the row has all values."""
+"""attnums of the columns whose TOAST value is missing because it was not sent; NULL if the row has all values."""
 RAW = "_pgcdc_raw"
 LEAF = "_pgcdc_leaf"
 HASH = "_pgcdc_hash"
@@ -45,7 +47,8 @@ _ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 
 def feed_name(name: str) -> str:
-    """Returns a column's name in the feed, percent-encoded if Delta refuses it. The mapping is injective."""
+    """Returns a column's name in the feed: percent-encoded if Delta refuses it or it begins with ``_pgcdc``. Different
+    names have different results."""
     if not (REFUSED.search(name) or _ESCAPE.search(name) or name.startswith("_pgcdc")):
         return name
     text = REFUSED.sub(lambda match: f"%{ord(match[0]):02X}", name.replace("%", "%25"))
@@ -54,7 +57,8 @@ def feed_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class FeedColumn:
-    """One value column: ``name`` in the feed, ``source`` in PostgreSQL, the mirror and ``_pgcdc_raw``."""
+    """One value column of a feed: ``name`` is its name in the feed, ``source`` its name in PostgreSQL, in the mirror
+    and in ``_pgcdc_raw``."""
 
     name: str
     source: str
@@ -72,8 +76,8 @@ def feed_columns(table: Table) -> tuple[FeedColumn, ...]:
 
 
 def feed_schema(table: Table) -> pa.Schema:
-    """Returns a feed's schema: our columns, then the table's. All columns are nullable: no reader may rely on NOT
-    NULL."""
+    """Returns a feed's schema: the ``_pgcdc`` columns, then the table's columns. All columns are nullable, because rows
+    may lack values."""
     own = [
         pa.field(OP, pa.string()),
         pa.field(COMMIT_LSN, pa.int64()),
@@ -93,21 +97,23 @@ def feed_schema(table: Table) -> pa.Schema:
 
 @dataclass(frozen=True)
 class FeedFacts:
-    """Facts about the rows of a feed file, stored in the file's footer. These facts decide how the file is applied."""
+    """Facts about the rows of a feed file, stored in the Parquet footer. These facts decide how the file is applied to
+    the mirror."""
 
     commit_min: int
     commit_max: int
     counts: dict[str, int]
-    """Rows by operation."""
+    """Number of rows by operation."""
     masked: tuple[int, ...] = ()
-    """attnums of the columns for which some value was not sent."""
+    """attnums of the columns for which at least one value was not sent."""
     odd_keys: bool = False
-    """Some key value does not fit its type and is in ``_pgcdc_raw``."""
+    """Whether some key value does not fit its type and is in ``_pgcdc_raw``."""
     bucket: int | None = None
-    """Number of the file's bucket of keys. None: the file may hold any key."""
+    """Number of the bucket to which all keys in the file belong. None: the file may contain any key."""
     buckets: int = 1
+    """Number of buckets into which the table's keys are divided."""
     arrivals: bool = False
-    """All rows are new halves of key changes. Their old halves are in files of other buckets."""
+    """Whether all rows are new images of updates that changed the key. The old images are in other files."""
 
     @property
     def rows(self) -> int:
@@ -124,7 +130,8 @@ class FeedFacts:
 
 @dataclass(frozen=True)
 class FeedFile:
-    """One file of a feed; ``name`` is relative to the feed's folder, ``stats`` Delta's JSON."""
+    """One file of a feed. ``name`` is relative to the feed's folder, ``stats`` is the JSON of Delta's file
+    statistics."""
 
     name: str
     size: int
@@ -137,26 +144,27 @@ class FeedFile:
 
 
 class FeedEnd(NamedTuple):
-    """Where the changes of a table end before the end of the span."""
+    """Where and why the changes of a table end before the end of the span."""
 
     lsn: Lsn
-    """The first transaction whose changes the feed does not hold."""
+    """``commit_lsn`` of the first transaction whose changes the feed does not contain."""
     reason: str
     unread: bool = False
-    """A row does not fit the table's structure: the next catalog check decides. If False, the table is set aside."""
+    """True if a row does not fit the table's structure. The next catalog check then decides what happens to the table.
+    If False, the table is set aside."""
 
 
 @dataclass(frozen=True)
 class FeedPart:
-    """The changes of one table in one span: the input of an apply. Files may hold rows outside ``span`` (by
-    ``commit_lsn``, end excluded). :class:`FeedFacts` count these rows too."""
+    """The changes of one table in one span, which are the input of an apply. ``files`` may also contain rows whose
+    ``commit_lsn`` is outside of ``span``. :class:`FeedFacts` include these rows in their counts."""
 
     table: Table
-    """The table with the columns of its copy, and the columns that were added up to the end of the span."""
+    """The table with the columns of its snapshot copy, and the columns that were added up to the end of the span."""
     span: LsnRange
     files: tuple[FeedFile, ...]
     ended: FeedEnd | None = None
-    """Set if the feed ends before the end of the requested span. ``span`` then ends there too."""
+    """Set if the feed ends before the end of the requested span. ``span`` then has the same end as the feed."""
 
     @property
     def counts(self) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""A table's change feed as a Delta table: which files hold which span.
+"""A table's change feed as a Delta table.
 
-A file holds the changes of one transform, so deriving a span again replaces whole files. The commit that adds files
-also records, in two app transactions, the range that the feed covers without a gap: its end (``changes_lsn``) and its
-start. Feeds never have deletion vectors, so removing a file removes all of its rows.
+Each file contains changes of one transform, so whole files are replaced if a span is derived again. The Delta commit
+that adds files also records, in two app transactions, the range that the feed covers without a gap: its end
+(``changes_lsn``) and its start. Feeds have no deletion vectors, so a removed file removes all of its rows.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from pgcdc_assets.feed.schema import COMMIT_LSN, FeedFile, feed_schema
 from pgcdc_assets.store import storage
 
 MERGED_BYTES: Final = 16 << 20
-"""Size of a file that compaction writes. Files larger than a quarter of this size are not merged."""
+"""The approximate size of a file that compaction writes. Files larger than a quarter of this size are not merged."""
 FEWEST_MERGED: Final = 8
-"""Fewer small files are not worth a commit, because more small files may soon be added next to these files."""
+"""Compaction merges at least this many small files at a time. For fewer files it waits, because more small files may
+soon be added next to them."""
 FEED_PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
-    # Each turn makes one commit. Commits hold nothing that we need and that is nowhere else.
+    # Each turn makes one Delta commit. Old commit files can be deleted soon, because the newest version contains all
+    # that we need.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 STRUCTURE: Final = "pgcdc.structure"
-"""Table property: the structure (:attr:`Table.structure`) for which the rows were derived. In the next structure, the
-same names may mean other columns, and rows derived earlier lack the new columns."""
+"""Table property with the structure (:attr:`Table.structure`) for which the rows were derived. Rows of an older
+structure cannot be used: they lack new columns, and a name in them may now belong to a different column."""
 
 
 class FeedTable:
@@ -64,18 +66,19 @@ class FeedTable:
 
     @property
     def covered(self) -> LsnRange:
-        """The range for which the feed holds all of the table's changes in the log. Its end is ``changes_lsn``."""
+        """The range for which the feed contains all of the table's changes. Its end is ``changes_lsn``."""
         if self._delta is None or not self._fits(self._delta):
             return LsnRange(ZERO, ZERO)
         start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
         return LsnRange(Lsn(start), Lsn(end))
 
     def files(self, span: LsnRange) -> list[FeedFile]:
-        """Returns the files with rows of the span. They may also hold other rows."""
+        """Returns the files that may have rows of the span. These files may also contain other rows."""
         return [feed_file(self.path / file.path, file.size) for file, _, _ in self._bounds(span)]
 
     def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
-        """Returns the span, widened to all rows of the files that a new derivation replaces, and these files' names."""
+        """Returns the files that must be replaced if the span is derived again, and the span that must then be derived:
+        it includes all rows of these files."""
         while True:
             found = self._bounds(span)
             start = min((low for _, low, _ in found), default=span.start)
@@ -86,7 +89,8 @@ class FeedTable:
             span = wider
 
     def commit(self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = ()) -> None:
-        """Adds the files that hold ``span`` and removes the ``replaced`` files, in one commit."""
+        """Adds ``files``, which contain the changes of ``span``, and removes the ``replaced`` files, in one Delta
+        commit."""
         covered = self.covered
         delta = self._prepared()
         if span.start <= covered.end and span.end >= covered.start:
@@ -97,11 +101,12 @@ class FeedTable:
         passed(FaultPoint.FEED_COMMITTED)
 
     def settle(self) -> None:
-        """Makes all commits durable, so that a power cut cannot remove changes that a mirror has applied."""
+        """Makes all Delta commits durable, so that a power cut cannot remove changes that a mirror has applied."""
         settle([self.path])
 
     def forget(self, upto: Lsn) -> int:
-        """Removes the files whose transactions are all below ``upto``. The feed then begins there. Returns how many."""
+        """Removes the files whose transactions are all below ``upto`` from the feed, which then begins at ``upto``.
+        Returns how many."""
         if self._delta is None:
             return 0
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
@@ -112,7 +117,8 @@ class FeedTable:
         return len(old)
 
     def end_at(self, position: Lsn) -> None:
-        """Removes changes from ``position`` onwards, which no mirror has applied, to derive them differently."""
+        """Removes the changes at or above ``position``, so that they are derived again, for example with new columns.
+        No mirror may have applied these changes."""
         covered, files = self.covered, self._bounds(LsnRange(position, Lsn(sys.maxsize)))
         if covered.end <= position and not files:
             return
@@ -121,8 +127,9 @@ class FeedTable:
         self.settle()
 
     def compact(self, upto: Lsn) -> int:
-        """Merges neighbouring small files of transactions below ``upto``. Returns how many files this saves. These
-        transactions were applied. Changes that were not applied stay in the files in which they were derived."""
+        """Merges small files with consecutive transactions below ``upto``. Returns how many files fewer the feed then
+        has. All transactions below ``upto`` must be applied to the mirror. Changes that are not applied must stay in
+        the files in which they were derived."""
         if self._delta is None:
             return 0
         gone: list[Added] = []
@@ -136,7 +143,8 @@ class FeedTable:
         return len(gone) - len(merged)
 
     def sweep(self, grace: timedelta) -> int:
-        """Deletes files needed only by versions that were replaced more than ``grace`` ago. Returns how many."""
+        """Deletes files that only old versions need, and returns how many. A version is old if a newer version replaced
+        it more than ``grace`` ago."""
         return sweep(self.path, grace)
 
     def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
@@ -161,8 +169,8 @@ class FeedTable:
         self._delta = self._log.newest()
 
     def _prepared(self) -> DeltaVersion:
-        """Creates the Delta table, adds missing columns, or empties the table if its columns do not fit. A feed whose
-        columns do not fit belongs to an earlier structure of the table. Its rows are still in the log."""
+        """Creates the Delta table, or adds missing columns. If the feed belongs to an earlier structure of the source
+        table, empties the feed instead: its rows can be derived again from the log."""
         wanted = Schema.from_arrow(feed_schema(self._table))
         structure = {STRUCTURE: self._table.structure}
         if self._delta is None:
@@ -188,7 +196,7 @@ class FeedTable:
         return all(wanted.get(field.name) == str(field.type) for field in delta.schema.fields)
 
     def _bounds(self, span: LsnRange) -> list[tuple[Added, int, int]]:
-        """Returns the files with rows of the span, and the lowest and highest ``commit_lsn`` of each file."""
+        """Returns the files that may have rows of the span, each with its lowest and highest ``commit_lsn``."""
         if self._delta is None or not self._fits(self._delta):
             return []
         found = [(file, *_bounds_of(file)) for file in self._delta.files]
@@ -197,7 +205,8 @@ class FeedTable:
 
 @dataclass(frozen=True)
 class Feeds:
-    """The change feeds of a lake in one run. Their logs stay open: opening a feed again reads only new commits."""
+    """The change feeds of a lake during one run of the sync. Their Delta logs stay in memory, so to open a feed again
+    reads only new commits."""
 
     layout: Layout
     identity: Identity
@@ -207,7 +216,8 @@ class Feeds:
         return FeedTable(self.layout, self.identity, table, self._logs)
 
     def restart_if_unreadable(self, table: Table) -> None:
-        """Moves an unreadable feed away, so that it does not hold back a table that was copied again."""
+        """Moves a table's feed away if it cannot be read. Called for a table that was copied again, which does not need
+        the old feed."""
         with contained() as failed:
             self.open(table)
         if failed.reason is not None:
@@ -223,7 +233,7 @@ class Feeds:
 
 
 def moved_away(layout: Layout, folder: Location) -> None:
-    """Moves an unreadable folder into the staging folder. The next maintenance deletes it."""
+    """Moves an unreadable folder into the staging folder, where the next maintenance deletes it."""
     storage.move_folder(folder, layout.staging / uuid.uuid4().hex)
 
 

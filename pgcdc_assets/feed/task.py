@@ -1,7 +1,8 @@
-"""Writes feed files from log segments: the work of one task of the transform.
+"""The work of one Spark task of the transform: reads segments of the log, and writes feed files.
 
-A segment is read in slices of bounded size. A slice is split by relation and kind, and each group is decoded by column,
-typed, and written to the file of its table. Spark's workers import this module, so it does not import Spark.
+A segment is read in slices of bounded size. Each slice is split into groups by relation shape and kind of change. Each
+group is decoded column by column, cast to the table's types, and written to the file of its table. Spark's workers
+import this module, so it does not import Spark.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ from pgcdc_assets.protocol.text.strings import reread
 from pgcdc_assets.protocol.text.typed import row_hash, typed
 
 SLICE_BYTES = 8 << 20
-"""Bytes of payload decoded at once. Text, typed values and Parquet buffers take about ten times as much memory."""
+"""How many bytes of payload are decoded at once. Their text, typed values and Parquet buffers take about ten times as
+much memory."""
 
 HELD_BYTES = 128 << 20
-"""Bytes of rows that a task may hold for all its files. A large transaction is written to hundreds of files."""
+"""How many bytes of unwritten rows a task may have in memory for all its files together. A large transaction is written
+to hundreds of files."""
 
 _COLUMNS = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "relation_id", "schema_id", "payload"]
 _KINDS = ("I", "U", "D", "T")
@@ -66,37 +69,40 @@ class FeedTarget:
     """A table whose changes the task writes."""
 
     table: Table
-    """The table with the columns that were added up to the end of the span."""
+    """The table, including columns that were added up to the end of the span."""
     folder: Location
     span: LsnRange
-    """Only changes of transactions in this span are written."""
+    """Only changes of transactions that commit in this span are written."""
     buckets: int = 1
+    """Number of buckets into which the table's keys are divided."""
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """The input of one task: some segments, and everything needed to read them."""
+    """The input of one task: the segments to read, and the facts that are needed to decode their rows."""
 
     segments: tuple[SegmentFile, ...]
     targets: dict[TableName, FeedTarget]
     routes: dict[int, Route]
     """By schema_id."""
     unread: dict[int, dict[TableName, str]] = field(default_factory=dict)
-    """By schema_id: the tables that cannot read such rows, and why."""
+    """By schema_id: the tables whose feeds end at rows with this shape, and the reason."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """The files of a task, and the end of each table whose changes end before the task's span."""
+    """The result of one task."""
 
     files: dict[TableName, list[FeedFile]]
     ended: dict[TableName, FeedEnd]
+    """Tables whose changes could not be derived to the end of their span."""
     taken: dict[TableName, int]
-    """Rows of the log for which the files hold a change."""
+    """The number of the log's rows whose changes are in the files."""
 
 
 def derive(task: Derivation) -> Derived:
-    """Writes the feed files of a task. Files of a failed attempt are orphans: only the returned files are used."""
+    """Runs one task. If Spark runs a task several times, only the files that the successful attempt returns are
+    used."""
     work = _Work(task)
     try:
         for file in task.segments:
@@ -123,7 +129,7 @@ class _Work:
     def __init__(self, task: Derivation) -> None:
         self._task = task
         self._writers: dict[tuple[TableName, int | None, bool], FeedWriter] = {}
-        """By table, bucket, and whether the file holds arrivals (the new halves of key changes)."""
+        """By table, bucket, and whether the file is for new images of updates that changed the key."""
         self.ended: dict[TableName, FeedEnd] = {}
         self.taken: Counter[TableName] = Counter()
 
@@ -141,7 +147,7 @@ class _Work:
     def _within(self, name: TableName, group: pa.Table) -> pa.Table:
         span = self._task.targets[name].span
         if name in self.ended:
-            # Changes at or above this LSN are not wanted.
+            # The table's feed ends below this LSN, so changes at or above it are not needed.
             span = LsnRange(span.start, max(span.start, min(span.end, self.ended[name].lsn)))
         bounds = pc.min_max(group["commit_lsn"]).as_py()
         if span.holds_commit(bounds["min"]) and span.holds_commit(bounds["max"]):
@@ -150,7 +156,8 @@ class _Work:
         return group.filter(pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
 
     def _decode(self, kind: str, group: pa.Table, route: Route) -> None:
-        """Writes a group as changes. A group that cannot be decoded is halved until its first bad row is found."""
+        """Decodes a group and writes its changes. If the group cannot be decoded, divides it in two halves, again and
+        again, until the first bad row is found. The table's feed ends at this row."""
         name = route.table.name
         with contained() as failed:
             found = list(_decoded(kind, group, route))
@@ -171,11 +178,11 @@ class _Work:
                 if change.op == PREIMAGE:
                     left = change.rows
                 self._write(change, rows, route, np.isin(change.rows, left))
-                # An old half is not counted, because the row of the log is counted with the new half.
+                # An update that is stored as two rows is counted only with its new image.
                 self.taken[name] += len(change.rows) if change.half else 0
 
     def _write(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
-        """``moved`` says which rows are halves of key changes."""
+        """``moved``: which rows belong to updates that changed the key."""
         with contained() as failed:
             self._write_to_files(change, rows, route, moved)
             self._write_fullest()
@@ -183,14 +190,16 @@ class _Work:
             self._abandon(route.table.name, failed.reason)
 
     def _abandon(self, name: TableName, failure: str) -> None:
-        """Ends a table's feed at the start of the span, because its rows cannot be written. The log still has them."""
+        """Ends a table's feed at the start of the span, because its files cannot be written. The changes are still in
+        the log."""
         for key in [key for key in self._writers if key[0] == name]:
             with suppress(OSError):
                 self._writers.pop(key).abandon()
         self._end(name, self._task.targets[name].span.start, failure)
 
     def _write_fullest(self) -> None:
-        """If more than HELD_BYTES are held, writes the rows of the fullest files until half of HELD_BYTES is left."""
+        """If more than HELD_BYTES are in memory, writes the rows of the files with the most bytes, until half of
+        HELD_BYTES is left."""
         fullest = sorted(self._writers.values(), key=lambda writer: -writer.held_bytes)
         over = sum(writer.held_bytes for writer in fullest) - HELD_BYTES
         for writer in fullest if over > 0 else ():
@@ -201,7 +210,7 @@ class _Work:
 
     def _write_to_files(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
         if change.op == TRUNCATE:
-            # A truncate affects all keys, so it belongs to no bucket.
+            # A TRUNCATE affects all keys, so it belongs to no bucket.
             self._writer(route, None).write(rows)
             return
         odd_keys = _has_odd_keys(change, route, rows)
@@ -265,7 +274,7 @@ def _groups(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
 
 
 def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
-    """Returns a change as rows of its table's feed."""
+    """Converts changes to rows of the table's feed. ``group``: the log's rows from which the changes were decoded."""
     table, count = route.table, len(change.rows)
     at = pa.array(change.rows)
     head = {name: group[name].take(at) for name in ("commit_lsn", "tx_ordinal", "commit_ts", "xid", "origin")}
@@ -295,7 +304,8 @@ def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
 
 
 def _key_hash(change: RowChanges, route: Route, rows: pa.Table) -> Ints:
-    """Returns a number per row that is the same for all rows with the same key (in a multiset: for all equal rows)."""
+    """Computes a number for each row that is the same for all rows with the same key. If the table has no key (a
+    multiset), the number is the same for all equal rows."""
     if route.table.multiset:
         hashes: Ints = rows[HASH].to_numpy()
         return hashes
@@ -306,5 +316,6 @@ def _key_hash(change: RowChanges, route: Route, rows: pa.Table) -> Ints:
 
 
 def _has_odd_keys(change: RowChanges, route: Route, rows: pa.Table) -> bool:
-    """Whether a key value does not fit its type. The source's keys are never NULL, so a NULL here shows this."""
+    """Whether some key value does not fit its type. Key values are never NULL in the source, so a typed value that is
+    NULL did not fit."""
     return any(rows[feed_name(column.name)].null_count for column in route.table.key_columns if change.text)

@@ -1,7 +1,8 @@
 """Derives the change feeds of tables from the rows of the log.
 
-Each turn runs one Spark job for all tables: each task reads some segments and writes one file per table. Then each feed
-gets one small commit. Changes that a feed already holds (up to its ``changes_lsn``) are derived again only on request.
+Each turn runs one Spark job for all tables: each task reads some segments and writes a file per table. Then each feed
+gets one small Delta commit. Changes that a feed already contains (up to its ``changes_lsn``) are derived again only on
+request.
 """
 
 from __future__ import annotations
@@ -31,24 +32,26 @@ from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
 
 TASK_BYTES = 4 << 20
-"""Bytes of compressed log that are worth a separate task: about 0.3 s of decoding."""
+"""A task gets at least this many bytes of segments (compressed), which takes about 0.3 s to decode."""
 BUCKET_ROWS = 400_000
-"""Changes that one task collapses: about 300 MB of a wide table in memory."""
+"""At most about this many changes are in one bucket of keys, which a single task applies: about 300 MB of a wide table
+in memory."""
 BUCKET_BYTES = 64 << 20
-"""Bytes of messages that one task collapses. These messages take three to four times as much memory."""
+"""At most about this many bytes of messages are in one bucket. In memory they take three to four times as much."""
 MOST_BUCKETS = 256
-"""Files that a task has open at once. The number doubles if keys change."""
+"""The largest number of buckets, because a task has one file per bucket open, or two if keys change."""
 
 
 def transform(
     spark: SparkSession, span: LogSpan, feeds: Feeds, tables: Sequence[Followed], *, again: bool = False,
     router: Router | None = None,
 ) -> dict[TableName, FeedPart]:  # fmt: skip
-    """Derives the feeds of ``tables`` to the end of ``span``, and returns each feed's part of the span.
+    """Derives the feeds of ``tables`` to the end of ``span``, and returns each table's changes in the span.
 
-    ``span`` ends at a transaction boundary up to which the log is complete. With ``again``, the whole span is derived
-    again, and replaces the feeds' changes in it. If a table's changes cannot be derived to the end, its part has
-    ``ended``. Other tables are not affected. ``router`` knows all followed tables, if ``tables`` are only some.
+    ``span`` ends at a boundary up to which the log is complete. With ``again``, the whole span is derived again, and
+    replaces the changes that the feeds have in it. If a table's changes cannot be derived to the end of the span, its
+    part has ``ended`` set; other tables are not affected. ``router``: a router for all mirrored tables, needed if
+    ``tables`` does not contain all of them.
     """
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(span, feeds, router, tables, again=again)
@@ -78,7 +81,8 @@ class _Outcome:
 
 
 def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, written: list[Location]) -> FeedPart:
-    """Commits the derived files. Adds the feed to ``written`` if there was a commit, because it is not durable yet."""
+    """Commits a table's derived files to its feed. If there was a Delta commit, adds the feed's folder to ``written``,
+    because the commit is not durable yet."""
     feed, ended = plan.feed, None
     if plan.todo is not None:
         outcome, end = done.get(plan.table.name, _Outcome()), plan.todo.end
@@ -87,13 +91,13 @@ def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, w
             end = ended.lsn
             files = [part for file in files if (part := trimmed(feed.path, file, end)) is not None]
         if ended is not None and plan.again:
-            # A repair that is not possible does not change the feed.
+            # A repair was requested, but is not possible. Leave the feed unchanged.
             return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), ended)
         if files or plan.replaced:
             written.append(feed.path)
             feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced)
     if ended is not None and ended.lsn >= span_end:
-        ended = None  # the end is above the span: a later span finds it again
+        ended = None  # This end is above the span. A later transform finds it again.
     end = span_end if ended is None else ended.lsn
     taken = LsnRange(min(plan.after, end), end)
     return FeedPart(plan.table, taken, tuple(feed.files(taken)), ended)
@@ -129,7 +133,8 @@ def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> d
 
 
 def grouped(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
-    """Groups segments, in order, into groups of about equal size: at least TASK_BYTES each, at most ``most`` groups."""
+    """Divides segments, in commit order, into at most ``most`` groups of about equal size, each of at least about
+    TASK_BYTES."""
     total = sum(segment.size for segment in segments)
     count = max(1, min(most, total // TASK_BYTES, len(segments)))
     groups: list[list[Segment]] = [[] for _ in range(count)]
@@ -156,8 +161,9 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
 
 
 def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done: dict[TableName, _Outcome]) -> None:
-    """Compares the rows that the tasks took of each table with the rows that the receiver counted for its relations. A
-    table that lacks a row is set aside, so that no rule of ours can skip a row unnoticed."""
+    """Compares the number of rows that the tasks derived for each table with the number that the receiver counted for
+    the table's relations. A table whose numbers differ is set aside, so that no error in this package can lose a row
+    unnoticed."""
     for plan in plans:
         if plan.todo is None:
             continue
@@ -171,21 +177,23 @@ def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done:
 
 @dataclass(frozen=True)
 class _Size:
-    """The bytes of messages in a row group of the log, which holds the relations from ``low`` to ``high``."""
+    """The bytes of a row group of the log, whose rows have relation ids from ``low`` to ``high``."""
 
     low: int
     high: int
     bytes: int
 
     def of(self, relations: frozenset[int]) -> int:
-        """Returns an upper bound of these relations' bytes: of a shared row group, OWN_FILE_BYTES or a quarter."""
+        """Estimates the bytes of these relations in the row group, rather too high than too low. If the row group is
+        shared by several relations, the estimate is OWN_FILE_BYTES or a quarter of the row group."""
         if not any(self.low <= relation <= self.high for relation in relations):
             return 0
         return self.bytes if self.low == self.high else max(min(self.bytes, OWN_FILE_BYTES), self.bytes // 4)
 
 
 def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
-    """Returns the sizes of all row groups, from the files' footers; none if all batches are small, as in most turns."""
+    """Reads the sizes of all row groups from the files' footers. If the batches are small, as in most turns, reads
+    nothing and returns an empty list."""
     if sum(batch.bytes for batch in span.batches) <= BUCKET_BYTES:
         return []
     found = []
@@ -201,7 +209,8 @@ def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
 
 
 def _buckets(span: LogSpan, relations: frozenset[int], sizes: Sequence[_Size]) -> int:
-    """Returns the number of key buckets, which limits each task to BUCKET_ROWS and BUCKET_BYTES."""
+    """Returns the number of buckets for a table's keys, so that a bucket has about BUCKET_ROWS and BUCKET_BYTES at
+    most."""
     kinds = span.kinds(relations)
     rows = sum(kinds[kind] for kind in "IUD")
     if rows == kinds["I"] and not kinds["T"]:
