@@ -1,17 +1,17 @@
-"""Reads and writes Delta tables by their logs and files: work that delta-rs cannot do, or does by listing folders.
-No Spark.
+"""Reads and writes Delta tables directly by their logs and files, without Spark. delta-rs cannot do this work, or must
+list folders for it.
 
 datafile, vectors -> log -> checkpoint -> commit; log -> sweep
 
-logfiles    the actions of a commit's lines and of a checkpoint, read strictly
-log         a table's versions, found by the numbers of their commits
-commit      a commit that takes its number or fails
-checkpoint  writes a version as one file; deletes what the log then no longer needs
-mapping     columns as the metadata states them, with ids if files use other names
+logfiles    reads commits and lists the files of a table's log
+log         reads the versions of a table, by the numbers of its commits
+commit      writes a commit under its number, or fails
+checkpoint  writes checkpoints, and deletes files of the log that are no longer needed
+mapping     a table's columns in its metadata, with column mapping and type widening
 definition  creates tables, changes their columns and properties
-datafile    Parquet files with exact bounds; which small files are worth merging
+datafile    writes Parquet files and their statistics; chooses small files to merge
 vectors     deletion vectors
-sweep       finds the files that versions need; deletes the others, or a whole table
-tombstones  which removed files a checkpoint names
+sweep       finds the files that versions need, and deletes the other files, or all files of a table
+tombstones  decides which removed files a checkpoint names
 recovery    repairs a log after a power cut
 """

@@ -1,6 +1,7 @@
-"""Writes checkpoints: what a version holds as one file, so that no reader begins at the first commit. delta-rs makes
-checkpoints in a scratch folder, from the part of the log that they need. In the table's own folder, delta-rs would list
-the whole log, and would give a checkpoint its name before the content is complete."""
+"""Writes checkpoints. A checkpoint contains the state of a version in one file, so that readers need not read all
+commits. delta-rs makes each checkpoint in a scratch folder, to which the needed part of the log is copied. In the
+table's own folder, delta-rs would list the whole log, and the checkpoint would have its final name before its content
+is complete."""
 
 from __future__ import annotations
 
@@ -30,40 +31,40 @@ from pgcdc_assets.store.base import Entry
 from pgcdc_assets.store.scratch import DraftFile
 
 _STALE_SECONDS: Final = 3600
-"""The age at which a staged commit, which has no number yet, is deleted, because its writer must be dead."""
+"""A staged commit, which has no number yet, is deleted at this age, because its writer must be dead."""
 _SCRATCH: Final = "_checkpoint"
-"""A folder in the table's folder, which gives it the same access rights. No reader takes it for a part of the table."""
+"""The scratch folder, inside the table's folder so that it has the same access rights. Delta readers ignore it."""
 _STAGED: Final = ("_", ".tmp")
-"""How the name of a staged commit begins and ends."""
+"""Prefix and suffix of the name of a staged commit."""
 
 
 def make_checkpoint(folder: Location, version: int) -> None:
-    """Write the checkpoint of the newest version, from which readers then begin. First makes the names of the
-    checkpoint's files durable. After the checkpoint is durable, deletes commits that the properties no longer keep, and
-    files that killed writers left in the log. In another order, a power cut could leave neither the checkpoint nor the
-    commits."""
+    """Write the checkpoint of the newest version, and update the hint file, so that readers begin at this checkpoint.
+    First makes the names of the table's files durable. When the checkpoint is durable too, deletes commits that are
+    older than the table's log retention, and files that killed writers left in the log. In any other order, a power cut
+    could delete both the checkpoint and the commits."""
     storage.settle([folder, folder / DELTA_LOG])
     made = write_checkpoint(folder, version)
     log = folder / DELTA_LOG
     storage.settle([log])
     storage.replace(log / LAST_CHECKPOINT, json.dumps({"version": version, "size": made.actions}).encode())
-    # Hadoop keeps a checksum of a hint that Spark wrote, which does not match our hint.
+    # If Spark wrote the old hint, Hadoop's checksum file for it does not match the new hint.
     storage.delete([checksum_of(log / LAST_CHECKPOINT)])
     _clean_up(log, log_retention(made.configuration))
 
 
 @dataclass(frozen=True)
 class Made:
-    """A checkpoint: how many actions it holds, and the table's properties at its version."""
+    """A written checkpoint: its number of actions, and the table's properties at its version."""
 
     actions: int
     configuration: Mapping[str, str]
 
 
 def write_checkpoint(folder: Location, version: int) -> Made:
-    """Write the checkpoint of a version. The content is durable before the file gets its name; the name becomes durable
-    when the log's folder is synced. Readers begin there only if the hint names the checkpoint, or if they search for
-    it."""
+    """Write the checkpoint of a version. The content is durable before the file gets its name. The caller makes the
+    name durable by a sync of the log's folder. Readers use the checkpoint only if the hint file names it, or if they
+    list the log."""
     log = folder / DELTA_LOG
     parts = checkpoint_files(log, version)
     begin = next((number for number, found in parts.items() if is_whole(found)), -1)
@@ -78,14 +79,14 @@ def write_checkpoint(folder: Location, version: int) -> Made:
         told = Made(int(read_footer(made).num_rows), table.metadata().configuration)
         put_aside(log, [path for path in parts.get(version, ()) if path.name != made.name])
         storage.put(DraftFile(made.text), log / made.name)
-    # A checkpoint that Spark wrote under this name had a checksum.
+    # If Spark wrote an earlier checkpoint with this name, Hadoop's checksum file for it does not match.
     storage.delete([checksum_of(log / made.name)])
     return told
 
 
 def _clean_up(log: Location, retention: timedelta) -> None:
-    """Delete files of the log that are older than ``retention`` and below a checkpoint of at least this age, so that
-    each version from that checkpoint on stays readable. Also delete what killed writers left in the log."""
+    """Delete old files of the log: those below the newest checkpoint that is older than ``retention``. Every version at
+    or above this checkpoint stays readable. Also deletes staged commits of killed writers."""
     now = time.time()
     entries = storage.list_after(log)
     before = now - retention.total_seconds()

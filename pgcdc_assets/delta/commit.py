@@ -1,10 +1,11 @@
-"""Commits to the tables of the lake. delta-rs cannot write deletion vectors, and lists a log repeatedly.
+"""Writes Delta commits to the tables of the lake. delta-rs cannot write deletion vectors, and lists a log repeatedly.
 
-A commit is one JSON file in the table's log, as the protocol defines it. It is created under its number completely or
-not at all, and never under a number that another writer has taken.
+A commit is one JSON file in the table's log, as the protocol defines. It is created completely or not at all, and never
+under a number that another writer has already used.
 
-Content is durable before it gets a name that counts: data files when their task reports them, deletion vectors and
-commits here. Names become durable later: :func:`settle` syncs them for all tables of a turn together.
+The content of each file is durable before a commit names the file: tasks make their data files durable, this module
+deletion vectors and commits. File names become durable later, when :func:`settle` syncs the folders of all tables of a
+turn together.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -34,30 +35,30 @@ FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
     "typeWidening", "variantType",
 })  # fmt: skip
-"""Writer features that require nothing more of our commits."""
+"""Table features of writers that our commits support without further work."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
 _CHECKPOINT_EVERY: Final = 10
-"""Delta's default number of commits between checkpoints, if no property of the table gives a number."""
+"""The number of commits between checkpoints if the table has no property for it. This is Delta's default."""
 
 LEADER: Final = "pgcdc/leader"
-"""The application whose transaction says who may write to the table; see :func:`fence`."""
+"""The id of the Delta app transaction whose version is the number of the table's last leader; see :func:`fence`."""
 
 Mode = Literal["append", "overwrite"]
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """What a commit changes in a version of a table: the added files, and the deleted rows by file."""
+    """The changes of a commit: the files that it adds, and the positions of the rows that it deletes, by file."""
 
     added: Sequence[FileReport]
     gone: Mapping[str, BitMap64]
 
 
 def commit_files(table: DeltaVersion, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:
-    """Add the files to the table, or replace its whole content with them, on top of this version; returns the new
-    version. ``positions``: by application id, the version of its transaction after the commit. Raises LakeError for a
-    position that the table has already passed, for a file that differs from its report or from the table, and if
-    another writer's commit came first. Readers see all of the files or no file."""
+    """Add the files to the table (or replace all its files with them) by one commit directly after version ``table``.
+    Returns the new version. ``positions``: new versions of Delta app transactions, by application id. Raises LakeError
+    if the table has already passed a position, if a file differs from its report or does not fit the table's columns,
+    or if another writer has committed after version ``table``."""
     _check_passed(table, mode, positions)
     return replace_files(table, table.files if mode == "overwrite" else (), files, positions)
 
@@ -66,9 +67,8 @@ def replace_files(
     table: DeltaVersion, gone: Sequence[Added], files: Sequence[FileReport], positions: Mapping[str, int],
     *, changes: bool = True, optional: Collection[str] = (),
 ) -> int:  # fmt: skip
-    """Like :func:`commit_files`, for any files that are removed and added, and for positions that may go down. Without
-    ``changes``, the commit states that no row changes. If a file lacks one of the ``optional`` columns, the column is
-    NULL there."""
+    """Like :func:`commit_files`, but removes the files ``gone``, and positions may become lower. Without ``changes``,
+    the commit states that no row changes. Files may lack ``optional`` columns, which are then NULL."""
     refuse_features(table)
     now = now_ms()
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}
@@ -81,8 +81,9 @@ def commit_change(
     table: DeltaVersion, change: FileChange, positions: Mapping[str, int], metrics: Mapping[str, int],
     properties: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
-    """Commit deleted and added rows on top of this version; returns the new version. ``positions`` and errors are as
-    for :func:`commit_files`; ``metrics`` go to the history. ``properties`` of the table change in the same commit."""
+    """Commit deleted rows and added files directly after version ``table``. Returns the new version. ``positions`` and
+    errors are as for :func:`commit_files`. ``metrics`` are shown in the table's history. ``properties``: table
+    properties that change in the same commit."""
     refuse_features(table, vectors=True)
     _check_passed(table, "append", positions)
     now = now_ms()
@@ -93,7 +94,8 @@ def commit_change(
 
 
 def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Sequence[FileReport]) -> int:
-    """Replace files with other files that hold the same rows; returns the new version."""
+    """Replace files with new files that contain the same rows. Returns the new version. Raises LakeError if the numbers
+    of rows differ."""
     left = sum((file.rows or 0) - file.deleted for file in files)
     if sum(report.rows for report in reports) != left:
         raise LakeError(f"{left} rows were to be written anew", thing=str(table.folder))
@@ -116,7 +118,8 @@ def _commit(
 
 
 def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
-    """Write a commit of the actions, and a checkpoint if it is due."""
+    """Write a commit with these actions directly after version ``table``, and a checkpoint if it is due. Returns the
+    new version."""
     version = table.number + 1
     put_commit(table.folder / DELTA_LOG, version, actions)
     if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
@@ -125,9 +128,10 @@ def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
 
 
 def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
-    """Write a commit of the actions, the first of which is its ``commitInfo``; CommitLost if another commit has its
-    number. The content is durable when this returns; the name becomes durable with the log's folder. No two commits are
-    equal, so that a store whose answer was lost can check whether the commit at that number is this commit."""
+    """Write commit number ``version`` with these actions, of which the first must be ``commitInfo``. Raises CommitLost
+    if a commit with this number exists. The content is durable when this returns; the name is durable after a sync of
+    the log's folder. Each commit gets a unique id, so that after a lost answer of the store, the existing commit can be
+    compared with this commit."""
     actions[0]["commitInfo"] |= {ACTIONS: len(actions), "txnId": str(uuid.uuid4())}
     try:
         storage.create(log / commit_name(version), "".join(json.dumps(action) + "\n" for action in actions).encode())
@@ -137,8 +141,9 @@ def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
 
 
 def fence(folder: Location, version: int, leader: int) -> None:
-    """Claim the next commit number, so that a writer that has lost its lease, and does not know it yet, cannot commit.
-    ``version``: the newest version that was seen. Commits made after ``version`` are below the fence."""
+    """Claim the next free commit number by a commit without changes, so that a writer that has lost its lease, and does
+    not know it yet, cannot commit. ``version``: the newest version that the caller knows. If the old writer has
+    committed since then, a higher number is claimed."""
     while True:
         version += 1
         with suppress(CommitLost):
@@ -153,7 +158,7 @@ def transactions(positions: Mapping[str, int], now: int) -> list[Action]:
 
 
 def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int]) -> None:
-    """A table's positions never go down; only an overwrite may repeat a position."""
+    """Raises LakeError if a position would become lower, or if it would stay the same in an append."""
     for app_id, version in positions.items():
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
@@ -165,7 +170,8 @@ def now_ms() -> int:
 
 
 def _replaced(table: DeltaVersion, gone: Mapping[str, BitMap64], now: int) -> list[Action]:
-    """Remove each file that loses rows, and add it again with a larger deletion vector, unless no row is left."""
+    """Makes the actions for deleted rows: each affected file is removed, and added again with a larger deletion vector
+    unless no row is left."""
     path = table.folder
     changed = [(file, _larger(path, file, gone[file.path])) for file in table.files if file.path in gone]
     if len(changed) != len(gone):
@@ -205,8 +211,8 @@ def _with_vector(file: Added, vector: Descriptor) -> Action:
 
 
 def loosened(stats: str) -> str:
-    """Statistics of a file that loses rows: bounds remain valid, but are no longer tight. The statistics are edited as
-    text, because a decimal that becomes a float is a different bound, and would hide rows."""
+    """Changes the statistics (JSON) of a file that loses rows: marks its bounds as not tight. Edits the JSON as text,
+    because a parsed decimal would become a float, and so a different bound, by which readers would skip rows."""
     text, told = _TIGHT.subn('"tightBounds":false', stats)
     if told:
         return text
@@ -229,7 +235,7 @@ def commit_info(now: int, operation: str, metrics: Mapping[str, int]) -> Action:
 
 
 def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
-    """Raise LakeError if our commits cannot do all that the table's protocol requires."""
+    """Raise LakeError if our commits do not support all features that the table's protocol requires."""
     reason = unfit(table, vectors=vectors)
     if reason is not None:
         raise LakeError(reason, thing=f"Delta table {table.folder}",
@@ -238,7 +244,7 @@ def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
 
 
 def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
-    """Why changes cannot be applied to the table, as text: what its features require, or do not allow."""
+    """The reason, as text, why the table's features do not allow to apply changes to it; None if they do."""
     odd = sorted(table.features - FEATURES)
     if odd:
         return f"has a feature that changes cannot be applied to: {', '.join(odd)}"
@@ -246,5 +252,5 @@ def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
 
 
 def settle(folders: Iterable[Location]) -> None:
-    """Make the names of our commits to these tables durable; their content is already durable."""
+    """Make the names of our commits and files in these tables durable. Their content is already durable."""
     storage.settle([place for folder in folders for place in (folder, folder / DELTA_LOG)])

@@ -1,7 +1,8 @@
-"""Data files that tasks write themselves, before one commit makes them part of a table. A file is invisible until its
-commit, and has a UUID in its name, so that a repeated task leaves an orphan and never rows twice. Delta does not check
-the files that a commit names: it counts a missing file, and reads a file with other types as NULL. So the committer
-checks each file. :func:`neighbours` finds small files that are worth writing as one."""
+"""Writes and checks Parquet data files. Tasks write data files, and one Delta commit then adds them to the table. A
+file's name contains a UUID, and readers do not see the file before the commit. So a task that runs twice leaves an
+unused file, but never adds rows twice. Delta does not check the files that a commit names: a missing file is still
+counted, and columns with wrong types are read as NULL. So :func:`check_files` checks each file before the commit.
+:func:`neighbours` chooses small files to merge."""
 
 from __future__ import annotations
 
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
 
 OWN_PREFIX: Final = "_pgcdc_"
 INDEXED_COLUMNS: Final = 32
-"""Columns with statistics, besides our own: Delta's default, which keeps the log of wide tables small."""
+"""How many columns have statistics, in addition to the ``_pgcdc_`` columns. This is Delta's default, which keeps the
+log of wide tables small."""
 LONGEST_BOUND: Final = 64
-"""Longest string in statistics, in characters. Longer strings are left out: a shortened bound would hide rows."""
+"""The longest string in statistics, in characters. A column with longer values has no bounds, because readers would
+skip rows by a shortened bound."""
 HIGHEST_CHARACTER: Final = "\U0010ffff"
-"""The character with which Delta ends a shortened bound. delta-rs and Polars find no row if a complete bound begins
-with this character."""
+"""The character with which Delta ends a shortened bound. A column with this character has no bounds, because delta-rs
+and Polars find no row if a complete bound begins with it."""
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
-    # zstd takes less than half of snappy's size, at no more CPU (measured on mixed rows).
+    # zstd needs less than half of snappy's space, and no more CPU (measured on mixed rows).
     "compression": "zstd",
     "store_schema": False,
     "store_decimal_as_integer": True,
@@ -47,12 +50,14 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 }
 
 DICTIONARY_SAMPLE: Final = 1000
-"""Rows that are checked to find columns with few values. A dictionary of many values takes a third of the time."""
+"""Number of rows that are checked to find columns with few distinct values. Only these columns get a dictionary,
+because building a dictionary of many values would take a third of the writing time."""
 DICTIONARY_SHARE: Final = 8
+"""A column gets a dictionary if the checked rows have at most one distinct value per this many rows."""
 
 
 OWN_NAME: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
-"""The name of a data file that we wrote; Spark's names are longer."""
+"""Matches the names of data files that this package wrote. Spark's file names are longer."""
 
 File = TypeVar("File")
 
@@ -69,8 +74,9 @@ class FileReport:
 
 
 class DataFile:
-    """A Parquet file that is being written. The first rows create it, so that there is no file without rows. ``schema``
-    names the columns as the file does (:meth:`Mirror.physical` for mapped tables)."""
+    """A Parquet file that is being written. It is created by the first :meth:`write` with rows, so that there is never
+    a file without rows. ``schema`` has the physical column names (:meth:`Mirror.physical` if the table uses column
+    mapping)."""
 
     def __init__(self, folder: Location, schema: pa.Schema) -> None:
         self.path = folder / f"part-{uuid.uuid4().hex}.parquet"
@@ -82,12 +88,12 @@ class DataFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close the file. A file that failed is an orphan."""
+        """Close the file. After a failure, the file stays, but no commit names it."""
         if self._writer is not None and self._writer.is_open:
             self._writer.close()
 
     def write(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> None:
-        """Append one row group, its columns in the schema's order."""
+        """Append one row group. ``columns`` are in the schema's order."""
         table = pa.Table.from_arrays(list(columns), schema=self._schema)
         if table.num_rows == 0:
             return
@@ -106,13 +112,13 @@ class DataFile:
         return FileReport(self.path.name, size, footer.num_rows, statistics(footer, self._schema))
 
     def discard(self) -> None:
-        """Delete what was written."""
+        """Delete the file."""
         if self._draft is not None:
             self._draft.discard()
 
 
 def parquet_writer(draft: DraftFile, first: pa.Table) -> pq.ParquetWriter:
-    """A writer of a file whose first rows are ``first``: they show which columns repeat few values."""
+    """Opens a Parquet writer. ``first`` are the file's first rows, which decide which columns get a dictionary."""
     told = [field.name for field in first.schema if _told(field.type)]
     return pq.ParquetWriter(
         draft.path, first.schema, write_statistics=told, use_dictionary=_repeating(first), **PARQUET_OPTIONS
@@ -127,9 +133,10 @@ def _repeating(table: pa.Table) -> list[str]:
 
 
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
-    """Delta's statistics of a file, from its footer. A column has bounds only if they mislead no reader. Floats have no
-    bounds, because NaN lies outside of them; Spark also skips by the footer's bounds, so floats have none there either.
-    Decimals are JSON strings, because a JSON number loses digits. Strings are complete or left out."""
+    """Makes Delta's statistics (JSON) of a file from its Parquet footer. A column has bounds only if readers can rely
+    on them. Floats have no bounds, because NaN lies outside of bounds; Spark also uses the bounds in the footer, so
+    floats have no bounds there either. Decimals are JSON strings, because a JSON number would lose digits. Strings are
+    never shortened."""
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
     nulls: dict[str, int] = {}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -145,12 +152,12 @@ def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
 
 
 def _indexed(footer: pq.FileMetaData, schema: pa.Schema) -> list[tuple[int, str]]:
-    """Leaf columns of the file that are a whole column of the table, as (index, name)."""
+    """The columns that get statistics, as (index in the file, name). Nested columns get no statistics."""
     plain = [field.name for field in schema if _told(field.type)]
     values = [name for name in plain if not name.startswith(OWN_PREFIX)][:INDEXED_COLUMNS]
     wanted = {*values, *(name for name in plain if name.startswith(OWN_PREFIX))}
     leaves = ((index, footer.schema.column(index)) for index in range(footer.num_columns))
-    # A nested column's leaf has a longer path; a column's own name may contain dots.
+    # The path of a nested column's leaf is longer than its name. Do not search for dots: a column's name may have dots.
     return [(index, leaf.name) for index, leaf in leaves if leaf.path == leaf.name and leaf.name in wanted]
 
 
@@ -185,8 +192,8 @@ def _stated(value: Any) -> Any:
 
 
 def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, optional: Collection[str] = ()) -> None:
-    """Check that each file exists, has the reported size, and has the table's columns with exactly their types.
-    ``optional`` columns may be missing."""
+    """Check that each file exists, has the reported size and number of rows, and has the table's columns with exactly
+    their types. ``optional`` columns may be missing. Raises LakeError."""
     places = [folder / file.path for file in files]
     heads = storage.together(folder, [partial(storage.head, data) for data in places])
     footers = storage.together(folder, [partial(read_footer, data) for data in places])
@@ -198,8 +205,8 @@ def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, o
 
 
 def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) -> list[str]:
-    """The columns whose name or type differs between file and table. The file may have more columns of our own, and may
-    lack ``optional`` columns."""
+    """The names of columns that differ between file and table, or that are missing in the file or in the table. The
+    file may have additional ``_pgcdc_`` columns, and may lack ``optional`` columns."""
     expected = {_physical(field): str(field.type) for field in table.fields}
     found = {field.name: str(field.type) for field in Schema.from_arrow(file).fields}
     needed = [name for name in expected if name in found or name not in optional]
@@ -208,26 +215,26 @@ def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) 
 
 
 def in_int96(footer: pq.FileMetaData) -> bool:
-    """Whether a file's timestamps are in Parquet's old form, INT96, which is Spark's default. Readers that take INT96
-    for nanoseconds, as delta-rs does, read wrong values before 1678 and after 2261."""
+    """Whether a file has timestamps in Parquet's old form INT96, which is Spark's default. Readers that convert INT96
+    to nanoseconds, such as delta-rs, read wrong values before 1678 and after 2261."""
     return any(footer.schema.column(place).physical_type == "INT96" for place in range(footer.num_columns))
 
 
 def opened_parquet(path: Location, **options: Any) -> pq.ParquetFile:
-    """An open Parquet file of the lake, for a ``with`` block; ``options`` are those of pyarrow's reader."""
+    """Opens a Parquet file of the lake, for a ``with`` block. ``options`` are passed to pyarrow's reader."""
     return pq.ParquetFile(storage.open_file(path), **options)
 
 
 def write_parquet(rows: pa.Table, to: Location) -> None:
-    """Write a whole file at once. An existing file is replaced."""
+    """Write a complete file in one call. An existing file is replaced."""
     made = storage.draft(to)
     pq.write_table(rows, made.path, compression="zstd")
     storage.put(made, to)
 
 
 def dataset(paths: Sequence[Location], schema: pa.Schema) -> ds.Dataset:
-    """The rows of several files as one table; a file that lacks a column has NULL there."""
-    # This imports pandas. The receiver reads no rows and does not need it.
+    """Opens several files as one dataset. Columns of ``schema`` that a file lacks are NULL."""
+    # Imported here because it imports pandas, which the receiver does not need.
     import pyarrow.dataset as ds
 
     form = ds.ParquetFileFormat()
@@ -235,7 +242,7 @@ def dataset(paths: Sequence[Location], schema: pa.Schema) -> ds.Dataset:
 
 
 def read_footer(path: Location) -> pq.FileMetaData:
-    """The footer of a Parquet file. LakeError, which names the file, if it cannot be read."""
+    """The footer of a Parquet file. Raises LakeError, which names the file, if it cannot be read."""
     try:
         with opened_parquet(path) as file:
             return file.metadata
@@ -250,8 +257,9 @@ def _physical(field: Any) -> str:
 def neighbours(
     files: Iterable[File], weight: Callable[[File], int], *, largest: int, full: int, fewest: int = 2
 ) -> Iterator[list[File]]:
-    """Groups of the files in their order; each group becomes one file of at most ``full``. Files of ``largest`` and
-    more are left alone. The last group, which may still grow, has at least ``fewest`` files."""
+    """Yields groups of consecutive files to merge, each with a total ``weight`` of at most ``full``. Skips files whose
+    weight is ``largest`` or more. The last group is left out if it has fewer than ``fewest`` files, because more files
+    may be added to it later."""
     group: list[File] = []
     size = 0
     for file in files:

@@ -1,4 +1,4 @@
-"""Commits that define a table: they create it, and change its columns and properties.
+"""Delta commits that create a table, or change its columns and properties.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -36,18 +36,19 @@ _NEEDS: Final[Mapping[str, Callable[[str, Mapping[str, str]], bool]]] = {
     "typeWidening": lambda _, properties: properties.get(WIDENING) == "true",
     "changeDataFeed": lambda _, properties: properties.get("delta.enableChangeDataFeed") == "true",
 }
-"""The features, and when a table needs each feature. A feature without need would exclude readers for no reason."""
+"""For each table feature, a function that returns whether a table with this schema and these properties needs it. A
+feature that is not needed would only exclude readers."""
 _OF_WRITERS: Final = frozenset({"changeDataFeed"})
 _LEGACY: Final = ("appendOnly", "invariants")
-"""The features that writers of version 2 know; a table that lists its features also lists these."""
+"""The features that writer version 2 includes without a list. A table that lists its features must also list these."""
 
 
 def create_table(
     folder: Location, schema: Schema | Columns, properties: Mapping[str, str], positions: Mapping[str, int],
     root: Location,
 ) -> None:  # fmt: skip
-    """Commit version 0 of a table without rows. The table and its folders, up to ``root``, are durable when this
-    returns. CommitLost if there already is a version 0."""
+    """Create a table without rows, by commit 0. The table and its folders, up to ``root``, are durable when this
+    returns. Raises CommitLost if the table already exists."""
     if isinstance(schema, Columns):
         properties = {**properties, **schema.properties}
     now = now_ms()
@@ -66,7 +67,7 @@ def create_table(
 
 
 def commit_properties(table: DeltaVersion, properties: Mapping[str, str]) -> int:
-    """Set properties of the table on top of this version; returns the new version."""
+    """Set table properties by a commit directly after version ``table``. Returns the new version."""
     refuse_features(table)
     configuration = {**table.configuration, **properties}
     return append_commit(table, [
@@ -79,9 +80,9 @@ def commit_columns(
     table: DeltaVersion, schema: Schema | Columns, properties: Mapping[str, str] | None = None, *,
     gone: Sequence[Added] = (), positions: Mapping[str, int] | None = None, description: str | None = None,
 ) -> int:  # fmt: skip
-    """Give the table these columns on top of this version; returns the new version. The same commit removes the
-    ``gone`` files. Columns that a remaining file lacks are read as NULL. ``description``: the new description of the
-    table; None leaves it as it is, an empty text removes it."""
+    """Change the table's columns by a commit directly after version ``table``, which also removes the files ``gone``.
+    Returns the new version. Columns that a remaining file lacks are read as NULL. ``description``: the table's new
+    description; None does not change it, an empty text removes it."""
     refuse_features(table)
     now = now_ms()
     more = schema.properties if isinstance(schema, Columns) else {}
@@ -100,8 +101,8 @@ def replace_table(
     table: DeltaVersion, columns: Columns, files: Sequence[FileReport], positions: Mapping[str, int],
     properties: Mapping[str, str] | None = None, *, description: str | None = None,
 ) -> int:  # fmt: skip
-    """Replace all columns and rows of the table with ``columns`` and the rows of ``files``, on top of this version;
-    returns the new version. ``description``: see :func:`commit_columns`."""
+    """Replace all columns and rows of the table with ``columns`` and the rows of ``files``, by a commit directly after
+    version ``table``. Returns the new version. ``description``: see :func:`commit_columns`."""
     refuse_features(table, vectors=True)
     check_files(table.folder, files, columns.schema)
     now = now_ms()
@@ -121,8 +122,9 @@ def replace_table(
 def continue_table(
     table: DeltaVersion, held: DeltaVersion, positions: Mapping[str, int], configuration: Mapping[str, str]
 ) -> int:  # fmt: skip
-    """Replace the columns, rows and description of the table with those of another table, on top of this version;
-    returns the new version. The other table's files are already in this table's folder, under the same names."""
+    """Replace the columns, rows and description of ``table`` with those of a different table, ``held``, by a commit
+    directly after version ``table``. Returns the new version. The files of ``held`` must already be in this table's
+    folder, under the same names."""
     for version in (table, held):
         refuse_features(version, vectors=True)
     now = now_ms()
@@ -150,7 +152,7 @@ def _metadata(table: DeltaVersion, schema: str, configuration: Mapping[str, str]
 
 
 def _joined(one: Action, other: Action) -> Action:
-    """A protocol with the features of both protocols. Both must list their features by name."""
+    """Makes a protocol action with the features of both protocols, which must list their features by name."""
     features = ("readerFeatures", "writerFeatures")
     versions = {name: max(one[name], other[name]) for name in ("minReaderVersion", "minWriterVersion")}
     return {**versions, **{name: sorted({*one.get(name, ()), *other.get(name, ())}) for name in features}}

@@ -1,7 +1,8 @@
 """Reads a Delta table's log by the numbers of its commits.
 
-Other readers list the log's folder each time, which takes 0.2 s of CPU time for the 60,000 commits that a steadily
-changing table gets in a day. Here the cost of a read depends on what is live, and on the commits since the last read.
+Other Delta readers list the log's folder each time, which takes 0.2 s of CPU time for the 60,000 commits that a
+steadily changing table gets in a day. Here the cost of a read depends only on the number of the table's files, and on
+the number of commits since the last read.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -40,12 +41,12 @@ _FIELDS: Final = (
     "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
     "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
 )  # fmt: skip
-"""The fields of an add action. Checkpoints may hold more fields, derived from these fields: Spark's checkpoints hold
-statistics by column."""
+"""The fields of an add action that are read from checkpoints. Spark's checkpoints also contain fields that are derived
+from these, such as statistics by column."""
 _OUTSIDE: Final = re.compile(r"^/|:/|(^|/)\.\.(/|$)|[\x00\ud800-\udfff]")
-"""Matches the path of a file that leads out of the table's folder, or nowhere."""
+"""Matches a path that is outside of the table's folder, or that cannot be a path."""
 _AHEAD: Final = 16
-"""Commits that are read at the same time."""
+"""How many commits are read at the same time, at most."""
 
 T = TypeVar("T")
 
@@ -58,15 +59,16 @@ class Added:
     """Relative to the table's folder."""
     size: int
     rows: int | None
-    """None if the file's statistics do not say."""
+    """Number of rows, including deleted rows; None if the file's statistics do not contain it."""
     vector: str | None
-    """The file that holds the data file's deletion vector."""
+    """The file with the data file's deletion vector; None if there is no such file."""
     deleted: int
+    """Number of rows that the deletion vector deletes."""
     action: Action = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, add: Action) -> Self:
-        """From an add action. LakeError for a file outside of the table's folder."""
+        """Reads an add action. Raises LakeError for a file outside of the table's folder."""
         path = unquote(add["path"])
         if _OUTSIDE.search(path):
             raise LakeError("names a file outside of its folder", thing=f"Delta table with {path!r}")
@@ -86,7 +88,7 @@ class DeltaVersion:
     protocol: Action
     metadata: Action
     positions: Mapping[str, int]
-    """The version of each application's last transaction, by application id."""
+    """The versions of the Delta app transactions, by application id."""
     files: tuple[Added, ...]
 
     @property
@@ -95,7 +97,7 @@ class DeltaVersion:
 
     @property
     def features(self) -> frozenset[str]:
-        """Features that a writer must know. Older protocols have only a version number."""
+        """The features that a writer must support. Empty for older protocols, which have only a version number."""
         return frozenset(self.protocol.get("writerFeatures") or ())
 
     @cached_property
@@ -105,13 +107,13 @@ class DeltaVersion:
 
     @property
     def rows(self) -> int | None:
-        """The number of rows; None if the statistics of a file do not say."""
+        """The number of rows in the table; None if the statistics of some file do not contain it."""
         counts = [file.rows - file.deleted for file in self.files if file.rows is not None]
         return sum(counts) if len(counts) == len(self.files) else None
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns with the table's own names and types."""
+        """The table's columns as an Arrow schema, with their logical names."""
         return pa.schema(pa.schema(self.schema.to_arrow()))
 
 
@@ -123,12 +125,12 @@ class Replay:
     metadata: Action = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     files: dict[tuple[str, str], Added] = field(default_factory=dict)
-    """A file with another deletion vector is another file."""
+    """The files by :func:`file_key`."""
     with_files: bool = True
-    """If false, files are skipped: the files of a large table take much memory."""
+    """If False, ``files`` stays empty, because the list of files of a large table takes much memory."""
 
     def play(self, action: Action) -> Added | None:
-        """Apply an action; returns the file that it adds, or None."""
+        """Apply an action. Returns the file that the action adds, or None."""
         if not self.with_files and ("add" in action or "remove" in action):
             return None
         if remove := action.get("remove"):
@@ -144,7 +146,8 @@ class Replay:
 
 
 def _position(version: Any) -> int:
-    """A transaction's version: a signed 64-bit number. In our transactions it is an LSN."""
+    """Checks the version of a Delta app transaction, which is a signed 64-bit number and not negative. In our
+    transactions it is usually an LSN."""
     number = int(version)
     if not 0 <= number < 1 << 63:
         raise ValueError(f"{number} is no version")
@@ -152,7 +155,7 @@ def _position(version: Any) -> int:
 
 
 class DeltaLog:
-    """The log of one table. The object remembers what it has read, and continues from there. Threads may share it."""
+    """The log of one table. Each read continues where the previous read ended. Threads may share the object."""
 
     def __init__(self, folder: Location, *, with_files: bool = True) -> None:
         self.folder = folder
@@ -164,24 +167,26 @@ class DeltaLog:
         self._lock = Lock()
 
     def newest(self) -> DeltaVersion | None:
-        """The newest version; None if there is no table yet. LakeError if the log does not say."""
+        """The newest version; None if there is no table. Raises LakeError if the log is damaged or incomplete."""
         with self._lock, reading(f"log of Delta table {self.folder}"):
             try:
                 if self._number < 0 or self._lost():
                     self._begin()
             except BaseException:
-                # It is not known how much of the log was played.
+                # It is not known how many actions were applied, so the next read must start again.
                 self._number = -1
                 raise
             return self._told()
 
     def at(self, version: int) -> DeltaVersion:
-        """The table at this version. LakeError if the log does not hold the version, or no longer holds it."""
+        """The table at this version. Raises LakeError if the log does not contain the version, or no longer contains
+        it."""
         with self._lock, reading(f"log of Delta table {self.folder}"):
             try:
                 self._seek(version)
             except LakeError:
-                # A listed file may be deleted before it is read, while versions around it are deleted.
+                # Try again: a listed file may have been deleted before it was read, because maintenance deletes
+                # versions at the same time.
                 self._seek(version)
             told = self._told()
         if told is None:
@@ -193,9 +198,9 @@ class DeltaLog:
         self._play_upto(version)
 
     def _lost(self) -> bool:
-        """Read further; returns True if this does not lead to the newest version. The last read is then so old that the
-        last commit that it read, or the next commits, were deleted. The log is complete from the checkpoint of the
-        hint."""
+        """Read the commits after the last read. Returns True if the newest version cannot be reached in this way. That
+        happens if the last read is so old that the commits at or after its end were deleted. The log must then be read
+        from the checkpoint that the hint file names."""
         number, log = self._number, self._log
         following, hint, there = storage.together(log, [
             partial(commit_if_there, log, number + 1), partial(hinted, log),
@@ -212,11 +217,13 @@ class DeltaLog:
         try:
             self._start(*_checkpoint_at(self._log, hint))
         except TornLog:
-            # The commits below the checkpoint stay until the checkpoint is durable.
+            # The checkpoint is incomplete. Then the commits below it still exist, because they are deleted only after
+            # the checkpoint is durable.
             self._start(-1, ())
         if 0 <= hint == self._number and self._read_on():
             return
-        # Nothing follows the checkpoint that the hint names: it is the newest version, or the hint is old.
+        # There is no commit after the checkpoint that the hint names. Either this is the newest version, or the hint is
+        # old. List the log to find out.
         names = [entry.name for entry in storage.list_after(self._log)]
         last = max(commits_among(names), default=-1)
         begin, actions = _readable(self._log, checkpoints_among(names, self._log))
@@ -230,7 +237,7 @@ class DeltaLog:
             self._replay.play(action)
 
     def _read_on(self) -> bool:
-        """Play the next commits; returns whether there were any."""
+        """Read and apply the next commits. Returns whether there was at least one."""
         before, ahead = self._number, 1
         while True:
             for actions in self._read(commit_if_there, ahead):
@@ -264,9 +271,9 @@ class DeltaLog:
 
 
 class OpenLogs:
-    """The logs of tables that one run reads repeatedly; each read continues from the previous read. Threads may share
-    it. Use it only while no other process writes to the lake: a table that was deleted and created again would look the
-    same."""
+    """The logs of tables that one run of the sync reads repeatedly. Each read continues where the previous read ended.
+    Threads may share the object. Use it only while no other process writes to the lake, because it would not notice
+    that a table was deleted and created again."""
 
     def __init__(self) -> None:
         self._logs: dict[Location, DeltaLog] = {}
@@ -275,7 +282,7 @@ class OpenLogs:
         return self._logs.setdefault(folder, DeltaLog(folder))
 
     def forget(self, folder: Location) -> None:
-        """Forget a deleted table: another table may be created in its place."""
+        """Forget a deleted table, because a new table may be created in its folder."""
         self._logs.pop(folder, None)
 
 
@@ -285,13 +292,13 @@ def open_delta(folder: Location) -> DeltaVersion | None:
 
 
 def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:
-    """Version and actions of the newest readable checkpoint at or below ``upto``; -1 and no actions if there is none.
-    TornLog if a checkpoint cannot be read and the commits below it are gone."""
+    """Version and actions of the newest readable checkpoint at or below ``upto``; -1 and no actions if there is no
+    such checkpoint. Raises TornLog if a checkpoint cannot be read and the commits below it were deleted."""
     return _readable(log, checkpoint_files(log, upto))
 
 
 def _readable(log: Location, checkpoints: Mapping[int, list[Location]]) -> tuple[int, list[Action]]:
-    """The first readable checkpoint of ``checkpoints``, which are sorted newest first."""
+    """Like :func:`newest_checkpoint`, for given checkpoints, which are sorted newest first."""
     failed: TornLog | None = None
     for number, parts in checkpoints.items():
         try:
@@ -304,7 +311,7 @@ def _readable(log: Location, checkpoints: Mapping[int, list[Location]]) -> tuple
 
 
 def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
-    """The actions of a checkpoint, without tombstones. TornLog if it cannot be read."""
+    """Yields the actions of a checkpoint, without removed files. Raises TornLog if the checkpoint cannot be read."""
     for path in parts:
         try:
             with opened_parquet(path) as file:
@@ -320,7 +327,7 @@ def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
 
 
 def is_whole(checkpoint: Iterable[Location]) -> bool:
-    """Whether the parts of a checkpoint exist and can be read."""
+    """Whether the checkpoint's files (``checkpoint``) exist and can be read."""
     try:
         return any(True for _ in checkpoint_actions(checkpoint))
     except TornLog:
@@ -328,22 +335,24 @@ def is_whole(checkpoint: Iterable[Location]) -> bool:
 
 
 def _checkpoint_at(log: Location, version: int) -> tuple[int, list[Action]]:
-    """The single-file checkpoint of a version; -1 and no actions if there is none."""
+    """Version and actions of the single-file checkpoint of a version; -1 and no actions if it does not exist."""
     path = log / checkpoint_name(version)
     return (version, list(checkpoint_actions([path]))) if version >= 0 and storage.exists(path) else (-1, [])
 
 
 def hinted(log: Location) -> int:
-    """The version of the last checkpoint, according to the hint file beside it; -1 if the hint says nothing."""
+    """The version of the last checkpoint according to the hint file ``_last_checkpoint``; -1 if the file does not exist
+    or cannot be read."""
     try:
         return int(json.loads(storage.read(log / LAST_CHECKPOINT))["version"])
     except (FileNotFoundError, *MALFORMED):
-        # The hint may be half written; it is only a hint.
+        # The hint may be incomplete. That is harmless, because readers can do without it.
         return -1
 
 
 def file_key(action: Action) -> tuple[str, str]:
-    """The identity of a file within a version: with another deletion vector it is another file."""
+    """The identity of a file in a version: its path and its deletion vector. Delta treats the same data file with a
+    different deletion vector as a different file."""
     vector = action.get("deletionVector")
     told = "" if vector is None else f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
     return str(action["path"]), told

@@ -1,4 +1,5 @@
-"""Reads the files of a Delta table's log strictly: incomplete or unknown content is never skipped.
+"""Reads the commits of a Delta table's log, and lists its files. Reading is strict: incomplete or unknown content
+raises an error.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -20,17 +21,18 @@ Action = dict[str, Any]
 
 COMMIT: Final = re.compile(r"(\d{20})\.json")
 CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
-"""Matches a checkpoint of one file, or one of several parts. We do not write the newer form with sidecars."""
+"""Matches the file of a single-file checkpoint, or a part of a multi-part checkpoint. Checkpoints of the newer form,
+with sidecars, are not supported."""
 ASIDE: Final = "_torn_"
-"""Prefix of the names of files that were put aside, in the log's own folder."""
+"""Prefix of the new names of files that :func:`put_aside` renames in the log's folder."""
 VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
-"""Files of a log that belong to a version: commits, checkpoints, and the checksums that Spark keeps beside them."""
+"""Matches the files that belong to a version: commits, checkpoints, and checksum files that Spark writes for them."""
 ACTIONS: Final = "pgcdcActions"
-"""Field of ``commitInfo`` in our commits: how many actions the commit has, including this action. Without it, a commit
-that was cut between two lines would look complete."""
+"""A field of ``commitInfo`` in our commits: the number of actions in the commit, including ``commitInfo``. Without this
+number, a commit that was cut off between two lines would look complete."""
 
 ENGINE: Final = "pgcdc_assets"
-"""The name of our commits' writer in a table's history."""
+"""The name of this package in ``commitInfo``."""
 _ENDS_LINES: Final = (ENGINE, "Apache-Spark")
 _SEPARATES_LINES: Final = "delta-rs"
 
@@ -38,14 +40,14 @@ _NEEDED: Final = {
     "add": ("path", "size"), "remove": ("path",), "txn": ("appId", "version"), "metaData": ("schemaString",),
     "protocol": ("minReaderVersion",),
 }  # fmt: skip
-"""The actions that define the table, and the fields that each action must have."""
+"""The actions that define the state of the table, each with the fields that it must have."""
 _OTHERS: Final = frozenset({"commitInfo", "cdc", "domainMetadata", "checkpointMetadata", "sidecar"})
-"""Actions that say nothing about the rows of the table, and may be present."""
+"""Other actions that a commit may contain. They do not change the rows of the table."""
 
 
 def commit_actions(log: Location, number: int) -> list[Action]:
-    """All actions of one commit, in order. LakeError if there is no commit, or if an action is unknown; TornLog if the
-    commit is not complete."""
+    """All actions of one commit, in order. Raises LakeError if the commit does not exist or contains an unknown action,
+    and TornLog if the commit is incomplete."""
     actions = commit_if_there(log, number)
     if actions is None:
         raise LakeError("lacks a commit that its versions need", thing=str(log / commit_name(number)))
@@ -53,7 +55,7 @@ def commit_actions(log: Location, number: int) -> list[Action]:
 
 
 def commit_if_there(log: Location, number: int) -> list[Action] | None:
-    """Like :func:`commit_actions`, but None if there is no commit."""
+    """Like :func:`commit_actions`, but returns None if the commit does not exist."""
     path = log / commit_name(number)
     try:
         content = storage.read(path)
@@ -62,7 +64,8 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     actions = [_action(line, path) for line in content.removesuffix(b"\n").split(b"\n")]
     info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None) or {}
     engine, ended = str(info.get("engineInfo", "")), content.endswith(b"\n")
-    # A commit that was cut at a line's end would look complete. An unknown writer may or may not end its last line.
+    # A commit that was cut off between two lines looks complete, except that its last line may end in a different way
+    # than its writer ends last lines. This is known only for some writers.
     if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
         raise torn(path, "its last line does not end as its writer ends lines")
     if ACTIONS in info and str(info[ACTIONS]) != str(len(actions)):
@@ -71,7 +74,7 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
 
 
 def checksum_of(path: Location) -> Location:
-    """The checksum that Hadoop writes beside each file, and trusts more than the file itself."""
+    """The checksum file that Hadoop writes for a file. If it does not match the file, Hadoop does not read the file."""
     return path.with_name(f".{path.name}.crc")
 
 
@@ -80,22 +83,23 @@ def torn(path: Location, what: str) -> TornLog:
 
 
 def commit_numbers(log: Location) -> list[int]:
-    """The versions of the commits in the folder, in order. Lists the folder."""
+    """The numbers of the commits in the log, ascending. Lists the folder."""
     return commits_among(entry.name for entry in storage.list_after(log))
 
 
 def commits_among(names: Iterable[str]) -> list[int]:
-    """Like :func:`commit_numbers`, for names that were already listed."""
+    """Like :func:`commit_numbers`, for file names that were already listed."""
     return sorted(int(match[1]) for name in names if (match := COMMIT.fullmatch(name)))
 
 
 def checkpoint_files(log: Location, upto: int | None = None) -> dict[int, list[Location]]:
-    """The complete checkpoints at or below a version with all of their parts, newest first. Lists the folder."""
+    """The files of each complete checkpoint at or below version ``upto``, newest checkpoint first. A checkpoint is
+    complete if all of its parts exist. Lists the folder."""
     return checkpoints_among((entry.name for entry in storage.list_after(log)), log, upto)
 
 
 def checkpoints_among(names: Iterable[str], log: Location, upto: int | None = None) -> dict[int, list[Location]]:
-    """Like :func:`checkpoint_files`, for names that were already listed."""
+    """Like :func:`checkpoint_files`, for file names that were already listed."""
     found: dict[int, list[Location]] = {}
     parts: dict[int, int] = {}
     for name in names:
@@ -107,7 +111,8 @@ def checkpoints_among(names: Iterable[str], log: Location, upto: int | None = No
 
 
 def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
-    """The commits above a version, up to the first torn or missing commit. LakeError for unknown content."""
+    """The commits above version ``base``, before the first incomplete or missing commit. Raises LakeError for an
+    unknown action."""
     found: dict[int, list[Action]] = {}
     number = base + 1
     while True:
@@ -118,7 +123,8 @@ def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
         if actions is None:
             break
         if number == 0 and not {"metaData", "protocol"} <= {name for action in actions for name in action}:
-            # A table needs both actions. Spark writes one of them last, and delta-rs writes the other action last.
+            # The first commit of a table must contain both actions. Spark writes one of the two as its last line, and
+            # delta-rs the other, so a first commit that was cut off may lack either action.
             break
         found[number] = actions
         number += 1
@@ -126,14 +132,14 @@ def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
 
 
 def above(log: Location, last: int) -> list[Location]:
-    """All files of a log that belong to a version above ``last``. Lists the folder."""
+    """All files of a log that belong to versions above ``last``. Lists the folder."""
     names = (entry.name for entry in storage.list_after(log))
     return [log / name for name in names if (match := VERSIONED.match(name)) and int(match[1]) > last]
 
 
 def put_aside(log: Location, paths: Sequence[Location]) -> tuple[str, ...]:
-    """Rename files of a log so that no reader takes them for files of the log; the new names are durable. The hint is
-    also renamed if its checkpoint does not stay. Returns the former names."""
+    """Rename files of a log so that readers ignore them. The new names are durable when this returns. The hint file is
+    also renamed if it names a checkpoint that is renamed or missing. Returns the old names."""
     names = {path.name for path in paths}
     hint = log / LAST_CHECKPOINT
     if storage.exists(hint) and not _believable(hint, names):
@@ -146,7 +152,7 @@ def put_aside(log: Location, paths: Sequence[Location]) -> tuple[str, ...]:
 
 
 def _believable(hint: Location, aside: set[str]) -> bool:
-    """Whether the checkpoint that the hint names stays."""
+    """Whether the checkpoint that the hint file names exists and is not among the files ``aside``."""
     try:
         number = int(json.loads(storage.read(hint))["version"])
     except MALFORMED:

@@ -1,8 +1,8 @@
-"""The columns of a table as its metadata states them, with ids and separate names if files name the columns
-differently.
+"""A table's columns as its Delta metadata lists them.
 
-If a column is renamed or its type is widened without a rewrite of the files, the files keep the column's old name, and
-the metadata lists its earlier types.
+With column mapping, each column has an id and a physical name, which is its name in the data files. So a column can be
+renamed without rewriting the files. With type widening, the metadata lists the earlier types of a column, so a type can
+be widened without rewriting the files.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#column-mapping
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#type-widening
 """
@@ -21,17 +21,17 @@ from deltalake import Schema
 
 MODE: Final = "delta.columnMapping.mode"
 HIGHEST: Final = "delta.columnMapping.maxColumnId"
-"""Table property: the highest id. Ids are never reused, even after a column was removed."""
+"""Table property with the highest column id. Ids are never used again, even after a column was removed."""
 WIDENING: Final = "delta.enableTypeWidening"
 _ID: Final = "delta.columnMapping.id"
 _PHYSICAL: Final = "delta.columnMapping.physicalName"
 _TYPE_CHANGES: Final = "delta.typeChanges"
 _COMMENT: Final = "comment"
 OURS: Final = "pgcdc.comment"
-"""Marks a comment in a column's metadata as the source's: the comment is removed when the source removes it."""
+"""Marks a column's comment as copied from the source. Such a comment is removed when the source has no comment."""
 
 Field = dict[str, Any]
-"""A column in a table's metadata."""
+"""The JSON object of a column in a table's metadata."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Columns:
 
     @classmethod
     def of(cls, schema: pa.Schema, *, mapped: bool, highest: int = 0) -> Columns:
-        """``highest``: ids up to this number are not given again."""
+        """Makes the columns of a new table, with column mapping if ``mapped``. New ids are higher than ``highest``."""
         fields = _fields(schema)
         return cls(*_with_ids(fields, highest)) if mapped else cls(fields, {})
 
     def with_more(self, schema: pa.Schema) -> Columns:
-        """These columns, and then the columns of the schema."""
+        """These columns, followed by the columns of the schema as new columns."""
         more = _fields(schema)
         properties: Mapping[str, str] = {}
         if is_mapped(self.properties):
@@ -56,9 +56,9 @@ class Columns:
         return Columns([*self.fields, *more], properties)
 
     def followed_by(self, schema: pa.Schema, held: Mapping[str, str], *, mapped: bool) -> Columns:
-        """The columns of ``schema`` over the same files. ``held``: the present names of columns that exist here; all
-        other columns are new, and NULL in the files. ``mapped``: files may name columns differently. A column's type
-        may only become wider."""
+        """The columns of ``schema``, for the same data files. ``held`` maps the new name of each column that already
+        exists to its present name. All other columns are new, and NULL in the files. The type of an existing column may
+        only become wider. ``mapped``: turn column mapping on."""
         here = self._mapped() if mapped else self
         told = {field["name"]: field for field in here.fields}
         new = pa.schema([field for field in schema if field.name not in held])
@@ -70,20 +70,22 @@ class Columns:
         return Columns(fields, {**here.properties, **more.properties, **widened})
 
     def commented(self, comments: Mapping[str, str | None]) -> Columns:
-        """The same columns with these comments. None removes our comment, but not another writer's comment."""
+        """These columns with new comments, by column name. None removes a comment that came from the source, but not a
+        comment of another writer."""
         fields = [_commented(field, comments[field["name"]]) if field["name"] in comments else field
                   for field in self.fields]  # fmt: skip
         return replace(self, fields=fields)
 
     def commented_as(self, held: Columns, sources: Mapping[str, str]) -> Columns:
-        """The same columns with the comments of ``held``. ``sources``: the names that columns have in ``held``."""
+        """These columns with the comments of ``held``. ``sources`` maps the name of a column here to its name in
+        ``held``."""
         known = {field["name"]: _comment(field) for field in held.fields}
         fields = [{**field, "metadata": {**field["metadata"], **known.get(sources.get(field["name"], ""), {})}}
                   for field in self.fields]  # fmt: skip
         return replace(self, fields=fields)
 
     def _mapped(self) -> Columns:
-        """The same columns, with ids; files name them by their current names."""
+        """These columns with column mapping turned on: each gets an id, and its current name as physical name."""
         if is_mapped(self.properties):
             return Columns(self.fields, {})
         ids = count(1)
@@ -99,7 +101,7 @@ class Columns:
 
 
 def stated(metadata: Mapping[str, Any]) -> Columns:
-    """The columns of a table with this metadata."""
+    """The columns that this metadata lists."""
     return Columns(json.loads(metadata["schemaString"])["fields"], metadata.get("configuration") or {})
 
 
@@ -108,7 +110,8 @@ def is_mapped(properties: Mapping[str, str]) -> bool:
 
 
 def physical(schema: pa.Schema, columns: Schema) -> pa.Schema:
-    """Columns as data files name them. KeyError for a column that the table lacks."""
+    """``schema`` with the physical names and field ids of the table's ``columns``. Raises KeyError for a column that
+    the table does not have."""
     metadata = {field.name: field.metadata for field in columns.fields}
     return pa.schema([_in_files(field, metadata[field.name]) for field in schema])
 
@@ -119,7 +122,7 @@ def _fields(schema: pa.Schema) -> list[Field]:
 
 
 def _with_ids(fields: Iterable[Field], highest: int) -> tuple[list[Field], dict[str, str]]:
-    """The fields with ids above the highest id that was given."""
+    """Returns the fields with new ids above ``highest`` and new physical names, and the table's properties."""
     given = [{**field, "metadata": {_ID: number, _PHYSICAL: f"col-{uuid.uuid4()}"}}
              for number, field in enumerate(fields, highest + 1)]  # fmt: skip
     return given, {MODE: "name", HIGHEST: str(highest + len(given))}
@@ -138,7 +141,7 @@ def _commented(of: Field, comment: str | None) -> Field:
 
 
 def _as_named(of: Field, ids: Iterator[int]) -> Field:
-    """A column with an id, which files name by its present name. Columns of structs inside it also get ids."""
+    """The column with an id, and its present name as physical name. Fields of structs in its type also get ids."""
     metadata = {**of["metadata"], _ID: next(ids), _PHYSICAL: of["name"]}
     return {**of, "type": _nested(of["type"], ids), "metadata": metadata}
 
@@ -153,7 +156,7 @@ def _nested(of: Any, ids: Iterator[int]) -> Any:
 
 
 def _renamed(of: Field, wanted: Field) -> Field:
-    """A column with the name and type of another column, in the same place of the files."""
+    """The column ``of`` with the name and type of ``wanted``. Its id and physical name stay the same."""
     was, is_ = of["type"], wanted["type"]
     if not isinstance(was, str) or was == is_:
         return {**of, "name": wanted["name"]}

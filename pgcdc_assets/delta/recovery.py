@@ -1,7 +1,7 @@
-"""Repairs a Delta log after a power cut, under the lake's lock, before any process builds on it. Published content is
-durable. Later content may be complete, torn or missing, in any mixture. From the first incomplete version on, all files
-are put aside, under names that no reader takes for files of the log. The log continues from the version below, and the
-content of the lost versions is derived again."""
+"""Repairs a Delta log after a power cut. Runs under the lake's lock, before any process commits to the table. Versions
+that a consistent point names are durable. Files of later versions may be complete, incomplete or missing. All files of
+the log from the first incomplete version on are renamed, so that readers ignore them. The log continues from the
+version below, and the content of the lost versions is derived again."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Recovered:
-    """A log after its recovery."""
+    """The state of a log after its recovery."""
 
     number: int
-    """The newest version; -1 if there is no version, or no readable version."""
+    """The newest version; -1 if there is no version, or if the log cannot be recovered."""
     positions: Mapping[str, int]
     aside: tuple[str, ...] = ()
+    """The old names of the files that were renamed."""
     tail: Mapping[int, Sequence[Action]] = field(default_factory=dict)
-    """The commits above ``promised``, the version that was known to be durable."""
+    """The commits above the version that was known to be durable (``promised``)."""
 
 
 def recover(folder: Location, promised: int = -1) -> Recovered:
-    """Put aside what is incomplete above ``promised``, the version known to be durable, and make the rest durable.
-    Damage at or below ``promised`` is not from a power cut: it stays, and opening the table reports it."""
+    """Rename the files of incomplete versions above ``promised``, and make the remaining versions durable.
+    ``promised``: a version that is known to be durable. Damage at or below this version was not caused by a power cut,
+    so it is not repaired; opening the table reports it."""
     log = folder / DELTA_LOG
     numbers = commit_numbers(log)
     base, replay, torn = _base(log, promised, frozenset(numbers))
@@ -68,7 +70,7 @@ def recover(folder: Location, promised: int = -1) -> Recovered:
 
 
 def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> list[Location]:
-    """Files whose content was never synced: commits of other writers, and the files that they add."""
+    """Files whose content was perhaps never synced: commits of other writers, and the files that these commits add."""
     found: list[Location] = []
     for number, actions in commits.items():
         if is_own(actions):
@@ -82,8 +84,8 @@ def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> 
 
 
 def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]]) -> None:
-    """Delete the checksums of other writers' files, and Delta's checksum of the version. These checksums were never
-    synced, and a complete file cannot be read beside a torn checksum."""
+    """Delete Hadoop's checksum files for other writers' files, and Delta's checksum of each of their versions. These
+    were never synced, and Hadoop does not read a complete file whose checksum file is incomplete."""
     for number, actions in commits.items():
         if not is_own(actions):
             version = folder / DELTA_LOG / f"{number:020}.crc"
@@ -91,14 +93,16 @@ def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]])
 
 
 def is_own(actions: Sequence[Action]) -> bool:
-    """Whether a commit is ours: its content, and its added files, were durable before it had its name."""
+    """Whether this package wrote the commit. If so, its content and the files that it adds were durable before the
+    commit got its name."""
     return any(action.get("commitInfo", {}).get("engineInfo") == ENGINE for action in actions)
 
 
 def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Location]]:
-    """The checkpoint to begin from, its state, and the files of checkpoints that cannot be read. The checkpoint is the
-    newest checkpoint at or below ``promised``, so that all later content is checked. If the commits above it do not
-    lead to the newest checkpoint, the newest is used: it was durable before the commits below it were deleted."""
+    """The version and state of the checkpoint from which the recovery starts, and the files of unreadable checkpoints.
+    Starts from the newest checkpoint at or below ``promised``, so that all later versions are checked. If a commit
+    between this checkpoint and the newest checkpoint is missing, starts from the newest checkpoint: it was durable
+    before the commits below it were deleted."""
     torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
     for number, parts in checkpoint_files(log).items():
@@ -120,7 +124,7 @@ def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, R
 
 
 def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, Sequence[Action]], promised: int) -> int:
-    """The newest version that has all of the files that were added above ``promised``."""
+    """The newest version whose files are complete. Checks only files that were added above ``promised``."""
     last = max(kept, default=base)
     while True:
         files = dict(begin.files)
@@ -141,8 +145,8 @@ def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, S
 
 
 def _sound(folder: Location, file: Added, *, own: bool) -> bool:
-    """Whether a file is complete. Our files were durable before they had a name that counts. Other writers' files are
-    read to check this."""
+    """Whether a data file is complete. For a file of our own (``own``), the size is enough, because its content was
+    durable before a commit named it. A file of another writer is read completely."""
     path = folder / file.path
     try:
         found = storage.head(path)

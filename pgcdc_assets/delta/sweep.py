@@ -1,9 +1,9 @@
-"""Finds the files that some versions of a table need, and deletes the others, or all files of a table.
+"""Finds the files that versions of a table need, and deletes the other files, or all files of a table.
 
-VACUUM goes by the time of removal, and forgets a removal after a while. Here a file (or deletion vector) stays as long
-as a version that may still be read refers to it: a promised version, the newest version, or a version that was the
-newest recently. The log may lack versions between two promised versions if there is a checkpoint to continue from
-(:mod:`pgcdc_assets.mirror.delta.versionexpiry`).
+VACUUM decides by the age of a file's removal, which a log contains only for a limited time. Here a file (or deletion
+vector) stays as long as a version needs it that may still be read: a promised version (one that a consistent point
+names), the newest version, or a version that was the newest recently. The log may lack versions between two promised
+versions if a checkpoint contains the later version (:mod:`pgcdc_assets.mirror.delta.versionexpiry`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from pgcdc_assets.store.base import Entry
 
 @dataclass(frozen=True)
 class LogListing:
-    """Commits and checkpoints of the table in ``folder``."""
+    """The listed files of a table's log. ``folder`` is the table's folder."""
 
     folder: Location
     entries: tuple[Entry, ...]
+    """All files of the log."""
     commits: Mapping[int, Entry]
     checkpoints: Mapping[int, list[Location]]
-    """Checkpoints with all of their parts, the newest first."""
+    """The files of each complete checkpoint, newest checkpoint first."""
 
     @classmethod
     def of(cls, folder: Location) -> LogListing:
@@ -48,22 +49,22 @@ class LogListing:
         return max([-1, *self.commits, *self.checkpoints])
 
     def holds(self, version: int) -> bool:
-        """Whether the log still holds the version. Delta may have cleaned it up."""
+        """Whether the version can still be read from the log, by commits and a checkpoint."""
         begin = next((number for number in self.checkpoints if number <= version), -1)
         return self.commits.keys() >= set(range(begin + 1, version + 1))
 
     @property
     def whole_since(self) -> int:
-        """The lowest version from which the log has every version. Versions that are kept without their neighbours are
-        below this version."""
+        """The lowest version such that the log has every version at or above it. Below it there may be single promised
+        versions."""
         before = self.newest
         while before in self.commits:
             before -= 1
         return 0 if before < 0 else min((number for number in self.checkpoints if number >= before), default=before)
 
     def first_young(self, begin: int, before: float) -> int:
-        """The lowest version, at most ``begin``, such that this version and all versions above it were the newest after
-        ``before``, or may still be published."""
+        """The lowest version, at most ``begin``, such that each version at or above it was the table's newest version
+        at some time after ``before`` (seconds since 1970)."""
         version = begin
         while version > 0 and version in self.commits and self.commits[version].written > before:
             version -= 1
@@ -74,28 +75,29 @@ class LogListing:
         return next((number for number, parts in self.checkpoints.items() if number <= young and is_whole(parts)), 0)
 
     def files_below(self, version: int, kept: Set[int]) -> list[Location]:
-        """All files of the log that belong to a version below ``version``, except the ``kept`` versions."""
+        """All files of the log that belong to versions below ``version``, except for the versions ``kept``."""
         found = ((entry.name, VERSIONED.match(entry.name)) for entry in self.entries)
         return [self.log / name for name, match in found
                 if match is not None and int(match[1]) < version and int(match[1]) not in kept]  # fmt: skip
 
 
 def needed_files(listing: LogListing, versions: Collection[int], newest: int) -> frozenset[str]:
-    """The data files and deletion vectors that these versions of the table, and its newest version, refer to, relative
-    to the table's folder. LakeError if the log does not say."""
+    """The data files and deletion vectors of these versions and of version ``newest``, relative to the table's folder.
+    Raises LakeError if the log does not contain one of these versions."""
     walk = _Walk(listing)
     needed: set[str] = set()
     before = -2
     for version in sorted({*versions, newest}):
         came = walk.to(version)
-        # The set already has the files that this version shares with the version just before.
+        # If the previous version was read just before, only the added files are new in the set.
         needed |= _names(walk.replay.files.values() if came is None or version != before + 1 else came)
         before = version
     return frozenset(needed)
 
 
 class _Walk:
-    """Goes up through a log's versions: by commits, and by checkpoints at the start and where commits are missing."""
+    """Reads the states of ascending versions: by commits, or by a checkpoint at the start and where commits are
+    missing."""
 
     def __init__(self, listing: LogListing) -> None:
         self._listing = listing
@@ -103,7 +105,8 @@ class _Walk:
         self.replay = Replay()
 
     def to(self, version: int) -> list[Added] | None:
-        """Go to a version; returns the files that were added on the way, or None if the way led over a checkpoint."""
+        """Make ``replay`` the state of this version. Returns the files that the commits since the previous version
+        added, or None if a checkpoint was read."""
         jumps = self._number < 0 or not self._listing.commits.keys() >= set(range(self._number + 1, version + 1))
         if jumps:
             self._jump(version)
@@ -113,7 +116,7 @@ class _Walk:
         return None if jumps else [added for added in played if added is not None]
 
     def _jump(self, version: int) -> None:
-        """Go to the newest readable checkpoint at or below ``version``, if it is above the current version."""
+        """Read the newest readable checkpoint at or below ``version``, if it is above the current version."""
         for number, parts in self._listing.checkpoints.items():
             if not self._number < number <= version:
                 continue
@@ -132,15 +135,16 @@ def _names(files: Iterable[Added]) -> set[str]:
 
 
 def unneeded(listing: LogListing, versions: Collection[int], newest: int, before: float) -> list[Entry]:
-    """The data files and deletion vectors to which neither these versions nor the newest version refers, and that were
-    placed at ``before`` or earlier. The age matters because a file is placed before the commit that names it."""
+    """The data files and deletion vectors that neither these versions nor version ``newest`` need, and that have been
+    in the folder since ``before`` (seconds since 1970). Newer files may belong to a commit that is not yet written."""
     needed = needed_files(listing, versions, newest)
     return [entry for entry in storage.walk(listing.folder) if entry.name not in needed and entry.placed <= before]
 
 
 def sweep(folder: Location, grace: timedelta) -> int:
-    """Delete the files that are needed by no version that was the table's newest within ``grace``; returns how many.
-    This is for tables without promised older versions. 0 if there is no table."""
+    """Delete the files that no recent version of the table needs, and return how many. A version is recent if it was
+    the newest version at some time within ``grace``. Must not be used for mirrors, whose older versions are promised to
+    readers. Returns 0 if there is no table."""
     table = open_delta(folder)
     if table is None:
         return 0
@@ -153,8 +157,8 @@ def sweep(folder: Location, grace: timedelta) -> int:
 
 
 def remove_table(folder: Location) -> tuple[int, int]:
-    """Remove all files of a table; returns their number and their bytes. The log is removed last, and its first file
-    last of all, because that file says whose table it is."""
+    """Delete all files of a table. Returns their number and their bytes. Deletes the log last, and its first file at
+    the very end, because this file shows to which source the table belongs."""
     found = {entry.name: entry.size for entry in storage.walk(folder, hidden=True)}
     of_log = sorted((name for name in found if name.startswith(f"{DELTA_LOG}/")), reverse=True)
     storage.delete([folder / name for name in found.keys() - set(of_log)])

@@ -1,9 +1,11 @@
-"""Limits which removed files a checkpoint names, so that another writer's VACUUM spares what readers are promised.
+"""Decides which removed files a checkpoint names (its tombstones). Another writer's VACUUM must not delete files that
+consistent points still need.
 
-VACUUM deletes a file that is older than the table's ``delta.deletedFileRetentionDuration``, unless the file is live or
-a younger removal names it. For a file that lived only a short time, its age prevents the deletion for nearly as long as
-a named removal would. Under steady change, with a turn a second, there are millions of such files. So checkpoints name
-only the files that lived for longer than SHORT_LIFE, and the property is longer than the promise by SHORT_LIFE.
+VACUUM deletes a file that is older than the table property ``delta.deletedFileRetentionDuration``, unless the newest
+version contains the file, or the log names a removal of it that is younger than this property. A file that was in the
+table for only a short time is protected by its own age nearly as long as by a named removal. With a turn every second,
+there are millions of such files. So checkpoints name only removed files that were in the table for longer than
+SHORT_LIFE, and the property is longer than the retention of points by SHORT_LIFE.
 """
 
 from __future__ import annotations
@@ -25,25 +27,26 @@ from pgcdc_assets.delta.vectors import vector_file
 from pgcdc_assets.store import storage
 
 SHORT_LIFE: Final = timedelta(days=1)
-"""The longest lifetime of a file whose removal no checkpoint needs to name."""
+"""A checkpoint need not name a removed file that was in the table for at most this time."""
 DELETED_FILES: Final = "delta.deletedFileRetentionDuration"
 LOG: Final = "delta.logRetentionDuration"
 LOG_KEPT: Final = timedelta(days=30)
-"""Twice the age of the oldest point: its version may already have been old when the point named it."""
+"""How long mirrors keep old commits. This is twice the age of the oldest point, because a mirror's version may already
+be old when a point names it."""
 
 _LOG_BY_DEFAULT: Final = timedelta(days=30)
-"""Delta's default, for a table whose property is missing or not understood here."""
+"""Delta's default of the log's retention, for a table whose property is missing or cannot be parsed here."""
 _NONE: Final = timedelta(0)
 _INTERVAL: Final = re.compile(r"\s*(?:interval\s+)?(\d+)\s*(second|minute|hour|day|week)s?\s*", re.IGNORECASE)
 
 
 def retention_properties(retention: timedelta) -> dict[str, str]:
-    """The properties of a mirror whose points are promised for ``retention``."""
+    """The retention properties of a mirror, if consistent points must stay readable for ``retention``."""
     return {name: _interval(span) for name, span in _kept(retention).items()}
 
 
 def missing_properties(configuration: Mapping[str, str], retention: timedelta) -> dict[str, str]:
-    """The properties of :func:`retention_properties` that are missing at a mirror or too short. Longer values stay."""
+    """Those of :func:`retention_properties` that a mirror lacks, or whose value at the mirror is too short."""
     has = {name: _span(configuration.get(name)) or _NONE for name in (LOG, DELETED_FILES)}
     return {name: _interval(span) for name, span in _kept(retention).items() if has[name] < span}
 
@@ -53,13 +56,14 @@ def _kept(retention: timedelta) -> dict[str, timedelta]:
 
 
 def log_retention(configuration: Mapping[str, str]) -> timedelta:
-    """How long the table keeps the commits that a checkpoint replaces."""
+    """How long the table keeps old commits, which are no longer needed because of a newer checkpoint."""
     told = _span(configuration.get(LOG))
     return _LOG_BY_DEFAULT if told is None else told
 
 
 def drop_short_lived(folder: Location, checkpoint: Location) -> int:
-    """Rewrite a checkpoint outside of the log without the removals that it need not name; returns their number."""
+    """Rewrite a checkpoint without the removed files that it need not name. Returns the number of these files. The
+    checkpoint must not be in the log's folder yet."""
     with opened_parquet(checkpoint) as file:
         table = file.read()
     removed = table["remove"].to_pylist()
@@ -78,7 +82,7 @@ def _outlived_its_age(folder: Location, removed: dict[str, Any], live: frozenset
 
 
 def _born(path: Location, otherwise: float) -> float:
-    """When the file was last written, as VACUUM sees it."""
+    """When the file was last written, in seconds since 1970: its age for VACUUM. ``otherwise`` if it is missing."""
     found = storage.head(path)
     return otherwise if found is None else found.written
 
@@ -94,6 +98,6 @@ def _interval(of: timedelta) -> str:
 
 
 def _span(stated: str | None) -> timedelta | None:
-    """None for a text that is not a plain interval."""
+    """Parses an interval property; None for a text that is not a plain interval."""
     match = _INTERVAL.fullmatch(stated or "")
     return timedelta(**{f"{match[2].lower()}s": int(match[1])}) if match else None

@@ -1,4 +1,4 @@
-"""Deletion vectors: which rows of a data file are gone, as Delta's protocol stores them.
+"""Reads and writes deletion vectors, which list the deleted rows of a data file, in the form of Delta's protocol.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#deletion-vector-format
 """
@@ -21,19 +21,21 @@ from pgcdc_assets.store import storage
 
 _VERSION: Final = b"\x01"
 _MAGIC: Final = (1681511377).to_bytes(4, "little")
-"""Marks the data that follows as Roaring's portable form for 64 bits."""
+"""The magic number before a vector in Roaring's portable 64-bit form."""
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-"""Python's base85 alphabet. Z85 and Python's base85 differ only in the alphabet."""
+"""The alphabet of Python's base85. Z85 differs from it only in the alphabet."""
 _UUID_CHARACTERS: Final = 20
 
 Descriptor = dict[str, Any]
-"""The deletion vector's fields in an ``add`` or ``remove``: ``storageType``, ``pathOrInlineDv``, ``offset``, ..."""
+"""The JSON object of a deletion vector in an ``add`` or ``remove`` action: ``storageType``, ``pathOrInlineDv``,
+``offset``, ..."""
 
 
 def vector_file(vector: Descriptor) -> str | None:
-    """The file that holds the vector, relative to the table's folder; None if the vector is inline in the log. The
-    protocol's kind ``u`` names an optional folder, then a UUID in Z85. Raises LakeError for all other kinds."""
+    """The file that contains the vector, relative to the table's folder; None if the vector is inline in the log. With
+    storage type ``u``, the path is an optional folder, followed by a UUID in Z85. Raises LakeError for other storage
+    types."""
     kind, text = vector["storageType"], vector["pathOrInlineDv"]
     if kind == "i":
         return None
@@ -45,7 +47,7 @@ def vector_file(vector: Descriptor) -> str | None:
 
 
 def read_vector(folder: Location, vector: Descriptor) -> BitMap64:
-    """The positions of the deleted rows. LakeError if the stored bytes are not what was written."""
+    """The positions of the deleted rows. Raises LakeError if the stored bytes are damaged."""
     data = _stored(folder, vector)
     if data[:4] != _MAGIC:
         raise LakeError("is not a deletion vector", thing=str(folder / (vector_file(vector) or "_delta_log")))
@@ -53,7 +55,8 @@ def read_vector(folder: Location, vector: Descriptor) -> BitMap64:
 
 
 def write_vectors(folder: Location, vectors: Sequence[BitMap64]) -> list[Descriptor]:
-    """Write the vectors to one new file, durably. The file is garbage until a commit names it."""
+    """Write the vectors to one new file. The content is durable when this returns. The file is unused until a commit
+    names it."""
     uuid = uuid4()
     found: list[Descriptor] = []
     content = bytearray(_VERSION)
@@ -72,7 +75,7 @@ def write_vectors(folder: Location, vectors: Sequence[BitMap64]) -> list[Descrip
 
 
 def kept(rows: int, vector: BitMap64 | None) -> NDArray[np.bool_]:
-    """Per row of a file, whether it is live."""
+    """For each row of a file, whether the row is not deleted. ``rows``: the number of rows in the file."""
     mask = np.ones(rows, dtype=bool)
     if vector is not None:
         mask[np.asarray(vector.to_array(), dtype=np.int64)] = False
@@ -91,10 +94,10 @@ def _stored(folder: Location, vector: Descriptor) -> bytes:
 
 
 def z85_decoded(text: str) -> bytes:
-    """ZeroMQ's RFC 32: five characters for four bytes."""
+    """Decodes Z85 (ZeroMQ's RFC 32), which has five characters for four bytes."""
     return base64.b85decode(text.translate(str.maketrans(_Z85, _B85)))
 
 
 def z85_encoded(data: bytes) -> str:
-    """The inverse of :func:`z85_decoded`; the length of ``data`` is a multiple of four."""
+    """Encodes bytes in Z85. The length of ``data`` must be a multiple of four."""
     return base64.b85encode(data).decode().translate(str.maketrans(_B85, _Z85))
