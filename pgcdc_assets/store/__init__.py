@@ -4,13 +4,13 @@ storage -> base <- local, objects
    |
 scratch
 
-storage     the functions that other packages call: each call goes to the store that holds the place
-base        the contract of a store
-local       a store in a folder of this machine
-objects     a store in an object store: S3, Azure, Google Cloud
-scratch     folders on this machine's disk, for files that are not finished
-lease       a place that only one process holds at a time, as long as it lives; a locked file
-chainlease  a lease in an object store: a chain of numbered files
+storage     the functions that other packages call; each call is passed to the store of the file
+base        the interface of a store, and what each store must guarantee
+local       the store for a lake in a folder of this machine
+objects     the store for a lake in an object store: S3, Azure, Google Cloud
+scratch     drafts: files on this machine's disk that are not finished
+lease       leases, which only one process holds at a time; on a file system, a locked file
+chainlease  leases in an object store: a chain of numbered files
 processname a name of a process that is unique on all hosts
 localfiles  files that survive a power cut, and folders that only their owner may enter
 """

@@ -1,12 +1,12 @@
-"""The contract of a store: what the lake requires of the system that holds its files.
+"""The interface of a store, and what the lake requires of each store.
 
-A store holds files, each at a :class:`~pgcdc_assets.core.layout.Location`. A folder is only the first part of the names
-of its files, and need not be created. A file appears whole or not at all. Its content is durable when the call that put
-it there returns. Its *name* is durable after :meth:`Store.settle` of its folder, so several commits may be put first
-and settled together. A commit must not be reported before it is settled.
+A store contains files, each at a :class:`~pgcdc_assets.core.layout.Location` (a place). A folder is only the common
+beginning of the names of its files, and need not be created. A file appears complete or not at all. Its content is
+durable when the call that wrote it returns. Its *name* is durable after :meth:`Store.settle` of its folder, so that
+several commits can be written first and settled together. A commit must not be reported before it is settled.
 
-Errors are FileNotFoundError, FileExistsError, OSError (``errno`` says what the machine refuses), and StoreFailed: an
-object store refuses a request or does not answer, which says nothing about a file.
+The methods raise FileNotFoundError, FileExistsError, OSError (with the machine's ``errno``), and StoreFailed if an
+object store refuses a request or does not answer. StoreFailed never means that a file exists or does not exist.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 from pgcdc_assets.core.layout import Location
 
 HIDDEN: Final = (".", "_")
-"""First characters of the names that :meth:`Store.walk` leaves out."""
+"""First characters of the names that :meth:`Store.walk` leaves out by default."""
 
 
 @dataclass(frozen=True)
@@ -34,37 +34,39 @@ class Entry:
     written: float
     """When the content was last written."""
     placed: float
-    """The latest time at which the file can have got this name, which may be long after its content was written."""
+    """When the file got this name, or a later time if the store does not know. The content may have been written long
+    before."""
 
 
 class Lease(ABC):
-    """A lease on a place, as its holder sees it."""
+    """A lease that this process holds. Only one process at a time can hold the lease of a place."""
 
     pause: float = 0.0
     """The recommended pause between two calls of :meth:`write`, in seconds."""
     inherited_as: int | None = None
-    """Set if the last holder did not give the place back, and so may not know that it has lost the place. This number
-    is higher than the number of any earlier holder."""
+    """Set if the previous holder did not give the lease back, and so may not know that it has lost the lease. This
+    number is higher than the number of any earlier holder."""
 
     @abstractmethod
     def write(self, text: str) -> None:
-        """Replace the text. During the call a reader may see a part of the text."""
+        """Replace the lease's text. During the call, a reader may see a part of the text."""
 
 
 class Guard(ABC):
-    """Checks whether this process may write to a folder. Both methods raise LeaseLost if it may not."""
+    """Checks whether this process may still write to a folder. Both methods raise LeaseLost if it may not."""
 
     @abstractmethod
     def check(self) -> None:
-        """Check the lease before each write, without asking the store."""
+        """Check, before a write, whether the lease is certainly still held. Sends no request to the store."""
 
     @abstractmethod
     def confirm(self) -> None:
-        """Ask the store whether this process still holds the lease. Called when another writer's file was found."""
+        """Ask the store whether this process still holds the lease. Called if a file that this process wanted to create
+        already exists."""
 
 
 class Store(ABC):
-    """Every implementation passes the same test (``tests/store/test_contract.py``)."""
+    """The interface of a store. All implementations must pass ``tests/store/test_contract.py``."""
 
     pace: float = 0.2
     """The recommended pause between two checks for files of other writers, in seconds."""
@@ -85,35 +87,38 @@ class Store(ABC):
 
     @abstractmethod
     def list_after(self, folder: Location, name: str = "") -> list[Entry]:
-        """The files of a folder whose names sort after ``name``, in name order, without the files of folders inside."""
+        """The files of a folder whose names sort after ``name``, in name order. Files of subfolders are left out."""
 
     @abstractmethod
     def walk(self, folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
-        """All files of a folder and of the folders inside, in no order. Without ``hidden``, leaves out files and
-        folders whose names begin with a dot or an underscore, which Delta does not count as data of a table."""
+        """All files of a folder and its subfolders, in any order. Without ``hidden``, leaves out files and folders
+        whose names begin with a dot or an underscore, which are not data files of a Delta table."""
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of calls to this store, in parallel if calls take long. The calls must not use this method."""
+        """Make several calls to this store, and return their results. Slow stores make them in parallel. The calls must
+        not use this method."""
         return [call() for call in calls]
 
     # Writing ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def draft(self, to: Location) -> str:
-        """A path on this machine for writing the file of a place. A commit may name it only after :meth:`put`."""
+        """A path on this machine at which the file for a place can be written. :meth:`put` then makes it the file of
+        the place; no commit may name the file before that."""
 
     @abstractmethod
     def scratch(self, folder: Location) -> str:
-        """A folder on this machine for long-lived drafts of the folder's files. It exists when this returns."""
+        """A folder on this machine for drafts of files of ``folder`` that are written over a longer time. The folder
+        exists when this returns."""
 
     @abstractmethod
     def put(self, draft: str, to: Location) -> None:
-        """Make a finished draft the file at a place. The draft is then gone."""
+        """Move a finished draft to a place."""
 
     @abstractmethod
     def create(self, to: Location, content: bytes) -> None:
-        """Create a file, or raise FileExistsError. If several callers create the same file with different contents,
-        only one caller succeeds."""
+        """Create a file. Raises FileExistsError if the file exists. If several callers create the same file at the same
+        time with different contents, only one caller succeeds."""
 
     @abstractmethod
     def replace(self, to: Location, content: bytes) -> None:
@@ -129,20 +134,21 @@ class Store(ABC):
 
     @abstractmethod
     def settle(self, places: Iterable[Location]) -> None:
-        """Make names in these folders, and contents of these files, durable, even if another process wrote them."""
+        """``places``: folders and files. Make the file names in the folders, and the contents of the files, durable,
+        even if another process wrote them."""
 
     def options(self) -> dict[str, str]:
-        """Options that delta-rs needs to open a table here, in addition to the environment."""
+        """Options that delta-rs needs to open a table in this store, in addition to the environment."""
         return {}
 
     # Folders ------------------------------------------------------------------------------------------
 
     def make_private(self, root: Location) -> None:
-        """Make the lake's root folder, which only its owner may enter. A store without folders does nothing."""
+        """Create the lake's root folder, which only its owner may enter. A store without folders does nothing."""
         del root
 
     def delete_folder(self, folder: Location) -> None:
-        """Delete all files of a folder. Files that cannot be deleted stay."""
+        """Delete a folder with all its files. Ignores files that cannot be deleted."""
         self.delete([folder / entry.name for entry in self.walk(folder, hidden=True)])
 
     def delete_empty(self, folder: Location) -> None:
@@ -150,8 +156,8 @@ class Store(ABC):
         del folder
 
     def move_folder(self, source: Location, to: Location) -> None:
-        """Move all files of a folder, in the order of their names. If the machine stops in between, the rest of a
-        table's log lacks its beginning, and so cannot be mistaken for an older version of the table."""
+        """Move all files of a folder, in the order of their names. If the machine stops before all files are moved, the
+        remaining part of a Delta log lacks its beginning, so it is not read as an older version of the table."""
         for name in sorted(entry.name for entry in self.walk(source, hidden=True)):
             self.copy(source / name, to / name)
             self.delete([source / name])

@@ -1,16 +1,17 @@
-"""A lease in an object store: a place that one process holds, by a chain of numbered files.
+"""A lease in an object store, as a chain of numbered files. Each file is a link of the chain.
 
-The process that creates the next number holds the place. Of several processes that create the same number only one
-succeeds; the store must ensure no more than this. The holder adds numbers to show that it lives. Another process takes
-the place by creating the next number, if the last number says that the place was given back, or if no new number came
-for ``TTL`` seconds by its own clock.
+A process takes the lease by creating the file with the next number. If several processes create the same number, only
+one succeeds; this is all that the store must guarantee. The holder adds a link from time to time to show that it is
+alive. A process may take the lease if the last link says that the lease was given back, or if no new link has appeared
+for ``TTL`` seconds by the process's own clock.
 
-Clocks of different machines are never compared. The holder counts from before it sent its last number, and the other
-process from after it saw that number, so the holder's time ends first. Old numbers are deleted in ascending order. So
-if the number below still exists, a process that creates a number is the first to create it.
+Clocks of different machines are never compared. The holder counts ``TTL`` from before it sent its last link. Any other
+process counts from after it saw that link. So the holder stops before another process starts. Old links are deleted in
+ascending order. So a process that creates a number knows that this number never existed before if the previous number
+still exists.
 
-A machine can be suspended after it has read the clock and before it sends a request. So a process that inherits a place
-that was not given back also creates the files that the earlier holder would have to create next
+A machine can be suspended after it has checked its clock and before it sends a write. So a process that takes a lease
+that was not given back also creates the files that the earlier holder would create next
 (:func:`pgcdc_assets.log.commit.shut_out`).
 """
 
@@ -38,28 +39,29 @@ from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Guard, Lease
 
 TTL: Final = 75.0
-"""Seconds without a new link after which a place is free."""
+"""Seconds without a new link after which the lease is free."""
 RENEWED: Final = 30.0
-"""Seconds between two links that show that the holder lives: two requests per minute on an idle lake."""
+"""Seconds between two links of a living holder. An idle lake therefore sends two requests per minute."""
 _MARGIN: Final = 5.0
-"""Seconds by which a holder ends its time early, because clocks do not run equally fast."""
+"""A holder stops this many seconds before ``TTL`` is over, because clocks do not run equally fast."""
 _SKEW: Final = 60.0
-"""Seconds by which the store's clock may differ from ours. Only messages depend on it."""
+"""Seconds by which the store's clock may differ from this machine's clock. It affects only what other processes read
+about the holder, and never who may take the lease."""
 _KEPT: Final = 10
-"""How many of the newest numbers stay, so that a process that has just read the chain finds the next number."""
+"""How many of the newest links are not deleted, so that a process that has just read the chain finds the next link."""
 _FRESH_SECONDS: Final = 20.0
-"""Seconds after a read of the chain in which the next number is certainly not deleted."""
+"""For this many seconds after a read of the chain, the link after the last read link is certainly not deleted."""
 _WATCH_SECONDS: Final = 1.0
 _DELETE: Final = "if no process of pgcdc works on this lake, delete this file"
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that also counts while the machine sleeps, if the system has such a clock."""
+"""A clock that continues while the machine sleeps, if the system has such a clock."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Link:
-    """The content of one number of a chain."""
+    """The content of one file of a chain."""
 
     number: int
     given_back: bool = False
@@ -67,19 +69,20 @@ class Link:
     host: str = field(default_factory=socket.gethostname)
     process: str = field(default_factory=lambda: _process(os.getpid()))
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Makes the content unique."""
+    """A random value, so that no two links have the same content."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(vars(self)).encode()
 
     @property
     def of_ended_process(self) -> bool:
-        """Whether a process of this host wrote the link and has ended. Not a proof: two hosts may have one name."""
+        """Whether the link was written by a process of this host that has ended. May be wrong, because two hosts may
+        have the same name."""
         return self.host == socket.gethostname() and self.process != _process(int(self.process.partition(".")[0]))
 
 
 class Chain:
-    """The numbers of one place, as this process has seen them. Safe for several threads."""
+    """The links of one lease, as far as this process has read them. Threads may share the object."""
 
     def __init__(self, place: Location) -> None:
         self.place = place
@@ -89,7 +92,8 @@ class Chain:
         self._lock = threading.Lock()
 
     def look(self) -> tuple[Link | None, float]:
-        """The last link or None, and for how many seconds this process has known that it is the last link."""
+        """Reads the chain. Returns the last link (None if there is no link), and how many seconds ago this process
+        first saw that it is the last link."""
         with self._lock:
             began = _now()
             found = self._newest() if began - self._looked > _FRESH_SECONDS else self._following(self._last)
@@ -99,12 +103,13 @@ class Chain:
             return found, began - self._since
 
     def age(self, link: Link) -> float:
-        """Seconds since the link was created, by the store's clock, which may differ from ours."""
+        """Seconds since the link was created. Compares the store's clock with this machine's clock, which may
+        differ."""
         entry = storage.head(self._named(link.number))
         return 0.0 if entry is None else time.time() - entry.placed
 
     def append(self, link: Link) -> None:
-        """Add the link. FileExistsError if its number exists, or has existed."""
+        """Add a link. Raises FileExistsError if its number exists or has ever existed."""
         storage.store_of(self.place).create(self._named(link.number), link.to_bytes())
         if not self._follows(link.number):
             storage.store_of(self.place).delete([self._named(link.number)])
@@ -115,17 +120,17 @@ class Chain:
         self._forget(link.number - _KEPT)
 
     def _follows(self, number: int) -> bool:
-        """Whether a number that was just created is the newest, and was not created and deleted before."""
+        """Whether a number that was just created never existed before: its previous number must still exist."""
         if number == 1:
             return self._numbers() == [1]
         return storage.exists(self._named(number - 1))
 
     def _numbers(self) -> list[int]:
-        # Other files in this place are not ours.
+        # Ignore files whose names are not numbers.
         return [int(entry.name) for entry in storage.list_after(self.place) if entry.name.isdecimal()]
 
     def _forget(self, newest: int) -> None:
-        """Delete the numbers up to ``newest``. Numbers that cannot be deleted now are deleted by a later call."""
+        """Delete the links up to number ``newest``. After an error, a later call deletes them."""
         try:
             storage.store_of(self.place).delete(map(self._named, range(self._forgotten + 1, newest + 1)))
         except (OSError, StoreFailed) as error:
@@ -137,7 +142,7 @@ class Chain:
         numbers = self._numbers()
         self._forgotten = numbers[0] - 1 if numbers else 0
         for number in reversed(numbers):
-            # If the number has been deleted since the listing, there are newer numbers.
+            # The link may have been deleted after the listing, because there are newer links.
             if (found := self._read(number)) is not None:
                 return self._following(found)
         return None
@@ -156,7 +161,7 @@ class Chain:
             link = Link(**json.loads(content))
             if link.number != number or not isinstance(link.text, str):
                 raise ValueError("not of this number")
-            # This reads the other fields, so a malformed field raises here.
+            # This property reads the other fields, so that a malformed field raises its error here.
             _ = link.of_ended_process
             return link
 
@@ -165,12 +170,13 @@ class Chain:
 
 
 class ChainLease(Lease, Guard):
-    """A lease, held from its first link to the link that gives the place back."""
+    """A lease that this process has taken. It is held until :meth:`give_back`, or until it is lost."""
 
     pause = 15.0
 
     def __init__(self, chain: Chain, before: Link | None) -> None:
-        """FileExistsError if another process took the place. ``before`` is the chain's last link."""
+        """Takes the lease. ``before``: the chain's last link. Raises FileExistsError if another process has taken the
+        lease first."""
         self._chain = chain
         self._lock = threading.Lock()
         self._link = Link(0 if before is None else before.number)
@@ -180,18 +186,18 @@ class ChainLease(Lease, Guard):
         self.inherited_as = None if before is None or before.given_back else self._link.number
 
     def check(self) -> None:
-        """LeaseLost unless it is certain that no other process can have taken the place yet."""
+        """Raises LeaseLost unless it is certain that no other process can have taken the lease yet."""
         if self._lost or _now() > self._until:
             raise self._loss()
 
     def confirm(self) -> None:
-        """LeaseLost if another process has taken the place."""
+        """Reads the chain, and raises LeaseLost if another process has taken the lease."""
         link, _ = self._chain.look()
         if link is None or link.number > self._link.number:
             raise self._loss()
 
     def write(self, text: str) -> None:
-        """Replace the text. LeaseLost if another process has taken the place."""
+        """Replace the text. Raises LeaseLost if another process has taken the lease."""
         try:
             self._add(text)
         except FileExistsError:
@@ -212,11 +218,11 @@ class ChainLease(Lease, Guard):
                 self._lost = True
                 return
             except (OSError, StoreFailed) as error:
-                # The next attempt is after RENEWED seconds. If all attempts fail, the lease ends by itself.
+                # Try again after RENEWED seconds. If all attempts fail, check() raises LeaseLost when the time is over.
                 _log.warning("%s was not renewed: %s", self._chain.place, error)
 
     def give_back(self) -> None:
-        """Give the place back. If that fails, the place is free once the lease's time is over."""
+        """Give the lease back. If this fails, the lease is free after ``TTL`` seconds."""
         try:
             with suppress(FileExistsError), self._lock:
                 self._chain.append(Link(self._link.number + 1, given_back=True))
@@ -235,7 +241,8 @@ class ChainLease(Lease, Guard):
 def held(
     place: Location, *, guarding: Location | None = None, at_once: bool = False
 ) -> Iterator[ChainLease | None]:  # fmt: skip
-    """See :func:`pgcdc_assets.store.lease.held`. Waits until the lease of a silent holder has certainly ended."""
+    """See :func:`pgcdc_assets.store.lease.held`. If the holder seems to be dead, waits until its lease has certainly
+    ended."""
     lease = _taken(_chain(place), at_once=at_once)
     if lease is None:
         yield None
@@ -269,7 +276,7 @@ def silent_for(place: Location) -> float:
 
 
 def _taken(chain: Chain, *, at_once: bool) -> ChainLease | None:
-    """The place once it is free; None if another process holds it or may hold it."""
+    """Takes the lease if it is free, or once it is free. None if another process holds it or may hold it."""
     link, known = chain.look()
     if not (link is None or link.given_back):
         if chain.age(link) < 2 * RENEWED and not link.of_ended_process:
@@ -296,12 +303,12 @@ def _chain(place: Location) -> Chain:
 
 
 def _now() -> float:
-    """Seconds by this machine's own clock, never comparable with another machine's."""
+    """Seconds by this machine's own clock. They cannot be compared with the clock of a different machine."""
     return time.clock_gettime(_CLOCK)
 
 
 def _process(pid: int) -> str:
-    """Names a process of this host. A later process with the same pid has another name."""
+    """A name for a process of this host. A later process with the same pid has a different name."""
     try:
         return f"{pid}.{psutil.Process(pid).create_time()}"
     except psutil.Error:

@@ -1,6 +1,7 @@
-"""A lease: a place that only one process holds at a time, while it lives, with a text for other processes. On a file
-system it is a locked file: the kernel releases the lock when the process ends or is killed. In an object store it is a
-chain of numbered files (:mod:`pgcdc_assets.store.chainlease`)."""
+"""Leases. Only one living process at a time holds the lease of a place (a :class:`Location`). The holder can write a
+text for other processes. On a file system, the lease is a locked file, and the kernel releases the lock when the
+process ends or is killed. In an object store, it is a chain of numbered files (:mod:`pgcdc_assets.store.chainlease`).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.local import path_of
 
 _OWNER_ONLY = 0o600
-"""The lock file's mode. A user who may open a file, even only for reading, may lock it and keep its owner out."""
+"""The lock file's mode. A user who may open the file, even only for reading, could lock it and so block its owner."""
 _TRIES = 20
 _PAUSE = 0.01
-"""A process that checks whether a lease is held takes the lock for an instant. Tries with this pause outlast it."""
+"""``_TRIES`` and ``_PAUSE``: how often, and after how many seconds, the lock is tried. A process that only checks
+whether the lease is held has the lock for an instant, and must not make another process believe that it is held."""
 
 
 class FileLease(Lease):
@@ -37,29 +39,30 @@ class FileLease(Lease):
 def held(
     place: Location, *, guarding: Location | None = None, at_once: bool = False
 ) -> AbstractContextManager[Lease | None]:
-    """Hold a place during the block; None if another process holds it. The text is empty before and after the block.
-    Raises OSError if the place cannot be written. ``at_once``: return None instead of waiting if it is not known yet
-    whether the last holder lives. ``guarding``: a folder. Once it is not certain that this process still holds the
-    place, its writes to the folder raise LeaseLost. A lock of a local file cannot be lost."""
+    """Hold the lease of a place during the block. The block gets None instead if another process holds the lease. The
+    text is empty at the start, and after the block. Raises OSError if the place cannot be written. ``at_once``: give
+    None instead of waiting until it is known whether the last holder is alive. ``guarding``: a folder to which this
+    process's writes raise LeaseLost as soon as it is not certain that the process still holds the lease. A lock of a
+    local file cannot be lost."""
     if place.scheme == LOCAL:
         return _file_held(place)
     return chainlease.held(place, guarding=guarding, at_once=at_once)
 
 
 def text_of_holder(place: Location) -> str | None:
-    """The text of the living holder; None if no process holds the place."""
+    """The text that the holder of the lease has written; None if no process holds the lease."""
     return _file_text(place) if place.scheme == LOCAL else chainlease.text_of_holder(place)
 
 
 def is_locked(place: Location) -> bool:
-    """Whether any process holds the place for longer than a check takes, even a program that writes no text. False if
-    we have no right to check."""
+    """Whether any process holds the lease, even a program that writes no text. Ignores processes that only check the
+    lease. False if this process has no right to check."""
     return _file_locked(place) if place.scheme == LOCAL else chainlease.text_of_holder(place) is not None
 
 
 def silent_for(place: Location) -> float:
-    """Seconds since a holder took the place, changed its text or gave it back; infinite if there never was a holder.
-    May be wrong by a minute, because the store's clock is compared with ours."""
+    """Seconds since the lease was last taken, renewed or given back, or its text changed; infinite if it was never
+    taken. May be wrong by a minute in an object store, because its clock may differ from this machine's clock."""
     return _file_silent_for(place) if place.scheme == LOCAL else chainlease.silent_for(place)
 
 
@@ -77,7 +80,7 @@ def _file_held(place: Location) -> Iterator[FileLease | None]:
 
 
 def _file_text(place: Location) -> str | None:
-    """Empty if the holder has not written its text yet, or if another user owns the file and we may not read it."""
+    """The holder's text. Empty if the holder has not written a text yet, or if this process may not read the file."""
     try:
         file = path_of(place).open(errors="replace")
     except PermissionError:
@@ -93,7 +96,7 @@ def _file_text(place: Location) -> str | None:
 
 
 def _file_locked(place: Location) -> bool:
-    """Another program's shared lock counts too, because it prevents us from taking the place."""
+    """Whether the file is locked. A shared lock of any program is included, because it prevents taking the lease."""
     try:
         with path_of(place).open("r+") as file:
             return not _taken(file)
@@ -103,26 +106,27 @@ def _file_locked(place: Location) -> bool:
 
 def _file_silent_for(place: Location) -> float:
     try:
-        # A process that takes the place or gives it back truncates the file.
+        # A process truncates the file when it takes the lease and when it gives the lease back.
         return time.time() - path_of(place).stat().st_mtime
     except OSError:
         return float("inf")
 
 
 def _opened(place: Location) -> IO[str]:
-    """The file, created if missing, and not truncated: its text names the holder to processes that fail to lock it.
-    O_CLOEXEC (Python's default) keeps programs that this process starts from holding the lock."""
+    """Opens the lock file, and creates it if it is missing. Does not truncate it, because another process may hold the
+    lock and have a text in it. With O_CLOEXEC (Python's default), programs that this process starts do not inherit the
+    lock."""
     path = path_of(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY), "r+")
     with suppress(PermissionError):
-        # The file of a copied lake may have another mode.
+        # In a copied lake, the file may have a different mode.
         os.fchmod(file.fileno(), _OWNER_ONLY)
     return file
 
 
 def _taken(file: IO[str]) -> bool:
-    """Try to take the lock; False if another process holds it. The lock lasts as long as the file is open."""
+    """Try to lock the file. False if another process holds the lock. The lock lasts as long as the file is open."""
     for _ in range(_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,5 @@
-"""A lake in a folder of this machine, by POSIX calls. Syncs all that must survive a power cut (:mod:`.localfiles`)."""
+"""The store for a lake in a folder of this machine, with POSIX calls. Fsyncs what must survive a power cut
+(:mod:`.localfiles`)."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from pgcdc_assets.store.localfiles import private_folder, sync_all, sync_file, s
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 """Errors of file systems without hard links: exFAT, some network file systems, some file systems in user space."""
 _STAGED: Final = "_{}.{}.tmp"
-"""The name of a file that is being created. No reader of Delta tables takes it for a file of the table."""
+"""The name of a file that is being created. Readers of Delta tables ignore such names."""
 
 
 def path_of(place: Location) -> Path:
-    """The path of a place. ValueError if it is not on this machine's file system."""
+    """The path of a place. Raises ValueError if the place is not on this machine's file system."""
     if not place.text.startswith("/"):
         raise ValueError(f"{place} is not on this machine's file system")
     return Path(place.text)
@@ -55,7 +56,7 @@ class LocalStore(Store):
             return []
         entries: list[Entry] = []
         for one in sorted(chosen, key=lambda one: one.name):
-            # The file may be deleted while the folder is listed.
+            # Another process may delete a file during the listing.
             with suppress(FileNotFoundError):
                 entries += _listed(one.name, one.stat())
         return entries
@@ -71,12 +72,12 @@ class LocalStore(Store):
                     yield from _listed(os.path.relpath(path, folder.text), os.stat(path))
 
     def draft(self, to: Location) -> str:
-        """The place itself. No table contains the file before a commit names it, so it need not be moved."""
+        """The final path itself. Readers ignore the file until a commit names it, so it can be written there."""
         _make_folder(to.parent.text)
         return to.text
 
     def scratch(self, folder: Location) -> str:
-        """The folder itself, so that a draft is moved to its place by a rename."""
+        """The folder itself, so that a rename is enough to move a draft to its place."""
         _make_folder(folder.text)
         return folder.text
 
@@ -95,8 +96,8 @@ class LocalStore(Store):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                # Without links, no file is overwritten either. But a reader may see a part of the file, and a power cut
-                # may leave a part.
+                # Without hard links, write the file directly. An existing file is not overwritten. But a reader may see
+                # an incomplete file, and so may a reader after a power cut.
                 _write(to.text, content)
         finally:
             with suppress(FileNotFoundError):
@@ -136,7 +137,7 @@ class LocalStore(Store):
         private_folder(Path(root.text))
 
     def delete_folder(self, folder: Location) -> None:
-        # A lake's folder may be a symbolic link to another folder.
+        # A lake's folder may be a symbolic link to a different folder.
         shutil.rmtree(os.path.realpath(folder.text), ignore_errors=True)
         if os.path.islink(folder.text):
             os.unlink(folder.text)
@@ -156,7 +157,7 @@ def _make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except FileExistsError:
-        # FileExistsError would mean that the file to be written exists. Opening it would raise NotADirectoryError.
+        # Part of the path is a file. Callers would take FileExistsError to mean that the file to be written exists.
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
@@ -173,7 +174,7 @@ def _listed(name: str, found: os.stat_result) -> list[Entry]:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Write a new file, and make its content durable. FileExistsError if the file exists."""
+    """Write a new file, and make its content durable. Raises FileExistsError if the file exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(path, flags, 0o666)
@@ -186,7 +187,7 @@ def _write(path: str, content: bytes) -> None:
             left = left[os.write(descriptor, left) :]
         os.fsync(descriptor)
     except OSError as error:
-        # The errors of os.write and os.fsync name no file.
+        # The errors of os.write and os.fsync do not contain the file's name.
         raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)

@@ -1,10 +1,11 @@
-"""Files and folders of this machine that survive a power cut, or that only their owner may open.
+"""Files on this machine that survive a power cut, and folders that only their owner may enter.
 
 A file's content survives a power cut once the file is fsynced, and its name once its folder is fsynced. Otherwise the
-file may be missing, empty, truncated, full of zeros, or old. Neither pyarrow, nor delta-rs, nor Spark syncs anything.
+file may be missing, empty, truncated, full of zeros, or old. Neither pyarrow nor delta-rs nor Spark fsyncs anything.
 
-Folders are private because they contain copies of all rows, to which the source's permissions no longer apply. Files
-and folders inside have the usual modes. To share a folder, change the mode of the folder itself (docs/operations.md).
+The lake's folders are private because they contain copies of all rows, which the source's permissions do not protect.
+Files and folders inside have the usual modes. To share a folder, change the mode of the folder itself
+(docs/operations.md).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import IO, Final
 
 AT_A_TIME: Final = 8
-"""How many syncs of one call run at the same time. The file system's journal also commits them together."""
+"""How many fsyncs of one call run at the same time. The file system's journal then writes them together."""
 _UNABLE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-"""Errors of network and user-space file systems that cannot sync folders: their names are durable at once or never."""
+"""Errors of network and user-space file systems on which folders cannot be fsynced. There, file names are durable at
+once, or cannot be made durable."""
 
 
 OWNER_ONLY: Final = 0o700
@@ -30,8 +32,8 @@ _LOG_BYTES: Final = 10 << 20
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file durably: whole or not at all, for any other process and after a power cut. An existing file keeps
-    its mode, and a symbolic link to it stays a link."""
+    """Write a file durably. Other processes, also after a power cut, see the complete new content or the old file. An
+    existing file keeps its mode, and a symbolic link to it stays a link."""
     path = path.resolve()
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -65,7 +67,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_all(paths: Iterable[Path]) -> None:
-    """Sync several files and folders, a few at a time."""
+    """Make several files and folders durable, up to AT_A_TIME in parallel."""
     wanted = list(dict.fromkeys(paths))
     if len(wanted) < 2:
         for path in wanted:
@@ -80,8 +82,8 @@ def _sync(path: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner may enter. An existing folder keeps its mode; new parents have the usual
-    mode."""
+    """Create a folder that only its owner may enter. An existing folder keeps its mode. New parent folders have the
+    usual mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(OWNER_ONLY)

@@ -1,12 +1,14 @@
-"""A lake in an object store: S3 and compatible stores, Azure Blob Storage or Google Cloud Storage, through obstore.
+"""The store for a lake in an object store: S3 and compatible stores, Azure Blob Storage or Google Cloud Storage. It
+uses the library obstore.
 
-A file is an object. It appears whole, and is durable, when its PUT is acknowledged. Credentials, endpoint and region
-come only from the environment, the instance role or the workload identity of the process. A place contains no
-credentials.
+Each file is an object. The object is complete and durable when the store acknowledges its PUT. Credentials, endpoint
+and region are taken only from the environment, the instance role or the workload identity of the process. A place
+contains no credentials.
 
-An answer can be lost after the store has acted. Reads, replacements and deletions are simply repeated. A repeated
-conditional PUT may fail because the first attempt succeeded. So if the answer was lost, the object at the place is read
-and compared. For this reason contents are unique (a commit has a token).
+The answer to a request can be lost after the store has executed the request. Reads, replacements and deletions are
+simply repeated. A repeated conditional PUT may fail because the first attempt succeeded. So after a lost answer, the
+existing object is read and compared with the content. For this reason each content is unique: a commit, for example,
+contains a random id.
 """
 
 from __future__ import annotations
@@ -45,30 +47,31 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Bucket
 
 ONE_PUT: Final = 64 << 20
-"""Size in bytes up to which a file is held in memory and sent in one request. A larger file is sent in parts."""
+"""A file of up to this many bytes is read into memory and sent in one request. A larger file is sent in parts."""
 _PART: Final = 16 << 20
 _PATIENCE: Final = 60.0
-"""Seconds for which a failed or unanswered request is tried again. A lease does not last longer."""
+"""A failed or unanswered request is tried again for this many seconds. This is shorter than a lease lasts."""
 _RETRIES: Final = 1000
-"""More retries than fit into ``_PATIENCE``, so that only the time limits them."""
+"""More retries than are possible within ``_PATIENCE``, so that only the time limits them."""
 _AT_A_TIME: Final = 16
 """How many requests of :meth:`ObjectStore.together` a process sends at the same time."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 _TIMEOUT: Final = "120s"
-"""The limit for one request, including its body."""
+"""The time limit for one request, including its body."""
 _QUERY: Final = re.compile(r"\?\S*")
-"""The query of a URL in an error's text. On Azure it can hold a signature."""
+"""Matches the query of a URL in an error's text, which is removed because on Azure it can contain a signature."""
 _ANSWERED: Final = re.compile(r"<Message>(.*?)</Message>")
 _TAIL: Final = 256 << 10
-"""How many bytes at a file's end are read first, with the file's size: Parquet's footer, or all of a small file."""
+"""How many bytes at a file's end are read when the file is opened. This is enough for the footer of a Parquet file, or
+for all of a small file."""
 _AZURE: Final = "abfss"
-"""Azure's scheme. Azure cannot read the last bytes of a file whose size is not known."""
+"""Azure's URL scheme. On Azure, the last bytes of a file can be read only if its size is known."""
 _NO_BUCKET: Final = re.compile("NoSuchBucket|ContainerNotFound|FilesystemNotFound|specified bucket does not exist")
 _REFUSED: Final = re.compile("status code: 40[13]")
-"""Matches the error of a refused listing, which the library does not report as a permission error."""
+"""Matches the error of a listing without permission, which obstore does not report as a permission error."""
 _NO_ROLE: Final = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)\b")
-"""Addresses at which the library asks for the machine's role if the environment holds no credentials."""
+"""Matches the addresses at which obstore asks for the machine's role if the environment contains no credentials."""
 _RIGHTS: Final = "give this process others, with the right to list, get, put and delete there"
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 
@@ -90,7 +93,7 @@ class ObjectStore(Store):
         return pa.PythonFile(RangeFile(self, at), mode="r")
 
     def tail(self, at: Location, size: int) -> tuple[bytes, int]:
-        """The last ``size`` bytes of the file, or the whole file if it is smaller, and the file's size."""
+        """Returns the last ``size`` bytes of the file (all bytes if it is smaller), and the file's size."""
         bucket, key = _bucket_of(at)
         with _translated(at):
             if at.scheme == _AZURE:
@@ -109,7 +112,7 @@ class ObjectStore(Store):
             return None
 
     def list_after(self, folder: Location, name: str = "") -> list[Entry]:
-        # Some servers do not start the listing after the given name.
+        # Check the names again: some servers ignore the name after which the listing should start.
         found = [entry for entry in self._listed(folder, name) if "/" not in entry.name and entry.name > name]
         return sorted(found, key=lambda entry: entry.name)
 
@@ -150,7 +153,8 @@ class ObjectStore(Store):
                 there = self._content(to)
                 if there == content and unsure:
                     return
-                # S3 may refuse one of two simultaneous PUTs although the other PUT fails as well.
+                # If there is no object, try again: of two simultaneous PUTs, S3 may refuse one although the other
+                # fails too.
                 if there is not None:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to)) from None
                 if last:
@@ -174,7 +178,8 @@ class ObjectStore(Store):
         _overwrite(to, lambda: obstore.put(bucket, key, content, use_multipart=False))
 
     def copy(self, source: Location, to: Location) -> None:
-        """Two simultaneous callers may both succeed. That is safe for data files, whose names are unique."""
+        """See :meth:`Store.copy`. If two callers copy to the same place at the same time, both may succeed. This is
+        safe for data files, because their names are unique."""
         if self.head(to) is not None:
             raise FileExistsError(f"{to} exists")
         bucket, key = _bucket_of(source)
@@ -194,19 +199,19 @@ class ObjectStore(Store):
                 obstore.delete(bucket, [_parts(place)[1] for place in some])
 
     def settle(self, places: Iterable[Location]) -> None:
-        """Nothing to do: an object's name is durable with its content."""
+        """Does nothing, because an object's name is durable together with its content."""
 
     def options(self) -> dict[str, str]:
         return {"allow_http": "true"} if _plain_http() else {}
 
 
 def _plain_http() -> bool:
-    """Whether the environment names an endpoint without TLS, such as a server on this machine."""
+    """Whether the environment contains an endpoint without TLS, such as a server on this machine."""
     return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
 
 
 def _parts(place: Location) -> tuple[str, str]:
-    """The bucket as a URL, and the key in the bucket."""
+    """Splits a place into the URL of the bucket and the key in the bucket."""
     scheme, _, rest = place.text.partition("://")
     authority, _, key = rest.partition("/")
     return f"{scheme}://{authority}", key
@@ -222,8 +227,8 @@ def _bucket_of(place: Location, *, once: bool = False) -> tuple[Bucket, str]:
 
 @cache
 def _bucket(url: str, once: bool, process: int) -> Bucket:
-    """``once``: make only one attempt per request. ``process`` is part of the cache's key, because connections and
-    threads do not survive a fork."""
+    """``once``: make only one attempt per request. ``process``: the pid, which is part of the cache's key because
+    connections and threads do not survive a fork."""
     del process
     retries: Any = (
         {"max_retries": 0} if once else {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_PATIENCE)}
@@ -239,7 +244,8 @@ def _pool(process: int) -> ThreadPoolExecutor:
 
 
 def _attempts() -> Iterator[bool]:
-    """Yields once per attempt whether it is the last attempt. Pauses grow, until ``_PATIENCE`` is over."""
+    """Yields once per attempt: True for the last attempt, which comes when ``_PATIENCE`` is over, False before.
+    Sleeps between attempts, longer each time."""
     end, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
     while time.monotonic() < end:
         yield False
@@ -249,8 +255,8 @@ def _attempts() -> Iterator[bool]:
 
 
 def _overwrite(place: Location, send: Callable[[], object]) -> None:
-    """Send a request without a condition. Tries again if the store refuses the request because of a simultaneous
-    request for the same place. The library does not do this. An error names ``place``."""
+    """Send a request without a condition. If the store refuses the request because of a simultaneous request for the
+    same place, tries again, which obstore does not do. ``place``: the place that an error names."""
     for last in _attempts():
         with _translated(place):
             try:
@@ -268,7 +274,7 @@ def _entry(name: str, found: ObjectMeta) -> Entry:
 
 @contextmanager
 def _translated(place: Location) -> Iterator[None]:
-    """Turn the library's errors into the contract's errors, with the place."""
+    """Converts obstore's errors in the block to the errors that :mod:`pgcdc_assets.store.base` lists."""
     try:
         yield
     except FileNotFoundError as error:
@@ -297,7 +303,8 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
 
 
 class RangeFile:
-    """A file object for :class:`pyarrow.PythonFile` that reads byte ranges."""
+    """A file object for :class:`pyarrow.PythonFile`. Requests ranges of bytes from the store, except for the last bytes
+    of the file, which are in memory."""
 
     def __init__(self, store: ObjectStore, at: Location) -> None:
         self._store = store

@@ -1,5 +1,5 @@
-"""A name for a process that no other process ever has, on any host, and whether the process lives. A pid is not enough:
-each container counts from 1, and two containers may have the same host name."""
+"""Names of processes, which are unique over all hosts and times, and checks whether a named process is alive. A pid and
+a host name are not enough: pids in each container count from 1, and two containers may have the same host name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import psutil
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _NUMBERS: Final = "/proc/self/ns/pid"
 _JITTER: Final = 2
-"""Seconds by which a process's start time may vary: Linux derives it from a boot time that follows the clock."""
+"""Seconds by which the start time of a process may change between two reads: Linux computes it from the boot time,
+which changes when the system clock is adjusted."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class ProcessName:
     host: str
     """The host's name, for people."""
     space: str
-    """The space in which the pid is unique: a boot of a kernel, and a namespace of processes in it."""
+    """Where the pid is unique: the id of the kernel's boot, and the pid namespace."""
     pid: int
     started: int
     """Seconds since 1970."""
@@ -41,7 +42,7 @@ class ProcessName:
         return cls(host, space, int(pid), int(started))
 
     def __str__(self) -> str:
-        """The name as a text of letters, digits, ``-`` and ``.``, which Dagster's tags may contain."""
+        """The name as text. It contains only letters, digits, ``-`` and ``.``, which are allowed in Dagster's tags."""
         return f"{self.host}.{self.space}.{self.pid}.{self.started}"
 
     @property
@@ -51,11 +52,11 @@ class ProcessName:
 
     @property
     def told(self) -> str:
-        """A text for people: the pid, and the host if the pid cannot be looked up from here."""
+        """A short text for messages: the pid, and also the host if this process cannot look up the pid."""
         return f"pid {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
     def lives(self) -> bool | None:
-        """Whether the process is alive; None if its pid cannot be looked up from here."""
+        """Whether the named process is alive; None if this process cannot look up its pid."""
         if not self.is_here:
             return None
         try:
@@ -67,7 +68,7 @@ class ProcessName:
 @cache
 def _space() -> str:
     try:
-        # A namespace's inode number may be used again. Boot and start time then distinguish the processes.
+        # The inode number of a pid namespace may be used again later, but boot id and start time then differ.
         return f"{_BOOT.read_text().strip().replace('-', '')}-{os.stat(_NUMBERS).st_ino}"
     except OSError:
         return f"host-{socket.gethostname().replace('.', '-')}"

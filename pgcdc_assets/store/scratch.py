@@ -1,4 +1,4 @@
-"""Drafts: files that are written on this machine's own disk, and put into their store when they are finished."""
+"""Drafts: files that are first written on this machine's disk, and then moved to their store."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pgcdc_assets.store.localfiles import OWNER_ONLY, sync_file
 _PIECE: Final = 1 << 20
 _STALE_SECONDS: Final = 3600
 _LEFT_SECONDS: Final = 6 * 3600
-"""A draft without a write for this long was left by a killed process."""
+"""A draft that was not written for this long was left by a killed process."""
 
 
 class DraftFile:
-    """A file that is being written. After a failure it is discarded, or stays as an orphan that no commit names."""
+    """A file that is being written. After a failure it is deleted, or stays as an unused file that no commit names."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class DraftFile:
 
 
 class Scratch:
-    """A folder of long-lived drafts, each with its own name."""
+    """A folder for drafts that are written over a longer time. The caller chooses their names."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -69,7 +69,8 @@ class Scratch:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """In the block, an OSError without a file name gets this folder's name. pyarrow's errors name no file."""
+        """If the block raises an OSError without a file name, adds this folder's name, because pyarrow's errors do not
+        contain a file name."""
         try:
             yield
         except OSError as error:
@@ -79,14 +80,14 @@ class Scratch:
 
     @contextmanager
     def temporary(self) -> Iterator[Location]:
-        """A new folder inside the scratch folder, during the block. Also removes folders that killed processes left
-        there more than an hour ago. The scratch folder is removed with its last folder."""
+        """A new folder inside the scratch folder, which is deleted after the block. Also deletes folders that killed
+        processes left there more than an hour ago, and the scratch folder itself once it is empty."""
         before = time.time() - _STALE_SECONDS
         with suppress(FileNotFoundError):
             for left in [left for left in Path(self._path).iterdir() if left.stat().st_mtime < before]:
                 shutil.rmtree(left, ignore_errors=True)
         path = os.path.join(self._path, uuid.uuid4().hex)
-        # Another process whose block ended at the same time may have removed the scratch folder.
+        # Create parents too: another process may have just deleted the empty scratch folder.
         os.makedirs(path)
         try:
             yield Location(path)
@@ -97,12 +98,14 @@ class Scratch:
 
 
 def folder_for(folder: Location) -> str:
-    """A folder on this machine for long-lived drafts of a remote store: always the same folder for the same place."""
+    """A folder on this machine for drafts of files of ``folder``, which is in an object store. Always the same folder
+    for the same ``folder``."""
     return _own_folder(hashlib.sha256(folder.text.encode()).hexdigest()[:20])
 
 
 def draft_for(to: Location) -> str:
-    """A path on this machine for a draft of a remote store. Old drafts of killed processes are deleted."""
+    """A new path on this machine for a draft of the file ``to``, which is in an object store. Also deletes old drafts
+    of killed processes."""
     folder = _swept(os.getpid())
     os.makedirs(folder, mode=OWNER_ONLY, exist_ok=True)
     return os.path.join(folder, f"{uuid.uuid4().hex}-{to.name}")
@@ -110,7 +113,7 @@ def draft_for(to: Location) -> str:
 
 @cache
 def _swept(process: int) -> str:
-    """The folder of drafts. The first call of each process deletes old drafts of killed processes."""
+    """The folder for drafts. The first call in each process deletes old drafts of killed processes."""
     del process
     folder, before = _own_folder("drafts"), time.time() - _LEFT_SECONDS
     for left in Path(folder).iterdir():

@@ -1,5 +1,5 @@
-"""The functions that read and write the lake's files. Each call goes to the store that holds the place, and keeps the
-promises of :mod:`pgcdc_assets.store.base`."""
+"""The functions that read and write the lake's files. Each call is passed to the store of the file's place, and behaves
+as :mod:`pgcdc_assets.store.base` describes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pgcdc_assets.store.local import LocalStore
 from pgcdc_assets.store.scratch import DraftFile, Scratch, write_scratch
 
 _OBJECTS: Final = ("s3", "abfss", "gs")
-"""Schemes of :mod:`pgcdc_assets.store.objects`, which is imported only if the lake is in an object store."""
+"""URL schemes that :mod:`pgcdc_assets.store.objects` serves. It is imported only if a lake is in an object store."""
 _STORES: Final[dict[str, Store]] = {LOCAL: LocalStore()}
 _GUARDS: Final[dict[Location, Guard]] = {}
 
 
 def store_of(place: Location) -> Store:
-    """The store that holds a place. ValueError for a scheme that no store serves."""
+    """The store of a place. Raises ValueError if no store serves the place's URL scheme."""
     return _served(place.scheme)
 
 
@@ -39,7 +39,7 @@ def _served(scheme: str) -> Store:
 
 @contextmanager
 def guarded(folder: Location, guard: Guard) -> Iterator[None]:
-    """During the block, each write of this process to the folder or inside it first checks with the guard."""
+    """During the block, each write of this process to files inside the folder first calls :meth:`Guard.check`."""
     _GUARDS[folder] = guard
     try:
         yield
@@ -48,14 +48,14 @@ def guarded(folder: Location, guard: Guard) -> Iterator[None]:
 
 
 def _written(place: Location) -> Store:
-    """The store of a place that is about to be written. LeaseLost if a guard forbids it."""
+    """The store of a place that is about to be written. Raises LeaseLost if a guard forbids the write."""
     for guard in _guards(place):
         guard.check()
     return store_of(place)
 
 
 def assure(folder: Location) -> None:
-    """LeaseLost if this process may have lost the folder before its last read of the folder's files."""
+    """Raises LeaseLost unless this process certainly still held the folder's lease when it last read the folder."""
     for guard in _guards(folder / "any"):
         guard.check()
 
@@ -81,7 +81,7 @@ def head(at: Location) -> Entry | None:
 
 
 def exists(at: Location) -> bool:
-    """Whether there is a file. A folder does not count."""
+    """Whether there is a file at this place. False for a folder."""
     return head(at) is not None
 
 
@@ -94,7 +94,7 @@ def walk(folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
 
 
 def together(folder: Location, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Calls :meth:`.Store.together` of the folder's store."""
+    """See :meth:`.Store.together`. All calls must be to the folder's store."""
     return store_of(folder).together(calls)
 
 
@@ -107,7 +107,7 @@ def scratch(folder: Location) -> Scratch:
 
 
 def fetch(at: Location, to: Location) -> None:
-    """Copy a file to this machine, not durably, for code that can read only local folders."""
+    """Copy a file to this machine, for code that can read only local files. The copy is not made durable."""
     write_scratch(to, read(at))
 
 
@@ -129,7 +129,7 @@ def replace(to: Location, content: bytes) -> None:
 
 
 def copy(source: Location, to: Location) -> None:
-    """Copy a file, within a store or from one store to another."""
+    """Copy a file, also from one store to a different store. No file may exist at ``to``."""
     if source.scheme == to.scheme:
         _written(to).copy(source, to)
     else:
@@ -169,5 +169,5 @@ def move_folder(source: Location, to: Location) -> None:
 
 
 def options(place: Location) -> dict[str, str]:
-    """Options that delta-rs needs to open a table there, in addition to the environment."""
+    """See :meth:`.Store.options`."""
     return store_of(place).options()
