@@ -6,9 +6,9 @@ engine -> sync --> turns -> turn (transform, apply, publish)      one writer per
 
 engine      all operations                      work        the parts that an operation works with
 decide      decides what a run does next: pure functions
-sync        carries out one run                 stream      the run's view of its receiver and its source
-turns       takes the turns of a run and publishes its points
-turn        one turn: brings tables to one boundary
+sync        carries out one run of the sync     stream      the run's view of its receiver and its source
+turns       carries out the turns of a run and publishes its points
+turn        one turn: applies the log to tables up to one boundary
 ranges      counts, closes and reports the ranges of a run
 messages    the feed of logical messages in a run
 copies      makes the snapshot copies of a run
@@ -19,9 +19,9 @@ listedtables  the tables that a point lists
 backfill    derives, applies and repairs ranges by hand
 maintenance deletes data that is no longer needed
 outcomes    records how the last operations ended
-requests    requests of the operator and of verify to runs
+requests    what the operator and verify ask of a running sync
 outage      pauses while the source is unreachable
-boundary    brings the mirrors to the LSN of a snapshot, for verify
+boundary    makes a point at the LSN of a snapshot, for verify
 ownlake     refuses a lake that is not the project's own
 lock        one writer per lake                 reports     the results of a run, and its observers
 """

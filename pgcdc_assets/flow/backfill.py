@@ -21,16 +21,16 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 def check(work: Work, span: LsnRange) -> RangeReport:
-    """Check that the log holds the whole range and can be read. The range is not received again."""
+    """Check that the log contains the whole range and can be read. The range is not received again."""
     span = widened(work, span)
     work.log.verify(span)
     return _report(work, span, {})
 
 
 def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-    """Write the change feeds of a range again, from the log. The part above a table's ``replay_lsn`` is derived from
-    there, as in the turn that will apply it. The part below its ``snapshot_lsn`` is skipped: it may hold another
-    table's rows."""
+    """Write the change feeds of a range again, from the log. If a part of the range is above a table's ``replay_lsn``,
+    the derivation of this part starts at ``replay_lsn``, as in the turn that will apply the part. The part below the
+    table's ``snapshot_lsn`` is skipped, because it may contain rows of another table."""
     span = widened(work, span)
     entries = [_readable(work, name) for name in tables]
     asked: dict[tuple[LsnRange, bool], list[Followed]] = {}
@@ -67,7 +67,7 @@ def messages(work: Work, span: LsnRange) -> RangeReport:
 
 def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
     """Apply a range to some mirrors: apply the part above a table's ``replay_lsn``, and repair the part below. If the
-    range begins above ``replay_lsn``, the changes in between are applied too."""
+    range begins above ``replay_lsn``, the changes between ``replay_lsn`` and the range are applied too."""
     span = widened(work, span)
     turns: dict[TableName, TableTurn] = {}
     for name in tables:
@@ -132,7 +132,7 @@ def _repaired(work: Work, entry: TableRecord, span: LsnRange) -> TableTurn:
 
 
 def widened(work: Work, span: LsnRange) -> LsnRange:
-    """The range widened to whole batches. RangeGap if the log does not hold the whole range."""
+    """Returns the smallest range of whole batches that contains ``span``. RangeGap if the log lacks a part of it."""
     start, end = work.log.start, work.log.position()
     if span.start < start:
         raise RangeGap(f"range {span} begins before the log, which starts at {start}", lsn=span.start)

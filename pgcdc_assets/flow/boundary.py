@@ -1,6 +1,6 @@
-"""Brings the mirrors to the LSN of a snapshot of the source, so that ``verify`` can compare source and mirrors at one
-LSN. An open snapshot keeps the source from removing dead rows. So the mirrors catch up before the snapshot is taken,
-and must then reach its LSN within POINT_SECONDS."""
+"""Makes a consistent point at the LSN of a snapshot of the source, so that ``verify`` can compare source and mirrors at
+one LSN. An open snapshot keeps the source from removing dead rows. So the mirrors catch up before the snapshot is
+taken, and must then reach the snapshot's LSN within POINT_SECONDS."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 POINT_SECONDS = 600.0
 """Seconds that an open snapshot waits for the mirrors. A longer wait costs the source more than a new ``verify``."""
 HELD_SECONDS = 5.0
-"""How many seconds the snapshot waits for an open transaction while the running sync starts no turn."""
+"""How many seconds one attempt to take the snapshot waits for open transactions. During this time, the running sync
+starts no turn."""
 _POLL_SECONDS = 0.2
 
 
 class SyncTo(Protocol):
-    """Syncs up to an LSN and ends, after ``max_seconds`` at the latest. LockHeld if another process writes."""
+    """Runs a sync up to an LSN, for at most ``max_seconds``. Raises LockHeld if another process writes to the lake."""
 
     def __call__(self, lsn: Lsn, max_seconds: float | None = None, /) -> None: ...
 
@@ -49,7 +50,8 @@ class Boundary:
         self._request: PlacedRequest | None = None
 
     def prepare(self) -> None:
-        """Catch up before the snapshot is taken, unless a sync is running. LakeError if no table can be compared."""
+        """Let the mirrors catch up before the snapshot is taken. A sync that runs already does this. LakeError if no
+        table can be compared."""
         self._refuse()
         if lock.holder(self._layout) is None:
             with connect(self._conninfo) as conn:
@@ -60,8 +62,8 @@ class Boundary:
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Take a snapshot of the source. During this time the running sync starts no turn, so that no turn passes the
-        snapshot's LSN. Creating a slot waits for all open transactions, so this method first waits for old
+        """Take a snapshot of the source. During this time the running sync starts no turn, so that no turn goes beyond
+        the snapshot's LSN. Creating a slot waits for all open transactions, so this method first waits for old
         transactions, before it pauses the sync."""
         deadline = time.monotonic() + LOCK_SECONDS
         with ExitStack() as stack:
@@ -82,7 +84,7 @@ class Boundary:
                     self._tell_holders()
                     continue
                 if self._request.is_late and time.monotonic() < deadline:
-                    # The sync may have resumed its turns in between, and may have passed the snapshot's LSN.
+                    # The sync may have resumed its turns already, and may have passed the snapshot's LSN.
                     continue
                 stack.enter_context(attempt.pop_all())
                 return taken
@@ -111,7 +113,7 @@ class Boundary:
                 time.sleep(_POLL_SECONDS)
 
     def reach(self, lsn: Lsn) -> Point:
-        """Return the consistent point at exactly ``lsn``. LakeError if it is not made within POINT_SECONDS."""
+        """Return the consistent point at exactly ``lsn``. LakeError if this point is not made within POINT_SECONDS."""
         assert self._request is not None
         self._request.at(lsn)
         deadline = time.monotonic() + POINT_SECONDS
@@ -155,5 +157,5 @@ class Boundary:
 
 
 def _is_old(transaction: Blocker) -> bool:
-    """A transaction counts as young if the server does not show its age to our role."""
+    """Whether the transaction has been open for HELD_SECONDS. False if the server hides its age from our role."""
     return transaction.age is not None and transaction.age.total_seconds() >= HELD_SECONDS

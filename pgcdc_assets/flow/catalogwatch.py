@@ -1,7 +1,7 @@
-"""Checks the source's catalog for what the stream does not carry: structures, names and comments of tables. A check is
-made at the start of a run, when ranges close, and from time to time while the run is idle. Comments change no row and
-no position, so they need no exact LSN, and a mirror that cannot take them is still followed. A copy has the comments of
-its snapshot. A change of structure keeps the comments."""
+"""Checks the source's catalog for what the stream does not contain: structures, names and comments of tables. A check
+is made at the start of a run, when ranges close, and from time to time while the run is idle. Comments change no row
+and no position, so they need no exact LSN, and a mirror that cannot store them is still followed. A snapshot copy has
+the comments that its snapshot shows. A change of structure keeps the comments."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pgcdc_assets.structure.verdict import Rules, reported, verdict
 
 
 def carry_comments(work: Work) -> bool:
-    """Copy changed comments to the followed mirrors, in one metadata commit each; returns whether any mirror got
-    comments. A failure is reported once, and the mirror is tried again when its comments change again."""
+    """Write changed comments to the followed mirrors, with one Delta metadata commit per mirror; returns whether any
+    mirror got comments. A failure is reported once, and is tried again only when the table's comments change again."""
     carried = False
     for table in list(_commented(work)):
         version = None
@@ -80,7 +80,7 @@ class CatalogWatch:
         """The log must reach this LSN before points list tables that were renamed or restructured."""
         self._checked_at = time.monotonic()
         self.paused = False
-        """Whether mirrors must not change for now."""
+        """Whether mirrors must not change, because applying is paused."""
 
     @property
     def due(self) -> bool:
@@ -114,7 +114,8 @@ class CatalogWatch:
         return self.seen_at
 
     def compare_all(self, live: Sequence[Table]) -> None:
-        """Compare each table, as its mirror has it, with the catalog, and begin what the verdicts require."""
+        """Compare the table recorded for each mirror with the catalog, and begin the changes that the verdicts
+        require."""
         work = self._work
         refuse_emptied(work.catalog, live)
         shown = {table.name: table for table in live}
@@ -148,8 +149,9 @@ class CatalogWatch:
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
         """Find the tables whose rows in pg_attribute were written again. Points below this check may not list these
         tables. ATTACH and DETACH PARTITION write these rows, and leave no other trace once both commands are done.
-        Between the two, the rows of the table belonged to a partitioned table, and the catalog does not show which. So
-        if a table that is not partitioned is found, no partitioned table is listed either."""
+        Between the two commands, the table's rows belonged to a partitioned table, and the catalog does not show to
+        which one. So if a table is found that is not partitioned, points below this check list no partitioned table
+        either."""
         followed = {record.table.name: record.table for record in self._work.progress.followed()}
         altered = {table.name for table in live if table.name in followed.keys() & before.keys()
                    and rewritten(before[table.name], table.marks.columns)}  # fmt: skip
@@ -159,8 +161,8 @@ class CatalogWatch:
 
 
 def _take_names(work: Work, shown: Mapping[TableName, Table]) -> None:
-    """Drop the tables that the catalog no longer shows, and add new tables. A renamed table is reported neither as
-    dropped nor as new."""
+    """Stop following the tables that the catalog no longer shows, and add new tables. A renamed table is reported
+    neither as dropped nor as new."""
     progress = work.progress
     before = {record.table.name: record.table.oid for record in progress}
     known, now = set(before.values()), {table.oid for table in shown.values()}

@@ -1,5 +1,5 @@
-"""Makes the snapshot copies of one run in rounds, while its turns go on. Each round has one snapshot and its own
-thread. A table is copied again if somebody altered or locked it."""
+"""Makes the snapshot copies of one run in rounds, while the run's turns continue. Each round has one snapshot and its
+own thread. A table is copied again if somebody altered or locked it during the copy."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class CopyChannel:
 
 
 def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel) -> Failures:
-    """Copy the tables under one exported snapshot, in a separate thread; returns the tables that were not copied, and
-    why. Tables that our role may not read are left out before the snapshot. The state ``copying`` is durable before the
-    first row is committed, so after a crash the mirror's ``snapshot_lsn`` shows whether the copy was committed."""
+    """Copy the tables under one exported snapshot; runs in the copies' thread. Returns the tables that were not copied,
+    and why. Tables that our role may not read are left out before the snapshot. The state ``copying`` is durable before
+    the first row is committed, so after a crash the mirror's ``snapshot_lsn`` shows whether the copy was committed."""
     lacking = _lacking_rights(work.catalog, conninfo, names)
     names = [name for name in names if name not in lacking]
     if not names:
@@ -95,7 +95,7 @@ def _lacking_rights(catalog: Catalog, conninfo: str, names: Sequence[TableName])
 
 
 COPY_ROUNDS = 3
-"""How often a run copies a table at most, if somebody alters the table during or right after each copy."""
+"""A run copies a table at most this many times, if somebody alters the table during or right after each copy."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class RoundEnd:
 
 
 class Copies:
-    """Copies the tables that wait, in rounds that do not overlap. Every method is called in the run's own thread.
-    ``follow``: the run follows, so it tries tables again at each regular catalog check."""
+    """Copies the tables that wait for a copy, in rounds that do not overlap. Every method is called in the run's own
+    thread. ``follow``: the run is in follow mode, so it tries tables again at each regular catalog check."""
 
     def __init__(self, work: Work, conninfo: str, *, follow: bool) -> None:
         self._work = work
@@ -120,14 +120,14 @@ class Copies:
         self._asked: Sequence[TableName] = ()
         """The tables of the present or the last round."""
         self._rounds: Counter[TableName] = Counter()
-        """How many copies of each table this run has begun. If the run follows, a copy's commit resets its table's
-        count, and a regular catalog check without a copy in progress resets all counts."""
+        """How many copies of each table this run has begun. In follow mode, a committed copy resets the count of its
+        table, and a regular catalog check without a copy in progress resets all counts."""
         self.failure: PgcdcError | None = None
         """A failure that concerns more than one table. It ends the rounds. The run raises the failure once the other
         tables have caught up."""
         self.made: list[Copied] = []
         self.paused = False
-        """Whether no round begins for now."""
+        """Whether no round may begin, because applying is paused."""
 
     @property
     def under_way(self) -> bool:
@@ -156,7 +156,8 @@ class Copies:
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
 
     def allow_again(self) -> None:
-        """At a regular catalog check: try all tables again, if the run follows and no copy is in progress."""
+        """Allow new copies of all tables, in follow mode and if no copy is in progress. Called at each regular catalog
+        check."""
         if self._follow and self._round is None:
             self._rounds.clear()
 
@@ -190,7 +191,7 @@ class Copies:
         """Cancel a round in progress, and wait for its end: no copy may be committed after the lock is released."""
         self.channel.cancelled.set()
         while self._round is not None and not self._round.done():
-            # The cancel is repeated, because a copy can be cancelled only while it has a Spark job.
+            # The cancellation is repeated, because a copy can be cancelled only while it has a Spark job.
             self._work.target.cancel_copies()
             wait_for([self._round], timeout=1)
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -206,8 +207,9 @@ class Copies:
 
     def _sorted(self, failures: Failures) -> RoundEnd:
         """Handle the failures of a round; returns the tables that somebody altered or locked, to try again at once. A
-        table for which a right is missing waits for the next regular catalog check. A run that follows tries all these
-        tables again at such a check. Any other run ends with the failure, once the other tables have caught up."""
+        table for which a right is missing waits for the next regular catalog check. In follow mode, the run tries all
+        these tables again at such a check. Otherwise the run ends with the failure, once the other tables have caught
+        up."""
         end = RoundEnd()
         for name, failure in failures.items():
             if whose(failure) is not Whose.WAITS:

@@ -1,6 +1,7 @@
-"""Decides, by pure functions, what a run does next and when it ends. :mod:`pgcdc_assets.flow.sync` carries this out. A
-turn brings tables to one boundary, and then publishes a point there. Tables whose copies took long catch up in separate
-turns, so that they do not delay other tables. ``verify`` may ask for a point at the LSN of its snapshot."""
+"""Decides, by pure functions, what a run of the sync does next and when it ends. :mod:`pgcdc_assets.flow.sync` carries
+out these decisions. A turn applies the log to tables up to one boundary, and then publishes a consistent point there.
+Tables whose copies took long catch up in separate turns, so that they do not delay other tables. ``verify`` may ask for
+a point at the LSN of its snapshot."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.log.summary import BatchSummary
 
 GATHERED_BYTES = 64 << 20
-"""A bounded run that still receives takes a turn only if this many bytes of messages wait. Many small turns cost more
-than one large turn, and take CPU from the receiver."""
+"""While a run without follow mode still receives, it starts a turn only if at least this many bytes of messages wait in
+the log. Many small turns cost more than one large turn, and take CPU from the receiver."""
 LATE_SHARE = 2
-"""A turn of late tables takes this many times the bytes of another turn, so that these catch up even in a backlog."""
+"""A turn of late tables applies this many times the bytes of a normal turn, so that late tables catch up even if the
+other tables are behind the log too."""
 
 Batches = Callable[[Lsn, Lsn], Sequence[BatchSummary]]
 """Returns the log's batches between two LSNs."""
@@ -27,16 +29,17 @@ class Bounds:
     """When a run ends."""
 
     until: Lsn | None = None
-    """Receive up to this LSN and end. None without ``follow``: up to the source's flush LSN."""
+    """Receive up to this LSN and end. If both this is None and ``follow`` is False: up to the source's flush LSN."""
     follow: bool = False
     max_seconds: float | None = None
     idle_seconds: float | None = None
     receive_only: bool = False
     """Only receive: apply nothing, and copy nothing."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """End at the next boundary. Copies in progress are cancelled."""
+    """If set, the run ends at the next boundary, and copies in progress are cancelled."""
     give_way: threading.Event = field(default_factory=threading.Event)
-    """End at the next boundary after the copies in progress: another run waits in Dagster's queue."""
+    """If set, the run ends at the next boundary after the copies in progress, because another Dagster run waits in the
+    queue."""
 
     @property
     def stopped(self) -> bool:
@@ -50,18 +53,19 @@ class Bounds:
 
 @dataclass
 class PointDue:
-    """Whether the mirrors hold something that no consistent point lists yet."""
+    """Whether the mirrors contain changes or copies that no consistent point lists yet."""
 
     due: bool
     refused_at: Lsn | None = None
-    """The LSN of the last point, if it could not list every table. A second point there could not list more."""
+    """The LSN of the last point, if this point could not list every table. A second point at the same LSN could not
+    list more tables."""
 
     def mark_due(self) -> None:
         """Note that something was copied or applied, so that a point is due."""
         self.due, self.refused_at = True, None
 
     def published(self, lsn: Lsn, *, whole: bool) -> None:
-        """Note that a point was made. ``whole``: it lists every followed table."""
+        """Note that a point was made. ``whole``: the point lists every followed table."""
         self.due, self.refused_at = not whole, None if whole else lsn
 
     def at(self, lsn: Lsn) -> bool:
@@ -80,7 +84,7 @@ class TablePosition:
 
 @dataclass(frozen=True)
 class View:
-    """What a run knows when it decides about the next turn."""
+    """The facts by which a run decides about the next turn."""
 
     complete: Lsn
     """Every transaction that commits below this LSN is in the log."""
@@ -88,17 +92,17 @@ class View:
     batches: Batches
     point: PointDue
     share_bytes: int
-    """How many bytes of messages one turn takes."""
+    """How many bytes of messages one turn applies."""
     gathers: bool = False
-    """Whether the run lets messages gather: more messages are coming, and nothing needs a turn now."""
+    """Whether the run may let messages accumulate, because it still receives and nothing needs a turn now."""
     held: bool = False
-    """``verify`` is about to name the LSN at which it wants a point. No turn may pass that LSN."""
+    """Whether ``verify`` is about to name the LSN at which it wants a point. No turn may go beyond that LSN."""
     exact: Lsn | None = None
     """The LSN at which ``verify`` wants a point."""
     caught_up: bool = False
-    """Late tables have had their separate turn since the last turn of the other tables."""
+    """Whether the late tables have had their separate turn since the last turn of the other tables."""
     paused: bool = False
-    """Nothing is applied for now."""
+    """Whether applying is paused."""
 
     def behind(self, limit: Lsn) -> bool:
         return any(table.replay_lsn < limit for table in self.positions)
@@ -124,7 +128,7 @@ class TakeTurn:
     tables: Sequence[TableName]
     upto: Lsn
     exact: bool
-    """``verify`` waits for a point at ``upto``, so the point is made even if no mirror changes."""
+    """Whether ``verify`` waits for a point at ``upto``, so that the point is made even if no mirror changes."""
 
 
 Step = Wait | TakeLateTurn | TakeTurn
@@ -160,14 +164,14 @@ def _gathering(view: View) -> bool:
 
 
 def _boundary(view: View, tables: Sequence[TablePosition], limit: Lsn, shares: int) -> Lsn:
-    """The end of the batch that fills the turn's share of bytes, or ``limit``."""
+    """The end of the batch that fills the turn's share of bytes; ``limit`` if all waiting batches fit into the turn."""
     waiting = _waiting(view, tables, limit)
     taken = up_to(waiting, shares * view.share_bytes)
     return limit if len(taken) == len(waiting) else min(limit, taken[-1].end)
 
 
 def up_to(batches: Sequence[BatchSummary], max_bytes: int) -> list[BatchSummary]:
-    """The first batches that together reach ``max_bytes`` of payload: what one turn takes at most."""
+    """The first batches that together reach ``max_bytes`` of payload, or all batches if they are smaller."""
     taken: list[BatchSummary] = []
     size = 0
     for batch in batches:
@@ -188,21 +192,22 @@ def _names(tables: Sequence[TablePosition]) -> list[TableName]:
 
 @dataclass(frozen=True)
 class Situation:
-    """What a run knows when it decides whether to end."""
+    """The facts by which a run decides whether to end."""
 
     running_seconds: float
     idle_seconds: float
     """Seconds since the run last made progress."""
     following: bool
-    """The run follows without an end LSN, and no copy has failed."""
+    """Whether the run is in follow mode without an end LSN, and no copy has failed."""
     copying: bool
-    """Copies or changes of mirrors are in progress. The run waits without a limit: a cancelled copy starts again."""
+    """Whether copies or changes of mirrors are in progress. The run waits for them without a time limit, because a
+    cancelled copy would start again from its beginning."""
     awaited: bool
-    """Another command, or another run, waits for the lake."""
+    """Whether a command, or another run, waits for the lake."""
     arrived: bool
-    """The receiver has reached its goal."""
+    """Whether the receiver has reached its goal."""
     level: bool
-    """The mirrors hold all that the log holds, and a point lists them; or nothing is applied for now."""
+    """Whether the mirrors have applied the whole log and a point lists them, or applying is paused."""
 
 
 def finished(bounds: Bounds, now: Situation) -> bool:

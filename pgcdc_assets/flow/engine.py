@@ -61,7 +61,8 @@ from pgcdc_assets.spark.session import SparkOnDemand, jvm_death_told
 
 
 class Engine:
-    """The operations on one lake. ``conninfo``: of the source, or of the embedded server if the settings say so."""
+    """The operations on one lake. ``conninfo``: the connection string of the source, or of the embedded server if the
+    settings say so."""
 
     def __init__(
         self,
@@ -81,10 +82,10 @@ class Engine:
         self, bounds: Bounds, *, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
     ) -> SyncReport:  # fmt: skip
         """Copy tables that are not copied yet, receive, and apply, until ``bounds`` end the sync. ``copy_anew``: tables
-        to copy again. ``heal``: tables to resume although they were set aside. If either is given, a sync that follows
-        in another process gives way. A sync that follows gives way to other commands, and then continues unless it has
-        a time limit. It connects again after it has lost the source. Any other sync is repeated, at most COPY_ROUNDS
-        times, until no table is left behind."""
+        to copy again. ``heal``: tables that were set aside, to resume. If either is given, a sync in follow mode that
+        runs in another process pauses for this sync. In follow mode, this sync also pauses for other commands,
+        continues afterwards unless it has a time limit, and connects again after it has lost the source. Without follow
+        mode, the sync is repeated, at most COPY_ROUNDS times, until no table is left behind."""
         if copy_anew or heal:
             self._refuse_while_paused()
         started = time.monotonic()
@@ -106,8 +107,8 @@ class Engine:
             try:
                 report = self._sync(bounds.from_now(time.monotonic() - started)).after(report)
             except LockHeld as held:
-                # Another command took the lock first. A run that gave way or lost the source waits for the command. Any
-                # other run may leave tables behind.
+                # Another command took the lock first. A sync that paused or lost the source waits for this command. Any
+                # other sync ends, maybe with tables left behind.
                 report = report if report.lost is None else replace(report, lost=held)
             except (SourceUnavailable, SlotActive) as error:
                 # The server may need a minute to notice that the session that held the slot has ended.
@@ -201,12 +202,12 @@ class Engine:
         )  # fmt: skip
 
     def _in_turn(self, stop: threading.Event) -> AbstractContextManager[None]:
-        """The lake's lock, for operations to which a sync that follows gives way."""
+        """Takes the lake's lock, for operations for which a sync in follow mode pauses."""
         return lake_in_turn(self._settings.layout, self._command, partial(self._observer.progress, "lock"), stop)
 
     @contextmanager
     def _operation(self, kind: OperationKind, lake: AbstractContextManager[None]) -> Iterator[Operation]:
-        """Run a block under the lake's lock. The outcome is recorded for ``status``, except a LockHeld."""
+        """Run a block under the lake's lock. The outcome is recorded for ``status``, unless it is a LockHeld."""
         layout, command = self._settings.layout, self._command
         refuse_other_lake(self._settings)
         say = partial(self._observer.progress, "outcome")
@@ -247,8 +248,8 @@ class Engine:
         return saved
 
     def _live_catalog(self, conn: psycopg.Connection[Any], saved: Catalog) -> Catalog:
-        """The source's present catalog, after new tables are published. If a lock prevents reading it: the saved
-        catalog. The run's own catalog check then waits for the lock, or reports it."""
+        """Publish new tables, and return the source's present catalog. If a lock prevents reading the catalog, return
+        the saved catalog: the run's own catalog check then waits for the lock, or reports the lock."""
         publish_new(conn, self._settings, saved, TableStates(self._settings.layout), self._observer)
         try:
             live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables, saved.tables)
@@ -277,7 +278,7 @@ class Engine:
                 f"belongs to {log.identity.app_id()}, but this project was set up for {identity.app_id()}",
                 thing=f"change log {log.path}", do="set `lake` or `source` to the matching one",
             )  # fmt: skip
-        # The lake is noted before anything is confirmed to the slot.
+        # The project records its lake before anything is confirmed to the slot.
         note_lake(self._settings, log)
         return log
 

@@ -13,7 +13,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class ListedTables:
-    """``records``: the present records of all known tables, by name."""
+    """Compares the tables' records with the newest point. ``records``: the present records of all known tables."""
 
     def __init__(self, points: ConsistentPoints, records: Mapping[TableName, TableRecord]) -> None:
         self._points = points
@@ -21,8 +21,8 @@ class ListedTables:
 
     @property
     def unlisted(self) -> bool:
-        """Whether the newest point lacks a followed table, or is below the table's ``replay_lsn``. This happens if an
-        operation ended before it wrote a point."""
+        """Whether the newest point lacks a followed table, or is below the ``replay_lsn`` of such a table. This happens
+        if an operation ended before it wrote a point."""
         newest, followed = self._points.newest(), [record for record in self._records.values() if record.followed]
         if newest is None:
             return bool(followed)
@@ -32,12 +32,13 @@ class ListedTables:
 
     @property
     def shown_from(self) -> Lsn:
-        """The LSN from which the source has all structures of the mirrors; ZERO if the newest point has reached it."""
+        """The LSN from which on the source has the present structures of all mirrors; ZERO if the newest point is at or
+        above this LSN."""
         newest, since = self._points.newest(), listing.structures_from(self._records.values())
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 
     def late(self) -> list[TableRecord]:
-        """The late tables: :func:`listing.late` for the newest point."""
+        """The tables that are late compared with the newest point: see :func:`listing.late`."""
         newest = self._points.newest()
         return [] if newest is None else listing.late(self._records.values(), newest.replay_lsn)
 
@@ -46,8 +47,9 @@ class ListedTables:
         return listing.versions_at(self._records.values(), lsn)
 
     def kept_at(self, lsn: Lsn) -> Point | None:
-        """What a new point at ``lsn`` must keep of the newest point, if that is at ``lsn`` too: tables that have since
-        got another structure or name, that are no longer known, or whose names other tables have now."""
+        """The entries that a new point at ``lsn`` must take over from the newest point: those of tables that have since
+        got another structure or name, that are no longer known, or whose names other tables have now. None without such
+        entries, or if the newest point is at another LSN."""
         newest = self._points.newest()
         if newest is None or newest.replay_lsn != lsn:
             return None

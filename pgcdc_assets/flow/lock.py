@@ -1,17 +1,17 @@
-"""The lake's lock: there is one writer per lake. A sync that follows gives way to commands that need the lock.
+"""The lake's lock: there is one writer per lake. A sync in follow mode pauses for commands that need the lock.
 
 The lock, not Dagster's run status, decides who writes. Every writer takes the lock. On a file system the kernel
 releases the lock when the process ends, also when it is killed. In an object store the lock ends when its holder stops
-renewing it (:mod:`pgcdc_assets.store.lease`). A sync that follows would hold the lock for days. So it gives way:
+renewing it (:mod:`pgcdc_assets.store.lease`). A sync in follow mode would hold the lock for days. So it "gives way":
 
-1. A command that finds the lock held by such a sync takes a second place in the lake, ``layout.waiting``.
-2. Between two turns the sync sees this (:func:`waiting`). It finishes the copies in progress, and ends its run at a
-   boundary, which releases the lock.
+1. A command that finds the lock held by such a sync takes a second lock of the lake, ``layout.waiting``.
+2. Between two turns the sync sees that this second lock is held (:func:`waiting`). The sync finishes the copies in
+   progress, and ends its run at a boundary, which releases the lake's lock.
 3. The command takes the lock, releases ``layout.waiting``, and does its work.
 4. The sync waits until no command waits for the lake or holds it (:func:`free_again`), and then begins its next run. A
-   run with a time limit ends instead: the sensor, or the user who set the limit, starts the next run.
+   sync with a time limit ends instead: the sensor, or the user who set the limit, starts the next sync.
 
-If either process dies, its place in the lake is released, and the other process continues.
+If either process dies, its locks are released, and the other process continues.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Itera
         own = ProcessName.own()
         held.write(json.dumps({"pid": own.pid, "command": command, "gives_way": gives_way, "process": str(own)}))
         if held.inherited_as is not None:
-            # Imported here, so that Dagster's definitions, which only read who holds the lake, do not load the leases.
+            # Imported here, because Dagster's definitions only read the lock's holder, and must not load the leases.
             from pgcdc_assets.log.commit import shut_out
 
             shut_out(layout, held.inherited_as)
@@ -71,8 +71,9 @@ def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Itera
 
 @contextmanager
 def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
-    """Hold the lake's lock during the block. If a sync that follows holds it, wait until the sync gives way. LockHeld
-    if any other process holds it, if another command already waits, or if ``stop`` is set during the wait."""
+    """Hold the lake's lock during the block. If a sync in follow mode holds the lock, wait until the sync releases it.
+    LockHeld if any other process holds the lock, if another command already waits, or if ``stop`` is set during the
+    wait."""
     with ExitStack() as lake:
         try:
             lake.enter_context(lake_lock(layout, command))
@@ -99,8 +100,8 @@ def waiting(layout: Layout) -> str | None:
 
 
 def free_again(layout: Layout, stop: threading.Event) -> bool:
-    """Wait, after this process gave way, until no process holds the lake or waits for it. False if ``stop`` is set
-    during the wait. LockHeld if another sync that follows has taken the lock."""
+    """After this process released the lock for a command, wait until no process holds the lake or waits for the lake.
+    False if ``stop`` is set during the wait. LockHeld if another sync in follow mode has taken the lock."""
     while not stop.is_set():
         found = holder(layout)
         if found is None and waiting(layout) is None:
@@ -115,8 +116,8 @@ def free_again(layout: Layout, stop: threading.Event) -> bool:
 def sole(
     layout: Layout, place: Location, refusal: Callable[[], str], *, guarding: Location | None = None
 ) -> Iterator[Lease]:
-    """Hold a place of the lake during the block. LockHeld with the text of ``refusal`` if another process holds the
-    place. ``guarding``: see :func:`pgcdc_assets.store.lease.held`."""
+    """Hold the lock at ``place``, one of the lake's locks, during the block. LockHeld with the text of ``refusal`` if
+    another process holds this lock. ``guarding``: see :func:`pgcdc_assets.store.lease.held`."""
     with ExitStack() as stack:
         try:
             storage.make_private(layout.root)
@@ -148,8 +149,8 @@ def holder(layout: Layout) -> LockHolder | None:
 
 
 def nameless(layout: Layout) -> list[Location]:
-    """The places of the lake whose holder gives no name. Our processes write their name as soon as they take a place.
-    But any program that may open the file can hold a place."""
+    """Those locks of the lake whose holder gives no name. Our processes write their name as soon as they take a lock.
+    But any program that may open the lock's file can hold the lock."""
     return [place for place in (layout.lock, layout.hold, layout.waiting) if not lease.text_of_holder(place)
             and lease.is_locked(place) and not lease.text_of_holder(place)]  # fmt: skip
 

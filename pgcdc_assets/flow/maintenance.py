@@ -1,11 +1,11 @@
 """Deletes data that is no longer needed, and merges small files, under the lake's lock.
 
 A kill at any time is harmless, because nothing is deleted while a point still promises it to readers. First a new
-consistent point names the versions that OPTIMIZE wrote. Then old points are deleted, then the oldest part of the log,
-and files last. Each step is one commit, and finds its work by reading the lake. So the next maintenance continues where
-a killed maintenance stopped.
+consistent point is published, with the versions that OPTIMIZE wrote. Then old points are deleted, then the oldest part
+of the log, and files last. Each step is one Delta commit, and reads in the lake what is left to do. So the next
+maintenance continues where a killed maintenance stopped.
 
-A run deletes old points and versions too, so that the lake does not grow with the number of turns. A mirror that is no
+A sync deletes old points and versions too, so that the lake does not grow with the number of turns. A mirror that is no
 longer followed is deleted only on request, because it may be the last copy of its table.
 """
 
@@ -42,11 +42,12 @@ from pgcdc_assets.store import storage
 THIN_AFTER_VERSIONS: Final = 600
 """Old versions of a mirror are deleted after this many new versions: ten minutes at one turn per second."""
 PRUNE_SECONDS: Final = 600.0
-"""Points are pruned at least this often, even if no mirror is due because each of many tables changes only rarely."""
+"""Old points are deleted at least this often, even if no mirror is due because each of many tables changes rarely."""
 
 
 def prune_points(work: Work, now: datetime) -> int:
-    """Delete points older than the retention, and points that LADDER thins out; return the number deleted."""
+    """Delete points older than the retention, and points that ``retention.LADDER`` does not keep; returns how many
+    points were deleted."""
     span = min(work.settings.retention, retention.LONGEST_POINTS)
     followed = [entry.table.name for entry in work.progress.followed()]
     oldest = retention.oldest_kept(now, span, retention.GRACE)
@@ -62,7 +63,7 @@ class Thinning:
         self._pruned = time.monotonic()
 
     def after_range(self, tables: Iterable[TableName]) -> None:
-        """Thin the changed tables that have many new versions since they were last checked."""
+        """Delete old versions of those changed tables that have many new versions since their last check."""
         due = [name for name in tables if self._is_due(name)]
         # The promised versions are read before the points are pruned, because readers may still use versions that the
         # old points promised.
@@ -88,7 +89,7 @@ class Thinning:
         return True
 
     def _thin(self, name: TableName, promised: frozenset[int]) -> None:
-        """Delete old versions of one mirror. The next turn that needs an unreadable mirror reports the cause."""
+        """Delete old versions of one mirror. If the mirror cannot be read, the next turn that needs it reports this."""
         work = self._work
         with contained() as failed:
             work.target.delete_unneeded(name, promised, retention.GRACE, lambda: True)
@@ -169,7 +170,7 @@ class MaintenanceReport:
 
 @dataclass(frozen=True)
 class Allowance:
-    """How long a maintenance may hold the lake's lock. No further table is begun after that time."""
+    """How long a maintenance may hold the lake's lock. After that time, the maintenance begins no further table."""
 
     max_seconds: float | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -263,7 +264,7 @@ class Maintenance:
 
     def _catches_up(self, name: TableName) -> bool:
         """Whether the newest point does not list the copied table yet. All versions of the mirror stay until a point
-        lists it, because its run still has to make one of these versions durable."""
+        lists the table, because a sync still has to make one of these versions durable."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = newest is not None and name in newest.tables
@@ -289,7 +290,7 @@ class Maintenance:
             self._work.messages.sweep(self._grace)
         storage.delete_folder(layout.staging)
 
-    # Within -------------------------------------------------------------------------------------
+    # Helper methods -----------------------------------------------------------------------------
 
     def _copied(self) -> list[tuple[TableName, StateRow]]:
         """All tables that were ever copied, also tables that are no longer followed."""
@@ -319,7 +320,8 @@ class Maintenance:
 
     @contextmanager
     def _failure_noted(self, name: TableName) -> Iterator[None]:
-        """Note a mirror's failure, and go on with the other mirrors and the log. Ignores mirrors of another stream."""
+        """Record the failure of a mirror, and continue with the other mirrors and the log. A mirror of another source
+        or slot is skipped without a record."""
         try:
             yield
         except IdentityMismatch:

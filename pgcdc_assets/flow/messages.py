@@ -32,7 +32,7 @@ def begin_messages(work: Work) -> None:
 
 
 def take_messages(work: Work, log: LogSpan, upto: Lsn) -> MessagesTaken:
-    """Bring the feed to ``upto``. A failure is reported and does not stop the tables. The next turn tries again."""
+    """Advance the feed to ``upto``. A failure is reported and does not stop the tables. The next turn tries again."""
     if work.messages is None:
         begin_messages(work)
     if work.messages is None:
@@ -51,7 +51,7 @@ def messages_at(work: Work, lsn: Lsn) -> Lsn | None:
 
 
 def messages_needed(work: Work) -> list[Lsn]:
-    """The LSN from which the feed needs the log; empty if the setting ``messages`` is empty."""
+    """The LSN above which the feed needs the log; empty if the setting ``messages`` is empty."""
     if not work.settings.messages:
         return []
     return [work.log.start if work.messages is None else work.messages.complete_to]
@@ -94,7 +94,7 @@ def _opened(work: Work) -> MessageFeed:
     feed = MessageFeed(work.layout, work.identity, Encoding.of(work.catalog.encoding))
     newest = work.progress.points.newest()
     if newest is not None and newest.messages is not None:
-        # A feed without new messages has no commits, so its own position may be older.
+        # Without new messages, the feed makes no Delta commit, so the position that the feed stores may be lower.
         feed.known_to(newest.replay_lsn)
     return feed
 

@@ -1,4 +1,5 @@
-"""The pauses of a run that follows, while the source is unreachable. Each pause is longer than the pause before."""
+"""The pauses of a sync in follow mode while the source is unreachable. Each pause is twice as long as the last pause,
+up to LONGEST_PAUSE."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _LOOK_SECONDS: Final = 0.2
 
 
 class Outage:
-    """The pauses of one run. ``say`` reports each pause to people."""
+    """The pauses of one sync. ``say`` reports each pause to people."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -25,14 +26,14 @@ class Outage:
         self._lost_at = 0.0
 
     def tries(self) -> None:
-        """Note that the run begins, or tries to begin."""
+        """Note that a run of the sync begins, or tries to begin."""
         self._tried = time.monotonic()
 
     def waited(self, why: PgcdcError, bounds: Bounds) -> bool:
-        """Pause before the next try. False if the bounds end the run during the pause."""
+        """Pause before the next try. False if the bounds end the sync during the pause."""
         now = time.monotonic()
         if self._tried is None or now - self._tried > LONGEST_PAUSE:
-            # The run was connected for a while, so this is a new outage.
+            # The last try began long ago, so the sync was connected after it, and this is a new outage.
             self._pause, self._lost_at = FIRST_PAUSE, now
         self._say(f"{why}; next try in {self._pause:g} s")
         ends = [] if bounds.max_seconds is None else [now + bounds.max_seconds]

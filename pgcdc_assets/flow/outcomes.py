@@ -26,7 +26,7 @@ _MISTAKES: Final = (UsageError, UnknownTable, RangeGap)
 
 
 class OperationKind(StrEnum):
-    """Kinds of operations. A success cancels the earlier failures of its kind."""
+    """Kinds of operations. A success deletes the recorded failure of its kind."""
 
     SYNC = "sync"
     """The operation ``sync``, which includes copies."""
@@ -62,7 +62,8 @@ class Outcome:
     """The last outcome of one kind of operations."""
 
     succeeded: datetime | None = None
-    """When an operation last succeeded. In follow mode, a sync succeeds when a point lists the whole log."""
+    """When an operation last succeeded. In follow mode, a sync also records a success whenever the mirrors have applied
+    the whole log and a point lists them."""
     failed: Failure | None = None
     """The last failure after ``succeeded``."""
     under_way: UnderWay | None = None
@@ -115,16 +116,16 @@ class Operation:
     failures: list[PgcdcError] = field(default_factory=list)
     """Failures of parts of the operation. The other parts succeeded."""
     renewed: list[str] = field(default_factory=list)
-    """Tables that were copied again, so that failures to repair them no longer count."""
+    """Tables that were copied again. A recorded failure to repair such a table is deleted."""
     given_up: Callable[[], bool] = lambda: False
-    """Whether the operation was stopped, so that its end does not count as a success."""
+    """Whether the operation was stopped, so that its end is not recorded as a success."""
 
 
 @contextmanager
 def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> Iterator[Operation]:
     """Record how the block ends. The caller holds the lake's lock. Mistakes of the caller and interrupts are not
-    recorded: the earlier outcome stays. If the record cannot be written, ``say`` reports it and the block continues,
-    because the disk may be full and the block may be the maintenance that makes room."""
+    recorded: the earlier outcome stays. If the record cannot be written, ``say`` reports this and the block continues,
+    because the disk may be full and the block may be the maintenance that frees space."""
     book = _Book(layout, kind, command, say)
     operation = Operation(book.succeeded)
     book.begun()

@@ -1,6 +1,6 @@
 """Makes sure that a project writes only to its own lake. A run in another lake would copy all tables there and confirm
-the slot. The project's own lake would then lose the changes in between. So every command first compares the id of the
-lake's change log with the id that the project noted."""
+the slot. The project's own lake would then lack the changes that the other lake received. So every command first
+compares the id of the lake's change log with the id that the project recorded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pgcdc_assets.source.slot.slot import SlotStatus
 
 
 def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
-    """Raise WrongLake if the lake is not the lake that the project has noted, or StoreFailed if it cannot be reached. A
-    lake at another place is still the project's own if it has the project's change log, and if the noted place no
-    longer has that log. ``may_be_gone``: accept that the noted place has lost its change log or cannot be reached."""
+    """Raise WrongLake if the lake is not the lake that the project has recorded, or StoreFailed if the lake cannot be
+    reached. A lake at another location is still the project's own if it contains the project's change log, and if the
+    recorded location no longer contains this log. ``may_be_gone``: accept that the recorded location has lost its
+    change log or cannot be reached."""
     note, layout = load_note(settings.state), settings.layout
     if note.log is None:
         return
@@ -27,7 +28,7 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
             raise
         return
     except (PgcdcError, OSError, ValueError):
-        # The operation that opens the log reports this.
+        # The operation that opens the log reports this error.
         return
     at_home = note.is_at(layout.root)
     if found == note.log:
@@ -56,8 +57,8 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
 
 
 def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
-    """For a lake without change log: raise WrongLake if the slot was read before, because another lake may need the
-    slot."""
+    """For a lake without a change log: raise WrongLake if somebody has read from the slot before, because another lake
+    may need the slot."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
             f"has no change log, and {slot.thing} has been read before: another lake is likely to depend on it",
@@ -69,18 +70,18 @@ def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
 
 
 def note_lake(settings: Settings, log: ChangeLog) -> None:
-    """Note that the lake of this log is the project's own."""
+    """Record, in the project's state, that the lake of this log is the project's own."""
     change_note(settings.state, lake=log.layout.root.text, log=log.id)
 
 
 def log_id(layout: Layout) -> str | None:
-    """The id of the lake's change log; None if the lake has none."""
+    """The id of the lake's change log; None if the lake has no change log."""
     log = ChangeLog(layout)
     return log.id if log.exists else None
 
 
 def _holds(note: ProjectNote) -> bool:
-    """Whether the noted place still has the project's log. False if the place cannot be read."""
+    """Whether the recorded location still contains the project's log. False if the location cannot be read."""
     assert note.lake is not None
     try:
         return log_id(Layout(Location(note.lake))) == note.log

@@ -1,5 +1,5 @@
-"""The progress of every table: its state, its effective ``replay_lsn``, and its mirror's version. The lake and the
-target hold the truth. A run reads it once at its start, and updates its view with every copy and turn. So tables
+"""The progress of every table: its state, its effective ``replay_lsn``, and its mirror's version. A run reads the
+progress from the lake and the target once, at its start, and updates it in memory with every copy and turn. So tables
 without changes cost nothing in a turn."""
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ class TablesProgress:
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
         self.recovered = target.recover(rows)
-        """The incomplete files that a power cut had left in the mirrors, and that were put aside, by place."""
+        """The incomplete log files that a power failure had left in mirrors, by mirror. These files were renamed, so
+        that no reader uses them."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
         self.listed = ListedTables(self.points, self._tables)
         self._note_away()
         self._note_changed()
 
     def _note_away(self) -> None:
-        """Find tables that an older point lists and the newest point does not: they had another name for a while. No
-        point below the next catalog check lists them. A table without a point since its copy does not count."""
+        """Find the tables that were listed by a point since their last copy, but are not in the newest point: each had
+        another name at the newest point. Points list such a table again only at or above the next catalog check."""
         newest = self.points.newest()
         if newest is None:
             return
@@ -98,7 +99,7 @@ class TablesProgress:
 
     @property
     def highest(self) -> Lsn:
-        """The highest position that any table has in the lake."""
+        """The highest position that the newest point or any table has in the lake."""
         newest = self.points.newest()
         return max([newest.replay_lsn if newest else ZERO, *(entry.replay_lsn for entry in self._tables.values())])
 
@@ -135,9 +136,10 @@ class TablesProgress:
                        reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
-        """Have the table copied again, in this or a later run. Its mirror is wrong at ``lsn``, and maybe below."""
+        """Have the table copied again, in this or a later run. Its mirror is wrong at ``lsn``, and may also be wrong at
+        lower LSNs."""
         entry = self[name]
-        # This LSN is above the mirror's own copy, so a later run sees that no copy at this LSN was committed.
+        # The stored LSN is above the mirror's snapshot_lsn, so a later run sees that the new copy is not committed yet.
         self.states.set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
         self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False, former=None)
 
@@ -150,13 +152,14 @@ class TablesProgress:
                 self._tables[table.name] = TableRecord(table, TableState.COPYING, consistent_point, columns=columns)
 
     def not_copied(self, name: TableName, reason: str) -> bool:
-        """Note why a copy could not read the table, which waits for another copy. Returns whether the reason is new."""
+        """Record why a copy could not read the table, which then waits for the next copy. Returns whether the reason is
+        new."""
         entry = self._tables.get(name)
         if entry is None or entry.state not in (TableState.COPYING, TableState.WAITING) or entry.reason == reason:
             return False
         lsn = entry.replay_lsn
         if entry.state is TableState.WAITING:
-            # The copy was not begun. An older mirror must not be taken for the copy (see :meth:`must_copy`).
+            # The copy was not begun. An older mirror must not be mistaken for the copy (see :meth:`must_copy`).
             row = self.states.all().get(name)
             lsn = Lsn(max(lsn, row.lsn if row else ZERO) + 1)
         self.states.set(entry.table, TableState.COPYING, lsn, reason)
@@ -164,14 +167,15 @@ class TablesProgress:
         return True
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
-        """Note a committed copy. It becomes durable before the state, so that no older mirror is taken for the copy."""
+        """Record a committed copy. The copy becomes durable before its state is stored, so that no older mirror is
+        mistaken for the copy."""
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
         # Points may list the table at once: the snapshot showed it under its present name.
         self._tables[table.name] = TableRecord(table, TableState.CATCHING_UP, consistent_point, version)
 
     def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
-        """Set a table's position after a turn; it never goes down."""
+        """Set a table's position after a turn. The position never becomes lower."""
         entry = self[name]
         if table is not None and table != entry.table:
             self.states.set(table, TableState.CATCHING_UP, replay_lsn, entry.reason)
@@ -183,9 +187,10 @@ class TablesProgress:
         )
 
     def columns_came(self, name: TableName, columns: Marks, position: Callable[[], Lsn]) -> Lsn:
-        """Note that the catalog shows new columns that are NULL in all older rows; returns the LSN at which the columns
-        were first seen. For columns not seen before, ``position`` returns this LSN. A row below it may still bring the
-        columns. No point lists the table until its mirror has them. ``columns``: the :data:`Marks` of all columns."""
+        """Record that the catalog shows new columns that are NULL in all older rows. Returns the LSN at which these
+        columns were first seen, which is ``position()`` if this is the first time. Row messages below that LSN may
+        already contain the columns. No point lists the table until its mirror has the columns. ``columns``: the
+        :data:`Marks` of all columns."""
         entry = self[name]
         seen = entry.since_columns
         if seen is None or seen[1] != columns:
@@ -203,8 +208,8 @@ class TablesProgress:
         self._tables[name] = replace(entry, unread=None) if decided else entry
 
     def note_columns(self, live: Iterable[Table], altered: Container[TableName]) -> None:
-        """Note attnum and xmin of all columns in a catalog check. The ``altered`` tables are listed again only from the
-        LSN that the next :meth:`listed_from` sets."""
+        """Record attnum and xmin of all columns in a catalog check. Points list the ``altered`` tables again only from
+        the LSN that the next :meth:`listed_from` sets."""
         with self._noting:
             for table in live:
                 entry = replace(self[table.name], columns=table.marks.columns)
@@ -226,8 +231,8 @@ class TablesProgress:
         self._tables[name] = replace(self[name], reshaping=True)
 
     def reshaped(self, table: Table, version: int) -> bool:
-        """Note that a mirror has another structure; returns whether its table is still followed. The mirror becomes
-        durable before its state, because the structure decides how later rows are read."""
+        """Record that a mirror has another structure; returns whether its table is still followed. The mirror becomes
+        durable before its state is stored, because the structure decides how later rows are read."""
         entry = replace(self[table.name], reshaping=False, since_columns=None)
         self._tables[table.name] = entry
         if not entry.state.readable:
@@ -239,8 +244,9 @@ class TablesProgress:
         return True
 
     def renamed(self, name: TableName, former: TableName, version: int) -> bool:
-        """Note that the mirror of ``former`` now has the table's new name; returns whether the table is followed. If
-        the log no longer holds its changes, or if a copy was requested in between, the table waits for a copy."""
+        """Record that the mirror of ``former`` now has the table's new name; returns whether the table is followed. If
+        the log lacks changes above the mirror's position, or if a copy was requested during the rename, the table waits
+        for a copy."""
         entry, held = self[name], self._target.standing(name)
         self._tables[name] = replace(entry, reshaping=False)
         if entry.former != former or entry.state is not TableState.WAITING:
@@ -259,7 +265,8 @@ class TablesProgress:
         return True
 
     def unchanged(self, name: TableName, now: Table) -> None:
-        """Note that a followed table is as its mirror has it. The table's present files are noted, for later checks."""
+        """Record that a followed table still has the structure of its mirror. The table's present relfilenodes and
+        column marks are recorded too, because later checks compare them."""
         entry = self[name]
         self._tables[name] = entry = replace(entry, since_columns=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
@@ -271,8 +278,8 @@ class TablesProgress:
             self._tables[name] = replace(entry, table=table)
 
     def commented(self, name: TableName, comments: tuple[tuple[int, str], ...], version: int | None) -> None:
-        """Note, durably, that a followed mirror was given these comments. ``version``: the mirror's version with the
-        comments; None if the mirror could not take them."""
+        """Record, durably, that these comments were written to a followed mirror. ``version``: the mirror's version
+        with the comments; None if the mirror could not store the comments."""
         entry = self[name]
         table = replace(entry.table, comments=comments)
         if version is not None:
@@ -286,14 +293,14 @@ class TablesProgress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False, former=None)
 
     def refuse(self, table: Table, reason: str) -> None:
-        """Set the table aside because no mirror can hold it. Not stored, because each catalog check finds the reason
-        again."""
+        """Set the table aside because no mirror can contain it. This is not stored, because each catalog check finds
+        the reason again."""
         entry = self[table.name]
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
     def gone(self, published: Container[TableName]) -> list[TableName]:
         """Stop following the tables that are no longer ``published``; returns their names. Their stored states stay, so
-        a table that is published again is known to have been unpublished in between."""
+        that a table that is published again resumes at its mirror's position (:meth:`found`)."""
         lost = [
             name for name, entry in self._tables.items()
             if name not in published and entry.state is not TableState.COPYING
@@ -313,7 +320,8 @@ class TablesProgress:
                 del self._tables[table.name]
 
     def found(self, published: Iterable[Table]) -> list[TableName]:
-        """Add new published tables; returns their names. A table that was followed resumes at its mirror's position."""
+        """Add new published tables; returns their names. A table that was followed before resumes at its mirror's
+        position."""
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:
@@ -347,8 +355,8 @@ class TablesProgress:
         return len(versions) == len(self.followed())
 
     def republish(self, versions: Mapping[TableName, int]) -> None:
-        """Publish the newest point again with these versions of mirrors, which are at the point's LSN. The other tables
-        stay as they are listed. Does nothing if the point has these versions already."""
+        """Publish the newest point again with these versions of mirrors, which are at the point's LSN. The point's
+        entries for other tables stay unchanged. Does nothing if the point has these versions already."""
         newest = self.points.newest()
         if newest is None or versions.items() <= newest.tables.items():
             return
@@ -358,7 +366,7 @@ class TablesProgress:
 
     def publish_repaired(self, name: TableName) -> None:
         """Publish the newest point again with the repaired mirror, if the point lists the table and the mirror is at
-        its LSN. The next change, and so the next point, may be days away."""
+        the point's LSN. Without this, readers would wait for the next change, which may be days away."""
         newest = self.points.newest()
         if newest is not None and name in newest.tables:
             now = self.listed.versions_at(newest.replay_lsn)
@@ -366,7 +374,8 @@ class TablesProgress:
 
     @property
     def changed(self) -> dict[TableName, str]:
-        """The followed tables with mirror rows that another writer changed, and how. A new copy removes the entry."""
+        """The followed tables whose mirrors have rows that another writer changed, with a description of the change. A
+        new copy removes the table's entry."""
         return {entry.table.name: entry.reason for entry in self.followed() if entry.reason is not None}
 
     def _note_changed(self) -> None:

@@ -1,12 +1,12 @@
 """The ranges of a run. The batches that its turns apply are counted into the open range. When the range is closed, its
 report is written and its many small files are merged.
 
-Batches serve latency. Ranges serve people and backfills. A range is one or more whole batches, and is closed when it
-has reached a size or a minimum age. Its report is counted from the log's own summaries. So if a run dies before it
-closes a range, the next run still counts all of the range.
+Batches are small, for a short delay. Ranges are the units that people see and that backfills use. A range is one or
+more whole batches, and is closed when it has reached a size or a minimum age. Its report is counted from the summaries
+in the log. So if a run dies before it closes a range, the next run still counts all of the range.
 
-The receiver's row counts for each relation are compared with the followed tables, and the report explains rows that no
-mirror takes. The transform checks the other half: it sets a table aside if its feed lacks a row of the table
+The receiver's row counts for each relation are compared with the followed tables, and the report explains rows that are
+applied to no mirror. The transform makes the opposite check: it sets a table aside if the table's feed lacks a row
 (:func:`pgcdc_assets.feed.transform.transform`).
 """
 
@@ -56,7 +56,7 @@ class OpenRange:
     _seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, batches: Sequence[BatchSummary], turns: Sequence[TableTurn], seconds: dict[str, float]) -> None:
-        """Add what one turn applied. Batches without transactions open no range."""
+        """Add the batches that one turn applied. Batches without transactions do not open a range."""
         if batches:
             self._end = batches[-1].end
         self._bytes += sum(batch.bytes for batch in batches)
@@ -88,7 +88,7 @@ class OpenRange:
 
 
 def summed(left: TableTurn, right: TableTurn) -> TableTurn:
-    """The sum of two turns of one table, with the position and version of the later turn, ``right``."""
+    """The sum of two turns of one table. Position and version are those of the later turn, ``right``."""
     return TableTurn(
         table=right.table,
         replay_lsn=right.replay_lsn,
@@ -112,7 +112,7 @@ def rows_by_kind(batches: Sequence[BatchSummary]) -> dict[str, int]:
 
 
 class Why(StrEnum):
-    """Why rows went into no mirror."""
+    """Why rows of the log were applied to no mirror."""
 
     LEFT_OUT = "the setting `tables` leaves it out"
     COPY = "its table waits for a copy, which will hold them"
@@ -123,7 +123,7 @@ class Why(StrEnum):
 
 
 def untaken(work: Work, span: LogSpan) -> list[Untaken]:
-    """The rows of ``span`` that no followed table takes, by relation."""
+    """The rows of ``span`` that belong to no followed table, by relation."""
     counts = span.rows
     if not counts:
         return []
@@ -137,8 +137,9 @@ def untaken(work: Work, span: LogSpan) -> list[Untaken]:
 
 
 def keep_untaken(work: Work, batches: Sequence[BatchSummary], found: Sequence[Untaken]) -> None:
-    """Store the row counts of relations that belong to no table, so that ``status`` reports them after the run. If a
-    run died before its range was closed, the next run counts the same batches again: stored batches are left out."""
+    """Store the row counts of relations that belong to no known table, so that ``status`` reports them after the run.
+    If a run died before it closed its range, the next run counts the same batches again. So batches that are in the
+    stored counts already are not added a second time."""
     lost = [entry for entry in found if entry.why is Why.UNKNOWN]
     if not lost:
         return
@@ -160,8 +161,8 @@ def _rows(batch: BatchSummary, relation: int) -> int:
 
 
 def _came(work: Work, table: Table, leaf: int) -> bool:
-    """Whether the rows of a leaf are now in the stream, although the table does not take them yet (the leaf was
-    unlogged or detached). The next catalog check has the table copied again, with the leaf."""
+    """Whether the stream now contains the rows of a leaf partition that was unlogged or detached before, so that the
+    table's mirror lacks these rows. The next catalog check has the table copied again, with this partition."""
     now = work.catalog.table(table.name)
     known = {one.oid for one in table.outside} | {one.oid for one in (now.leaves if now is not None else ())}
     return leaf in known
@@ -192,10 +193,10 @@ class RunRanges:
         start = known[-1].end if known else work.log.start
         self._open = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
         self._counted = start
-        """Batches up to this LSN are counted."""
+        """Batches up to this LSN are counted already."""
         self._thinning = Thinning(work)
         self._reported: set[tuple[int, str]] = set()
-        """Relations, with the reason why no mirror takes their rows, that were reported already."""
+        """The relations that were reported already, each with the reason why its rows are applied to no mirror."""
         self.turns = self.transactions = self.rows = 0
 
     @property
@@ -247,7 +248,8 @@ def merge_files(work: Work, report: RangeReport) -> None:
 
 
 def _merge_feed(work: Work, entry: TableRecord) -> None:
-    """Merge a feed's small files. If this fails, the files stay. The mirror, which has applied the files, goes on."""
+    """Merge a feed's small files. If this fails, the small files stay, and the table is still followed, because its
+    mirror has applied these files already."""
     with contained() as failed:
         work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:
@@ -291,7 +293,8 @@ def _with_rows(work: Work, turn: TableTurn) -> TableTurn:
 
 
 def _from_log(work: Work, span: LogSpan) -> dict[TableName, TableTurn]:
-    """The changed tables with row counts from the log, which include what an earlier run applied before it died."""
+    """The changed tables with row counts from the log, which include rows that an earlier run applied before it
+    died."""
     router = work.progress.router
     places = {shape.relation_id: router.place(shape).table for shape in span.shapes.values()}
     changes: dict[TableName, Counter[str]] = {}

@@ -1,4 +1,5 @@
-"""What a run reports: results as plain values, and the interface of observers, such as Dagster's events."""
+"""The results of a run as plain values, and the interface of the observers that receive them, for example to write
+Dagster's events."""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ class TableTurn:
 
 @dataclass(frozen=True)
 class Untaken:
-    """Rows of the log that went into no mirror."""
+    """Rows of the log that were applied to no mirror."""
 
     relation_id: int
     name: TableName
-    """The last name that the stream gave the relation."""
+    """The relation's newest name in the stream."""
     rows: int
     why: str
 
@@ -50,7 +51,7 @@ class MessagesReport:
 
     count: int
     complete_to: Lsn
-    """The feed holds every requested message below this LSN."""
+    """The feed contains every requested message below this LSN."""
     version: int
 
 
@@ -72,7 +73,8 @@ class RangeReport:
     seconds: dict[str, float]
     """Wall seconds by stage: transform and apply."""
     untaken: list[Untaken] = field(default_factory=list)
-    """Rows that no mirror took, by relation. All other rows went into mirrors, or were below copies."""
+    """Rows that were applied to no mirror, by relation. All other rows were applied, or are contained in snapshot
+    copies."""
     messages: MessagesReport | None = None
     """None if the setting ``messages`` is empty, or if the feed has failed."""
     committed: tuple[datetime, datetime] | None = None
@@ -81,7 +83,7 @@ class RangeReport:
 
 @dataclass(frozen=True)
 class StructureChange:
-    """How a mirror follows a change of its table's structure."""
+    """A change of a table's structure, and how the table's mirror follows it."""
 
     table: TableName
     what: str
@@ -90,13 +92,14 @@ class StructureChange:
     since: Lsn
     """The LSN of the catalog check that showed the new structure, or of the end of the transaction that changed it."""
     copied: bool
-    """Whether the table is copied again. Otherwise the mirror's own rows have the new structure, in ``version``."""
+    """Whether the table is copied again. Otherwise the mirror has the new structure from its ``version`` on, without a
+    copy."""
     version: int | None = None
 
 
 @dataclass(frozen=True)
 class SyncReport:
-    """A whole run. ``start``, ``end``: ``replay_lsn`` when the run began and ended."""
+    """The result of one run of the sync. ``start``, ``end``: ``replay_lsn`` when the run began and ended."""
 
     start: Lsn
     end: Lsn
@@ -121,7 +124,7 @@ class SyncReport:
     """Tables that a run without ``follow`` left behind, and why: they wait for a copy, or no point lists them yet."""
 
     lost: PgcdcError | None = None
-    """The error by which a run that follows lost the source, if this ended the run."""
+    """The error with which a run in follow mode lost its connection to the source, if this ended the run."""
 
     def after(self, before: SyncReport) -> SyncReport:
         """The reports of two runs as one report. ``before``: the report of the earlier run."""
@@ -147,7 +150,7 @@ class Observer(Protocol):
         """A table's copy was committed to its mirror."""
 
     def restructured(self, report: StructureChange) -> None:
-        """A mirror has followed a change of structure, or its table waits for a copy because of the change."""
+        """A mirror now has its table's new structure, or the table waits for a copy because of the new structure."""
 
     def range_closed(self, report: RangeReport) -> None:
         """A range is in the log, is applied to every followed table, and its changes are published. The newest point

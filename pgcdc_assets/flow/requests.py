@@ -1,15 +1,15 @@
-"""Requests to the runs of a lake, as files in the lake. A run reads them between its turns.
+"""Requests to the syncs of a lake, as files in the lake. A sync reads these files between its turns.
 
-**The operator's requests**: the LSN at which following ends, and whether changes are applied. The idea comes from
-pgcopydb's sentinel. Each request is a separate file, so that no command overwrites the other request. A request is in
-force for all runs, also for the sensor's runs, until it is withdrawn.
+**The operator's requests**: the LSN at which follow mode ends, and whether changes are applied. The idea comes from
+pgcopydb's sentinel. Each request is a separate file, so that no command overwrites the other request. A request applies
+to all syncs, also to those that the sensor starts, until it is withdrawn.
 
 **The request of ``verify``**: a consistent point at the LSN C of its snapshot, from a running sync. C is known only
-once the snapshot is taken, as the consistent point of a new slot, and the sync might have passed C in between. So
-``verify`` first places a request without an LSN. The sync then starts no further turn. Verify takes its snapshot and
-writes C into the request. The sync's next turn ends exactly at C, and its point is published. The request is a locked
-file, so it ends with the process of verify. A request that lasts too long has no effect: verify may hang, or another
-program may lock the file.
+once the snapshot is taken, because PostgreSQL reports C with the new slot, and the sync could pass C before ``verify``
+has read it. So ``verify`` first places a request without an LSN. The sync then starts no further turn. ``verify`` takes
+its snapshot and writes C into the request. The sync's next turn ends exactly at C, and publishes a point there. The
+request is a locked file, so it ends with the process of ``verify``. A request that lasts too long has no effect,
+because ``verify`` may hang, or another program may have locked the file.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from pgcdc_assets.store.processname import ProcessName
 @dataclass(frozen=True)
 class OperatorRequests:
     endpos: Lsn | None = None
-    """A run that follows ends at the last boundary at or below this LSN or, if it has passed the LSN already, at its
-    present position. None: following does not end."""
+    """A sync in follow mode ends at the last boundary at or below this LSN or, if it has passed the LSN already, at its
+    present position. None: follow mode has no end LSN."""
     paused: bool = False
-    """Nothing is applied. Changes go only into the log, and the slot can advance."""
+    """Whether applying is paused. Changes are then only stored in the change log, so that the slot still advances."""
 
     def reached(self, position: Lsn) -> bool:
-        """Whether a log at ``position`` has reached the LSN at which following ends."""
+        """Whether a log at ``position`` has reached the LSN at which follow mode ends."""
         return self.endpos is not None and position >= self.endpos
 
 
@@ -62,7 +62,7 @@ def apply_paused(layout: Layout) -> LakeError:
 
 
 def follow_until(layout: Layout, lsn: Lsn | None) -> None:
-    """Make every run that follows end at ``lsn``. None withdraws the request."""
+    """Make every sync in follow mode end at ``lsn``. None withdraws the request."""
     if lsn is None:
         storage.delete([layout.endpos])
     else:
@@ -82,7 +82,8 @@ def pause_apply(layout: Layout, *, paused: bool) -> bool:
 UNNAMED_SECONDS: Final = 60.0
 """How many seconds a sync starts no turn because of a request without an LSN."""
 NAMING_SECONDS: Final = UNNAMED_SECONDS / 2
-"""Verify must name its LSN in this time, or take another snapshot, because the sync may have passed the LSN."""
+"""``verify`` must name its LSN within this many seconds, or take a new snapshot, because the sync may have passed the
+LSN."""
 NAMED_SECONDS: Final = 900.0
 """How many seconds a sync obeys a request that names an LSN. ``verify`` waits ten minutes for its point."""
 _NO_LSN: Final = "-"
@@ -90,7 +91,7 @@ _NO_LSN: Final = "-"
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """A request in force. ``lsn`` is None while the snapshot has not been taken."""
+    """The request of a running ``verify``. ``lsn`` is None while the snapshot has not been taken."""
 
     lsn: Lsn | None
     by: ProcessName | None = field(default=None, compare=False)
@@ -112,7 +113,7 @@ class PlacedRequest:
         self._say(None)
 
     def at(self, lsn: Lsn) -> None:
-        """Ask for a boundary at this LSN."""
+        """Ask for a consistent point at this LSN."""
         self._say(lsn)
 
     @property
@@ -126,13 +127,13 @@ class PlacedRequest:
 
 @contextmanager
 def place_verify_request(layout: Layout) -> Iterator[PlacedRequest]:
-    """Place a request during the block. LockHeld if another verify has placed a request."""
+    """Place a request for the duration of the block. LockHeld if another ``verify`` has placed a request."""
     with sole(layout, layout.hold, lambda: f"{verify_request(layout) or 'another `pgcdc verify`'} is at work") as held:
         yield PlacedRequest(held)
 
 
 def verify_request(layout: Layout) -> VerifyRequest | None:
-    """The request in force; None if there is no request."""
+    """The request that is placed now; None if there is no request."""
     text = lease.text_of_holder(layout.hold)
     if text is None:
         return None
@@ -145,12 +146,12 @@ def verify_request(layout: Layout) -> VerifyRequest | None:
             None if lsn == _NO_LSN else Lsn.parse(lsn), ProcessName.parse(process), f"{process} {placed_at}"
         )
     except MALFORMED:
-        # Another program holds the file.
+        # Another program wrote the file, and holds its lock.
         return VerifyRequest(None)
 
 
 class VerifyRequests:
-    """The run's side: the requests that the run obeys, each for a limited time."""
+    """The sync's side of the request. The sync obeys each request for a limited time."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -158,8 +159,8 @@ class VerifyRequests:
         """When the request of each tenure was first seen; minus infinity once the request has expired."""
 
     def current(self) -> VerifyRequest | None:
-        """The request in force; None without a request, or if the request has expired. An expired request stays
-        expired, even if it names an LSN later."""
+        """The request that the sync obeys now; None if there is no request, or if the request has expired. An expired
+        request stays expired, even if it names an LSN later."""
         found = verify_request(self._layout)
         if found is None:
             self._seen.pop(VerifyRequest(None).tenure, None)

@@ -16,8 +16,9 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class Standings:
-    """A mirror can no longer be followed if it was copied below the LSN at which the log began, or if its position is
-    below the log's present start, because retention has deleted the changes in between."""
+    """Reads the records of tables. A mirror can no longer be followed if its copy is below the LSN at which the log
+    began, or if its position is below the log's present start, because retention has deleted changes that the mirror
+    needs."""
 
     def __init__(self, target: Target, states: TableStates, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
@@ -63,13 +64,15 @@ class Standings:
             # The table was copied under an earlier log. Or the log above the mirror's position was deleted while the
             # table was not followed.
             return TableRecord(table, TableState.WAITING)
-        # The run that changed the mirror's name or structure made no point. The LSN of the change is not stored.
+        # If `held.unlisted`, the run that changed the mirror's name or structure ended before it made a point. The LSN
+        # of the change is not stored, so the next catalog check sets `listed_from`.
         listed_from = None if held.unlisted else ZERO
         return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason,
                            listed_from=listed_from)  # fmt: skip
 
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
-        """The table as the mirror's rows have it. After a crash in a change of structure, the stored state is older."""
+        """The table in the structure that the mirror's rows have. After a crash during a change of structure, the
+        stored state is older than the mirror."""
         if held.followed is None or not _newer(held.followed, noted):
             return noted
         followed = replace(held.followed, comments=noted.comments)
@@ -78,8 +81,8 @@ class Standings:
 
     def _of_former(self, waiting: TableRecord, rows: Mapping[TableName, StateRow]) -> TableRecord:
         """The record of a table that has no mirror under its present name. If the table was followed under a former
-        name, the record has the mirror of that name. If another table's mirror has the new name, for example because
-        two tables swapped their names, the table is copied instead."""
+        name, the record refers to the mirror of that name. If another table's mirror has the new name, for example
+        because two tables swapped their names, the table is copied instead."""
         name, oid = waiting.table.name, waiting.table.oid
         if name in rows and rows[name].state is TableState.COPYING and _oid(rows[name]) == oid:
             # The table's copy was requested or begun.
@@ -98,7 +101,8 @@ class Standings:
         )  # fmt: skip
 
     def _aside(self, waiting: TableRecord, last: StateRow) -> TableRecord:
-        """Keep a renamed table set aside if it was set aside under its last name: a rename is no request for a copy."""
+        """If a renamed table was set aside under its last name, keep it set aside, because a rename does not request a
+        copy."""
         if last.state is not TableState.SET_ASIDE or last.table is None:
             return waiting
         noted = replace(last.table, name=waiting.table.name)
@@ -113,5 +117,5 @@ def _oid(row: StateRow) -> int | None:
 
 
 def _newer(table: Table, than: Table) -> bool:
-    """Whether ``table`` has a later structure of the same copy than ``than``."""
+    """Whether the structure of ``table`` is later than the structure of ``than``, both since the same copy."""
     return (table.lineage.number if table.lineage else 0) > (than.lineage.number if than.lineage else 0)

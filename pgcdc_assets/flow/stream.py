@@ -1,4 +1,5 @@
-"""The run's view of receiver and source: how far the log is complete, where the receiver ends, the present catalog."""
+"""The run's interface to its receiver and its source: how far the log is complete, at which LSN the receiver ends, and
+the source's present catalog."""
 
 from __future__ import annotations
 
@@ -59,11 +60,12 @@ class LogStream:
         self._receiver.until(lsn)
 
     def follow(self) -> None:
-        """Remove a goal that is not reached yet. The receiver then continues."""
+        """Remove the goal, if the receiver has not reached it yet. The receiver then continues."""
         self._receiver.follow()
 
     def mark(self, lsn: Lsn) -> None:
-        """Record the log's position at the boundary ``lsn`` once the log is complete to it. The receiver continues."""
+        """Have the receiver record the log's position at the boundary ``lsn``, once the log is complete to ``lsn``. The
+        receiver then continues."""
         if lsn > self.complete_to and lsn not in self._marks:
             self._marks.add(lsn)
             self._receiver.mark(lsn)
@@ -97,7 +99,7 @@ class LogStream:
         return flush_lsn(self._conn)
 
     def mark_now(self) -> Lsn:
-        """Mark the source's present position, and return it."""
+        """Mark the source's present position (see :meth:`mark`), and return this position."""
         now = boundary(self._conn)
         self.mark(now)
         return now

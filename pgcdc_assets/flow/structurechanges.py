@@ -1,7 +1,7 @@
 """Carries out the verdicts of the catalog check: changes structures and names of mirrors, sets tables aside, and has
-tables copied again. Mirrors are changed in a separate thread, while the turns of other tables go on. A renamed relation
-keeps its OID, and the log's rows find their table by the OID. So the rows of a mirror stay correct under the table's
-new name, and later changes follow from the log."""
+tables copied again. Mirrors are changed in a separate thread, while the turns of other tables continue. A renamed
+relation keeps its OID, and a row in the log names its table by the OID. So the rows of a mirror stay correct under the
+table's new name, and later changes are applied from the log."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class StructureChanges:
     def _reshape(self, found: Reshape, record: TableRecord, now: Table, since: Lsn) -> None:
         """Begin to change the mirror to the new structure, which the source has at ``since`` at the latest."""
         if found.leaves:
-            # The feed may hold rows of a removed leaf that are not applied yet.
+            # The feed may contain rows of a removed leaf partition that are not applied yet.
             self._work.feeds.open(record.table).end_at(record.replay_lsn)
         after = (with_leaves if found.leaves else successor)(record.table, now, since)
         self._work.progress.reshaping(after.name)
@@ -87,7 +87,8 @@ class StructureChanges:
         self._in_progress.append((MirrorChange(after, found.what), done))
 
     def rename(self, record: TableRecord) -> None:
-        """Begin to rename a mirror that has its table's former name. The former mirror stays, for another attempt."""
+        """Begin to rename a mirror that has its table's former name. The mirror under the former name stays, so that
+        the rename can be tried again."""
         assert record.former is not None
         self._work.progress.reshaping(record.table.name)
         what = f"was called {record.former}"
@@ -96,7 +97,8 @@ class StructureChanges:
         self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
 
     def ended(self) -> Iterator[MirrorChange]:
-        """Yield the changes that have ended since the last call. Raises a failure that concerns more than one table."""
+        """Yield the changes that have ended since the last call. A failure that concerns more than one table is
+        raised."""
         for change, done in [one for one in self._in_progress if one[1].done()]:
             self._in_progress.remove((change, done))
             with contained() as failed:
@@ -104,24 +106,26 @@ class StructureChanges:
             yield change if failed.reason is None else replace(change, failure=failed.reason)
 
     def cancel(self) -> None:
-        """Cancel the changes in progress, and wait until they have ended: nothing may be committed after the lock is
-        released. The mirror itself records a change that was committed just before."""
+        """Cancel the changes in progress, and wait until they have ended, because nothing may be committed after the
+        lock is released. If a change was committed just before it was cancelled, the mirror itself records the
+        change."""
         for _, done in self._in_progress:
             done.cancel()
         while left := [done for _, done in self._in_progress if not done.done()]:
-            # The cancel is repeated, because a change can be cancelled only while it has a Spark job.
+            # The cancellation is repeated, because a change can be cancelled only while it has a Spark job.
             self._work.target.cancel_copies()
             wait_for(left, timeout=1)
         self._in_progress.clear()
         self._pool.shutdown(wait=True)
 
     def take_in(self, change: MirrorChange, seen_at: Lsn) -> bool:
-        """Take in a change that has ended; returns whether the table is then followed. ``seen_at``: the LSN of the
+        """Record a change that has ended; returns whether its table is followed afterwards. ``seen_at``: the LSN of the
         catalog check that showed a new name."""
         return self._reshaped(change) if change.former is None else self._renamed(change, change.former, seen_at)
 
     def _reshaped(self, change: MirrorChange) -> bool:
-        """False if the change failed, or if the table was set aside or has to be copied for another reason."""
+        """Record a change of structure. False if the change failed, or if its table was set aside or has to be copied
+        for another reason."""
         progress, name = self._work.progress, change.after.name
         if name not in progress or not progress[name].reshaping:
             return False
@@ -138,7 +142,7 @@ class StructureChanges:
         return True
 
     def _renamed(self, change: MirrorChange, former: TableName, seen_at: Lsn) -> bool:
-        """False if the table now waits for a copy."""
+        """Record a rename. False if the table now waits for a copy."""
         progress, name = self._work.progress, change.after.name
         if name not in progress:
             return False
@@ -164,7 +168,8 @@ class StructureChanges:
 
 
 def _done(before: Table, after: Table) -> str:
-    """What the mirror did, as text: nothing if a column was renamed and renamed back."""
+    """A text that says whether the mirror has changed. It has not changed if, for example, a column was renamed and
+    renamed back."""
     leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
     if alike(before, after) and leaves == now:
         return "that was undone since, and its mirror stays as it was"

@@ -1,4 +1,5 @@
-"""Runs a sync: receives and copies at the same time, and applies what has arrived in the log since the last turn."""
+"""Runs a sync: receives and copies at the same time, and applies the changes that the log has got since the last
+turn."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from pgcdc_assets.store import storage
 
 
 class Sync:
-    """One run. ``run()`` returns when the bounds end the run. A run that follows also returns when it has lost the
-    source. Any other failure is raised."""
+    """One run of the sync. ``run()`` returns when the bounds end the run. In follow mode, it also returns when the run
+    has lost the source. Any other failure is raised."""
 
     def __init__(self, work: Work, conninfo: str, stream: LogStream, bounds: Bounds) -> None:
         self._work = work
@@ -106,8 +107,9 @@ class Sync:
         self._copies.begin()
 
     def _take_copies(self) -> bool:
-        """Take in new copies, and begin the next round if a round has ended. Returns whether there were new copies."""
-        # This is read before the committed copies are taken: once a round has ended, all its copies are committed.
+        """Record newly committed copies, and begin the next round if a round has ended. Returns whether there were such
+        copies."""
+        # `ended` is read before the committed copies: once a round has ended, all its copies are committed.
         ended = self._copies.ended
         moved = self._take_committed()
         if ended:
@@ -120,7 +122,7 @@ class Sync:
         return moved
 
     def _take_structure_changes(self) -> bool:
-        """Take in the changes of mirrors that have ended; returns whether any has ended."""
+        """Record the changes of mirrors that have ended; returns whether any change has ended."""
         moved = False
         for change in self._structure.ended():
             moved = True
@@ -147,7 +149,7 @@ class Sync:
 
     def _set_goal(self) -> None:
         """Set the LSN at which the receiver ends, once no copy is in progress. A table that was copied at LSN C can be
-        read together with other tables only at or above C. So a run that copied goes at least to C."""
+        read together with other tables only at or above C. So a run with copies receives at least up to C."""
         copied = self._copies.highest
         self._stream.mark(copied)
         request = self._turns.requests.current()
@@ -162,7 +164,7 @@ class Sync:
     # The operator's requests ----------------------------------------------------------------------
 
     def _read_operator(self) -> None:
-        """Carry out new requests of the operator: where following ends, and whether changes are applied."""
+        """Carry out new requests of the operator: at which LSN follow mode ends, and whether changes are applied."""
         before, now = self._operator, operator_requests(self._work.layout)
         self._operator = now
         self._copies.paused = self._catalog.paused = self._paused
@@ -213,7 +215,7 @@ class Sync:
         return self._copies.under_way or self._structure.in_progress
 
     def _succeed(self) -> None:
-        """Record a success of a run that follows, although the run may go on for days."""
+        """In follow mode, record a success although the run has not ended, because the run may last for days."""
         if self.following and not self.copying:
             self._work.operation.succeed()
 
@@ -239,7 +241,7 @@ class Sync:
         )
 
     def _left(self) -> list[tuple[TableName, str]]:
-        """The tables that are not set aside, but cannot be read at the newest point, with the reason."""
+        """The tables that cannot be read at the newest point although they are not set aside, each with the reason."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = {} if newest is None else newest.tables

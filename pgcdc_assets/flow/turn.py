@@ -1,4 +1,4 @@
-"""Takes a turn: applies the log, up to a boundary, to every followed mirror. The run then publishes a point."""
+"""Carries out a turn: applies the log, up to a boundary, to every followed mirror. The run then publishes a point."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class Turn:
 
 
 def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]) -> Turn:
-    """Bring the tables that are below ``upto`` to ``upto``, a boundary up to which the log is complete.
+    """Apply the log to the tables that are below ``upto``, a boundary up to which the log is complete.
 
-    ``log``: the log as read for this turn, up to the log's end. Tables without changes move without a commit. A table
-    that cannot be followed is set aside, and the other tables go on. A table stays below ``upto``:
+    ``log``: the log as read for this turn, up to the log's end. A table without changes gets the position ``upto``
+    without a Delta commit. A table that cannot be followed is set aside, and the turn continues with the other tables.
+    A table stays below ``upto``:
 
-    - until the next turn, if another writer's commits to its mirror came first at each attempt;
+    - until the next turn, if another writer committed to its mirror first at each attempt;
     - until the next catalog check, if the log has a row with a structure, or of a partition, that the mirror does not
       have.
     """
@@ -59,13 +60,14 @@ def _span(log: LogSpan, tables: Sequence[TableRecord], upto: Lsn) -> LogSpan:
 
 
 def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> None:
-    """Pause tables for which the log has rows of partitions that their mirrors do not know: nothing is applied to them
-    until the next catalog check. This concerns a partitioned table with rows of an unknown leaf, and a table that was
-    itself a partition for a while, so that its rows came as rows of another table.
+    """Pause tables for which the log has rows of partitions that their mirrors do not list: nothing is applied to these
+    tables until the next catalog check. This concerns a partitioned table with rows of an unlisted leaf partition, and
+    a table that was itself a partition of another table for some time, so that the stream sent its rows as rows of that
+    other table.
 
-    Rows published via the root look like all other rows of the root, and the catalog no longer shows a partition that
-    was dropped or detached. ``span`` reaches beyond the turn, to the log's end: a partition may have been attached,
-    with rows that the stream never carries, before its first row in the log.
+    The check is needed because rows published via the root look like all other rows of the root, and because the
+    catalog no longer shows a partition that was dropped or detached. ``span`` continues beyond the turn to the log's
+    end, because a partition may be attached, with rows that the stream never sends, before its first row in the log.
     """
     for entry in tables:
         name, oid = entry.table.name, entry.table.oid
@@ -107,7 +109,8 @@ def _derive_and_apply(
 
 
 def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:
-    """Note a table's new position and version; returns what was done. ``changes``: the rows of its feed."""
+    """Record a table's new position and version; returns the counts of the applied rows. ``changes``: the number of
+    rows in the table's feed, by operation."""
     version = result.version if result.version >= 0 else None
     work.progress.moved(result.table.name, result.replay_lsn, version, result.table)
     return TableTurn(

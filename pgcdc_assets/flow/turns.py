@@ -1,5 +1,5 @@
-"""The turns of one run: which tables a turn brings to which boundary, and which points follow. If rows of another
-structure arrive, the catalog is checked and the mirrors follow."""
+"""Carries out the turns of one run, and publishes a point after each turn that needs one. If rows with another
+structure arrive, the catalog is checked and the mirrors get the new structure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class Turns:
-    """Every method runs in the run's own thread. ``succeed`` is called when a point lists all that was applied."""
+    """The turns of one run. Every method is called in the run's own thread. ``succeed`` is called when a point lists
+    every followed table."""
 
     def __init__(
         self, work: Work, stream: LogStream, catalog: CatalogWatch, copies: Copies, ranges: RunRanges,
@@ -40,22 +41,22 @@ class Turns:
         self._reported: set[TableName] = set()
         """Tables for which this run has reported changes by another writer."""
         self._blocked: str | None = None
-        """Why the last catalog check was not possible."""
+        """Why the last catalog check was not possible; None if it was possible."""
         # A point is due if an earlier operation copied, applied or restructured, and ended before it made a point.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
 
     @property
     def level(self) -> bool:
-        """Whether the mirrors hold all that the log holds, and a point lists them."""
+        """Whether the mirrors have applied the whole log, and a point lists them."""
         complete = self._stream.complete_to
         level = all(entry.replay_lsn >= complete for entry in self._work.progress.followed())
         return level and not self.point.at(complete)
 
     def check_catalog(self) -> bool:
-        """Publish new tables, check the catalog, and carry comments to the mirrors. A point is then due if this check
+        """Publish new tables, check the catalog, and write comments to the mirrors. A point is then due if this check
         is the first at which a table may be listed again, or if a mirror got comments. Returns False if a lock on a
-        table prevents reading the catalog. A run that follows then continues without points until the lock is released.
-        Any other run ends with CopyBlocked."""
+        table prevents reading the catalog. In follow mode, the run then continues without points until the lock is
+        released. Otherwise CopyBlocked ends the run."""
         self._stream.publish_new(self._work)
         before = self._catalog.seen_at
         try:
@@ -76,7 +77,8 @@ class Turns:
         return True
 
     def begin_copies(self) -> None:
-        """Begin the copies that wait. After the receiver's end a copy could not catch up; the next run makes it."""
+        """Begin the copies that wait. After the receiver has ended, a copy could not catch up, so the next run makes
+        it."""
         if not self._stream.arrived:
             self._copies.begin()
 
@@ -123,8 +125,8 @@ class Turns:
         )
 
     def _catch_up(self, log: LogSpan, step: TakeLateTurn) -> bool:
-        """Bring late tables, which were copied during other turns, nearer to the others. Returns whether any table
-        moved."""
+        """Take a turn of late tables, which were copied during other turns, so that they catch up with the other
+        tables. Returns whether the position of any table has changed."""
         before = self._entries(step.tables)
         turn = take_turn(self._work, log, step.upto, before)
         self._ranges.count_late(turn)
@@ -153,7 +155,7 @@ class Turns:
         return bool(turn.tables or messages.count) or (step.exact and not self.point.due)
 
     def _check_unread_rows(self) -> None:
-        """Check the catalog if a table waits for it because of rows of an unknown structure or partition."""
+        """Check the catalog if a table waits for this check because of rows with an unknown structure or partition."""
         if self._work.progress.needs_catalog_check:
             self.check_catalog()
             self.begin_copies()

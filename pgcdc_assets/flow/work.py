@@ -1,4 +1,4 @@
-"""The parts that every operation on a lake works with. They are opened under the lock."""
+"""The objects that every operation on a lake uses. They are opened under the lake's lock."""
 
 from __future__ import annotations
 
