@@ -68,7 +68,8 @@ class Assembly:
         return [self.relations[oid] for oid in self.leaves.get(root.oid, ()) if oid in self.relations]
 
     def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
-        """Whether a publication that setup made lists a relation. A foreign publication may omit leaves on purpose."""
+        """Whether a publication that setup created publishes one of the senders. A publication that somebody else
+        created may omit leaves on purpose."""
         if self.rows is None:
             return False
         return any(not self.rows.ours.isdisjoint(self.published[sender.oid].publications) for sender in senders)

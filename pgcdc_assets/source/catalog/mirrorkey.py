@@ -1,7 +1,7 @@
 """Chooses a mirror's key, by pure rules over the facts of indexes and replica identities.
 
 The stream identifies an old row by the table's replica identity. So the primary key is the mirror's key only if the
-replica identity carries its columns. Otherwise the identity index is the mirror's key. Deferrable keys do not count:
+replica identity contains its columns. Otherwise the identity index is the mirror's key. Deferrable keys are not used:
 ``SET id = -id`` may then swap the keys of two rows in one statement, and a net effect per key cannot express a swap.
 """
 
@@ -43,7 +43,7 @@ class RowIdentity:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns of a key tuple ``K``. Empty for FULL, which sends whole rows, and without a usable identity."""
+        """Columns of a key tuple ``K``. Empty for FULL, which sends all columns, and without a usable identity."""
         return {"d": self.primary, "i": self.index}.get(self.replica_identity, ())
 
     @property
@@ -52,7 +52,7 @@ class RowIdentity:
         return self.replica_identity == "f" or bool(self.carried)
 
     def delivers(self, key: Sequence[str]) -> bool:
-        """Whether every update and delete in the stream carries at least the ``key`` of the old row."""
+        """Whether every update and delete in the stream contains at least the ``key`` of the old row."""
         return self.replica_identity == "f" or (bool(self.carried) and set(key) <= set(self.carried))
 
     def candidates(self) -> list[tuple[str, ...]]:
@@ -60,8 +60,8 @@ class RowIdentity:
 
 
 def mirror_key(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> tuple[str, ...]:
-    """Returns the key of a table whose rows come from ``senders`` (the table or its leaves); () if it has no key. Only
-    the table's own keys count. A key that only the leaves have is not unique across the leaves."""
+    """Returns the key of a table whose rows are sent by ``senders`` (the table or its leaves); () if the table has no
+    key. Only the table's own keys are used, because a key that only the leaves have is not unique across the leaves."""
     for key in own.candidates():
         if set(key) <= set(published) and all(sender.delivers(key) for sender in senders):
             return key

@@ -101,9 +101,9 @@ class CatalogRelation:
 
     @property
     def outside(self) -> Outside | None:
-        """Why logical decoding does not carry the relation's rows; None if it carries these rows. Each table access
-        method writes its own WAL, and PostgreSQL decodes only the heap's WAL. Other access methods count only if they
-        are known to be decoded (:data:`DECODED`)."""
+        """Why logical decoding never sends the relation's rows; None if it sends these rows. Each table access method
+        writes its own WAL, and PostgreSQL decodes only the heap's WAL. Another access method is accepted only if it is
+        known to be decoded (:data:`DECODED`)."""
         if self.kind == "f":
             return Outside(self.oid, self.name, "is a foreign table", "mirror its rows from the server that has them")
         if self.unlogged and not self.partitioned:

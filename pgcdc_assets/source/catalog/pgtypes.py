@@ -1,7 +1,8 @@
 """Reads types from pg_type, with all types inside them at any depth.
 
 The text of values of the inner types may change although no row is written: by ALTER TYPE ... RENAME VALUE, ADD
-ATTRIBUTE or DROP ATTRIBUTE (ALTER TABLE ... ADD COLUMN, if a table is used as a row type), or a renamed object.
+ATTRIBUTE or DROP ATTRIBUTE (ALTER TABLE ... ADD COLUMN, if a table is used as a row type), or by the renaming of an
+object whose name the value prints.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class PgTypes:
         return PgType(row.oid, row.name, typmod, row.family, base, element, row.delimiter)
 
     def _innermost(self, row: _Row) -> PgType:
-        """Returns the base type of a domain, also through several domains. Only one type of the chain has a typmod."""
+        """Returns the innermost base type of a domain that may be based on further domains. Only one type of this chain
+        has a typmod."""
         typmod, passed = -1, set[int]()
         while row.base:
             if row.oid in passed:
@@ -109,7 +111,7 @@ class PgTypes:
         return tuple(Composite(row.oid, row.name, row.attributes or "") for row in rows)
 
     def naming(self, types: Iterable[int]) -> list[str]:
-        """Returns the names of the types in ``types`` whose text is the name of an object."""
+        """Returns the names of those types in ``types`` whose values print as the name of an object."""
         return [row.name for row in self._within(types) if row.name in NAMING_TYPES and row.family == "b"]
 
     def _within(self, types: Iterable[int]) -> list[_Row]:

@@ -24,7 +24,8 @@ from pgcdc_assets.errors import CopyBlocked
 LISTS_SINCE: Final = 150000
 """PostgreSQL 15 introduced column lists, row filters and publications of schemas."""
 GENERATED_SINCE = 180000
-"""The version of publish_generated_columns. Older versions never send generated columns, although 15 lists them."""
+"""PostgreSQL 18 introduced publish_generated_columns. Older versions never send generated columns, although PostgreSQL
+15 lists them as published."""
 MARK: Final = "Made by pgcdc_assets for slot "
 """Beginning of the comment on each publication that setup made."""
 UNREAD: Final = "\0"
@@ -64,7 +65,7 @@ _NO_LISTS = "NULL::text[], NULL::text"
 
 @dataclass(frozen=True)
 class Published:
-    """What the stream carries of one relation, from all its publications together."""
+    """What the stream contains of one relation, from all its publications together."""
 
     oid: int
     publications: tuple[str, ...]
@@ -84,7 +85,8 @@ def read_published(
 ) -> dict[int, Published]:  # fmt: skip
     """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. A root
     without leaves is returned as itself. ``oids`` restricts the result, which is much cheaper with hundreds of
-    published tables. The row filter of a locked table is UNREAD with ``unread``. Without it, CopyBlocked is raised."""
+    published tables. If a row filter cannot be read because its table is locked, the filter is UNREAD with ``unread``,
+    and CopyBlocked is raised otherwise."""
     version = conn.info.server_version
     lists, own = (_LISTS, _OWN_ROW) if version >= LISTS_SINCE else (_NO_LISTS, "")
     query = _QUERY.format(lists=lists, own=own, only="" if oids is None else _ONLY)
@@ -159,7 +161,7 @@ below (pub, relid) AS (
   JOIN pg_catalog.pg_class c ON c.oid = b.relid AND c.relkind = 'p'
 ),
 """
-# Foreign and unlogged leaves do not count: a table cannot be published through them.
+# Foreign and unlogged leaves are ignored, because a table cannot be published through them.
 _LEAFLESS: Final = """
   SELECT m.pub, m.relid FROM member m JOIN pub p ON p.oid = m.pub
   JOIN pg_catalog.pg_class c ON c.oid = m.relid AND c.relkind = 'p' AND NOT c.relispartition
@@ -207,8 +209,8 @@ def read_beside_locks(
 def read_leafless(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> list[tuple[Any, ...]]:
-    """Returns rows like :func:`read_beside_locks`, for listed partitioned tables that no leaf can publish yet. The view
-    pg_publication_tables does not show such a table."""
+    """Returns rows like :func:`read_beside_locks`, for partitioned tables that a publication lists, but that have no
+    leaf yet whose rows can be published. The view pg_publication_tables does not show such a table."""
     return [(*row, None) for *row, _ in _read(conn, _LEAFLESS, publications, oids)]
 
 
@@ -272,8 +274,8 @@ WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid
 
 
 def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, int]:
-    """Returns the xmin of each relation's pg_depend row for its schema. Only SET SCHEMA writes this row again. A
-    publication of a schema loses a table by SET SCHEMA, and has the table again once it is moved back."""
+    """Returns the xmin of each relation's pg_depend row for its schema. Only SET SCHEMA writes this row again. After
+    SET SCHEMA, a publication of the old schema no longer publishes the table, until the table is moved back."""
     return dict(conn.execute(_PLACES, [sorted(set(oids))]).fetchall())
 
 

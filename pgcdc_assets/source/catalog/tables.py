@@ -242,8 +242,8 @@ _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s][^".]*')
 @dataclass(frozen=True)
 class TablePatterns:
     """Patterns of the form ``schema.table`` with ``*`` and ``?``. A pattern that begins with ``-`` excludes tables. A
-    name without a schema is in the schema public. A table is selected if no exclusion matches it, and an inclusion does
-    or there are no inclusions. Case counts. A part in double quotes is taken literally."""
+    name without a schema is in the schema public. A table is selected if no exclusion matches it, and if an inclusion
+    matches it or there are no inclusions. Patterns are case-sensitive. A part in double quotes is taken literally."""
 
     included: tuple[re.Pattern[str], ...] = ()
     excluded: tuple[re.Pattern[str], ...] = ()

@@ -70,7 +70,8 @@ _TRANSACTION_TIMEOUT_SINCE = 170000
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection that raises SourceUnavailable if it is lost, or if the server is silent for too long. A
-    query may take any time while its session is at work. ``on_wait`` is called every ten seconds of such a wait."""
+    query may take any time while its session is active on the server. During such a wait, ``on_wait`` is called every
+    ten seconds."""
 
     patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"
@@ -93,7 +94,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         return super().execute(query, params, prepare=prepare, binary=binary)
 
     def speak(self) -> None:
-        """Makes psycopg use the server's encoding, and accept texts with bytes that are invalid in it."""
+        """Makes psycopg use the server's encoding, and accept texts with bytes that are invalid in this encoding."""
         self.encoding = encoding = Encoding.of(self.info.parameter_status("server_encoding"))
         if encoding.name == UTF8.name:
             return

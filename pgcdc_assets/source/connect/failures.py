@@ -65,7 +65,8 @@ _AT_CONNECT = (
     (re.compile(r"too many connections for|too many clients already|remaining connection slots"), "53300"),
     (re.compile(r"database system is (?:starting up|shutting down|in recovery mode|not .*accepting conn)"), "57P03"),
 )
-"""Texts of refused connections, for which libpq returns no SQLSTATE. A text in another language counts as retryable."""
+"""Texts of refused connections, for which libpq returns no SQLSTATE. An error whose text is in another language is
+treated as retryable."""
 
 _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     (
@@ -85,7 +86,7 @@ _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     ),
 )
 """Texts of a source that gives us no walsender, with error class and advice. A pooler refuses the parameter
-``replication``, or drops it, and then an ordinary session gets our first replication command. A lack of walsenders is
+``replication``, or drops it, so that an ordinary session gets our first replication command. A lack of walsenders is
 retryable, because the walsender of a killed run may exist for some time."""
 
 _NO_CONNINFO = re.compile(

@@ -77,8 +77,9 @@ class PluginOptions:
         # The server filters each record of a prepared transaction by the origin of the session that wrote it. So it
         # could send the content of a transaction without its end, or the end without the content.
         told = origins if version >= _ORIGIN_SINCE and not two_phase else Origins.ANY
-        # A streamed transaction carries the origin of its first change, a whole transaction the origin of its commit,
-        # which is the right one. So if the receiver filters by origin, transactions are sent whole.
+        # While a transaction is in progress, the stream names the origin of its first change. After the commit, the
+        # stream names the origin of the commit, which is the right origin. So if the receiver filters by origin,
+        # transactions are sent only after their commit.
         if streaming and told == origins:
             mode = Streaming.PARALLEL if newest >= _PARALLEL else Streaming.ON
         proto_version = newest if mode != Streaming.OFF or two_phase else 1
@@ -90,8 +91,8 @@ class PluginOptions:
 
     @property
     def whole(self) -> Self:
-        """These options, changed for the SQL functions: each transaction is sent whole after its commit. Each call is a
-        separate decoder, so a call would not continue an open transaction of the previous call."""
+        """These options, changed for the SQL functions: each transaction is sent completely after its commit. Each call
+        is a separate decoder, so a call would not continue an open transaction of the previous call."""
         return replace(self, proto_version=1, streaming=Streaming.OFF, two_phase=False)
 
     def given(self, publications: Sequence[str]) -> dict[str, str]:
@@ -112,4 +113,4 @@ class PluginOptions:
 
 
 FIRST_VERSION: Final = PluginOptions()
-"""The options for whole transactions after their commit, which every server can send."""
+"""The options with which each transaction is sent completely after its commit. Every server supports them."""

@@ -21,7 +21,7 @@ from pgcdc_assets.protocol.frames import HEADER, FrameBlock, data_messages
 from pgcdc_assets.source.connect.failures import ServerError, first_line, result_error
 
 _FRAMES = 8192
-"""The most messages that one call takes from libpq."""
+"""The most messages that one call reads from libpq."""
 
 
 class FrameSource(ABC):
@@ -30,7 +30,7 @@ class FrameSource(ABC):
     @property
     @abstractmethod
     def held(self) -> int:
-        """Bytes that were read but not taken."""
+        """Number of bytes that were read and that :meth:`take` has not returned yet."""
 
     @abstractmethod
     def pull(self) -> bool:
@@ -38,7 +38,8 @@ class FrameSource(ABC):
 
     @abstractmethod
     def take(self) -> FrameBlock:
-        """Returns the complete frames that were read. Raises the stream's end reason if no frame is left."""
+        """Returns the complete frames that were read. If no frame is left and the stream has ended, raises the error
+        that ended the stream."""
 
 
 class FrameReader(FrameSource):
@@ -211,8 +212,9 @@ class SocketReader(FrameReader):
         return FrameBlock(raw, starts + HEADER, ends - starts - HEADER)
 
     def other(self) -> bytes | None:
-        """Takes the next message and returns its kind; None if it is data or has not arrived. ``Z`` ends the answer to
-        a command. Raises the server's error as a typed exception; ``Z`` still follows then."""
+        """Reads the next message and returns its kind; None if the message is data or has not arrived. ``Z`` ends the
+        answer to a command. Raises the server's error as a typed exception; the server sends ``Z`` after its error
+        too."""
         kind = self._next()
         if kind is None and self._closed and not self._whole():
             raise self._gone()
@@ -237,7 +239,7 @@ class SocketReader(FrameReader):
     def close(self) -> None:
         self._socket.close()
 
-    # Within -------------------------------------------------------------------------------------
+    # Helper methods -----------------------------------------------------------------------------
 
     def _whole(self) -> bool:
         return self.held >= HEADER and self._end() <= self.held
@@ -248,8 +250,8 @@ class SocketReader(FrameReader):
         return 1 + length
 
     def _next(self, *, data: bool = False) -> bytes | None:
-        """Takes the next message from the buffer and returns its kind; None if it has not arrived, or is data and not
-        ``data``. Skips messages that a stream ignores. Raises the server's error."""
+        """Removes the next message from the buffer and returns its kind; None if the message has not arrived, or if it
+        is a data message and ``data`` is False. Skips messages that a stream ignores. Raises the server's error."""
         while self.held >= HEADER:
             kind, end = bytes(self._buffer[:1]), self._end()
             if kind not in _KINDS or end < HEADER:
@@ -281,7 +283,7 @@ class SocketReader(FrameReader):
         self._flush()
 
     def _flush(self) -> None:
-        """Sends as much as the socket takes, without waiting. The next call sends the rest."""
+        """Sends as much as the socket accepts, without waiting. The next call sends the rest."""
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]

@@ -1,4 +1,4 @@
-"""Carries the driver's connection parameters to the executors of a cluster.
+"""Sends the driver's connection parameters to the executors of a cluster.
 
 The environment (``PGPASSWORD``, ``PGHOST``, ...), the service file, the passfile and the TLS files exist only where the
 driver runs. So the parameters of the driver's connection are sent to the tasks within their specs, which Spark neither

@@ -1,9 +1,10 @@
-"""Limits how long the source may send nothing, and checks whether the source is still at work.
+"""Limits how long the source may send nothing, and checks whether the source is still working.
 
 A dead path can keep its TCP connections alive: a pooler, a load balancer or a tunnel may stop forwarding bytes. TCP
 keepalives do not notice this. So each wait for the server counts how long nothing has arrived, like PostgreSQL's own
-receiver (wal_receiver_timeout). The server of a stream is asked for a reply. A query cannot be asked for a reply, so
-another connection checks whether its session is at work. So a query may wait long for a lock, and the wait is reported.
+receiver (wal_receiver_timeout). During a stream, the server is asked for a reply. During a query, the server cannot be
+asked, so another connection checks whether the query's session is active. So a query may wait long for a lock, and the
+wait is reported.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _REFUSES: Final = "FATAL:"
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds of silence. After ``ask`` seconds, and then every ``again`` seconds, the server is asked. After
-    ``silent`` seconds it counts as lost."""
+    """Limits in seconds of silence. After ``ask`` seconds, and then every ``again`` seconds, the server is asked. After
+    ``silent`` seconds, the connection is treated as lost."""
 
     ask: float
     silent: float
@@ -53,12 +54,13 @@ class Silence:
     """Counts the seconds in which the caller listened and nothing arrived, without seconds in which the caller was
     busy.
 
-    After ``patience.ask`` seconds ``at_work`` is called, which returns whether the server is at work. If ``ask`` is
-    given, it is called first, and ``at_work`` only if no answer has arrived until the next check.
+    After ``patience.ask`` seconds ``at_work`` is called, which returns whether the server is working for us. If ``ask``
+    is given, ``ask`` is called first, and ``at_work`` only if no answer has arrived until the next check.
     """
 
     _LONGEST = 1.0
-    """The most seconds that count between two calls of :meth:`listened`. In the remaining time the caller was busy."""
+    """The most seconds that are counted between two calls of :meth:`listened`. If more time has passed, the caller was
+    busy."""
 
     def __init__(
         self, patience: Patience, endpoint: str, at_work: Callable[[], bool], ask: Callable[[], None] | None = None

@@ -34,8 +34,8 @@ from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader, Socket
 from pgcdc_assets.source.connect.silence import Silence
 
 _MEMORY: Final = "16MB"
-"""Bytes of changes after which the server sends a transaction in progress. At most this much is left to send at the
-commit. Sending the default of 64MB takes a second or two."""
+"""Size of a transaction's changes after which the server sends the transaction in progress. So at most this much is
+left to send at the commit. Sending 64MB, the server's default, takes a second or two."""
 _LITTLE_MEMORY: Final = (
     f"SELECT set_config('logical_decoding_work_mem', '{_MEMORY}', false) "
     f"WHERE pg_size_bytes(current_setting('logical_decoding_work_mem')) > pg_size_bytes('{_MEMORY}')"
@@ -61,7 +61,8 @@ class SystemIdentity:
 
 @dataclass(frozen=True)
 class CreatedSlot:
-    """A new slot. Snapshot and stream meet at ``consistent_point``. The snapshot exists until the next command."""
+    """A new slot. The snapshot shows the transactions with ``commit_lsn`` below ``consistent_point``, and the stream
+    sends all later transactions. The snapshot exists until the next command of the connection."""
 
     name: str
     consistent_point: Lsn
@@ -180,7 +181,7 @@ class ReplicationConnection:
 
     def execute(self, command: str, *, waiting: Callable[[], None] | None = None) -> list[tuple[str | None, ...]]:
         """Runs a replication command or simple SQL. Returns the rows of the last result as text. ``waiting`` is called
-        every half second until the server answers. Without it, long waits are logged."""
+        every half second until the server answers. Without ``waiting``, long waits are logged."""
         result = self._result(command, waiting)
         columns = range(result.nfields)
         return [tuple(self._text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
@@ -190,7 +191,7 @@ class ReplicationConnection:
         self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def at_work(self) -> bool:
-        """Whether another connection sees this session at work."""
+        """Whether another connection sees that this session is active."""
         session = self._connection.session
         return session is not None and session.work() is not None
 
@@ -233,7 +234,7 @@ class ReplicationConnection:
     ) -> None:
         self.close()
 
-    # Within -------------------------------------------------------------------------------------
+    # Helper methods -----------------------------------------------------------------------------
 
     def _result(self, command: str, waiting: Callable[[], None] | None) -> pq.abc.PGresult:
         last: pq.abc.PGresult | None = None

@@ -158,7 +158,7 @@ def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:
 
 
 def not_replicated(conn: psycopg.Connection[Any]) -> list[Finding]:
-    """Returns a finding for each kind of object that logical replication does not carry."""
+    """Returns a finding for each kind of object that logical replication does not replicate."""
     kinds: dict[str, list[str]] = {}
     for kind, name in conn.execute(_NOT_REPLICATED):
         kinds.setdefault(kind, []).append(name)

@@ -26,8 +26,8 @@ _MARK = re.compile(MARK + r"(\w+)(, with the slot)?(?:, which reads publication 
 _LOCK_SECONDS = 2
 """lock_timeout in seconds for one table. Adding a table to a publication waits for DDL, VACUUM or an index build on the
 table (SHARE UPDATE EXCLUSIVE), but not for writers. We hold no other lock during the wait, so a session that queues
-behind us waits for no other table. An autovacuum gives way to a session that waits for longer than deadlock_timeout
-(default: a second)."""
+behind us waits for no other table. PostgreSQL cancels an autovacuum for a session that waits for longer than
+deadlock_timeout (default: a second)."""
 _BRIEF_SECONDS = 0.1
 """lock_timeout in seconds for a table that is added during a run. The run tries again later."""
 _PATIENCE_SECONDS = 30
@@ -50,9 +50,9 @@ _SLOTS = "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot
 
 @dataclass(frozen=True)
 class OwnPublication:
-    """A publication's name and mark. ``slot``: the slot for which we made the publication; None if we did not make it.
-    ``with_slot``: whether we also made that slot. ``reads``: the other publication that the slot reads, if this
-    publication is only a mark."""
+    """A publication's name and the mark in its comment. ``slot``: the slot for which we made the publication; None if
+    we did not make it. ``with_slot``: whether we also made that slot. ``reads``: the publication of somebody else that
+    the slot reads, if this publication only marks the slot as ours."""
 
     name: str
     slot: str | None = None
@@ -100,7 +100,7 @@ def _of_comment(name: str, comment: str | None) -> OwnPublication:
 
 
 def made_by_us(publication: OwnPublication, slot: str) -> bool:
-    """Whether we made the publication for this slot. Our publication for another slot does not count."""
+    """Whether we made the publication for this slot. False for a publication that we made for another slot."""
     return publication.slot == slot
 
 
@@ -160,16 +160,17 @@ class OwnPair:
         return {self.name: "insert, update, delete, truncate", self.inserts: "insert, truncate"}
 
     def is_foreign(self) -> bool:
-        """Whether somebody else made the publication ``name``. Then it is used unchanged, and we make none."""
+        """Whether somebody else made the publication ``name``. That publication is then used unchanged, and we make
+        neither of our two."""
         publication = read_publication(self.conn, self.name)
         return publication is not None and not made_by_us(publication, self.slot)
 
     def write(
         self, on_wait: OnWait | None = None, making: Callable[[list[str]], None] = lambda things: None
     ) -> list[str]:
-        """Creates the pair, or updates its tables. Returns what it created or changed. ``making`` is called with the
-        publications right before they are committed. ``on_wait`` is called every few seconds with the transactions that
-        keep a table from being listed."""
+        """Creates the two publications, or updates their tables. Returns what was created or changed. ``making`` is
+        called with the publications right before their creation is committed. ``on_wait`` is called every few seconds
+        with the transactions that keep a table from being listed."""
         done = [f"publication {made}" for made in self._make(making)]
         changed: set[str] = set()
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -188,9 +189,10 @@ class OwnPair:
         """Adds selected tables that neither of our publications lists, and returns their names.
 
         If a partitioned table is listed by its leaves, its new leaves are added if their updates can be published.
-        ``known`` returns the OIDs of relations that were listed earlier. These are not added again: somebody removed
-        them for a reason. ``known`` is called only if there is an unlisted relation. Nothing is done with a publication
-        that somebody else made, without the right, or on a standby. The next call adds a locked table.
+        ``known`` returns the OIDs of relations that were listed earlier. These relations are not added again, because
+        somebody removed them on purpose. ``known`` is called only if there is an unlisted relation. Does nothing if
+        somebody else made the publication, if our role may not change it, or on a standby. A locked table is left for
+        the next call.
         """
         publication = read_publication(self.conn, self.name)
         if publication is None or not made_by_us(publication, self.slot):
@@ -257,7 +259,8 @@ class OwnPair:
         return [name for name in self.operations if read_publication(self.conn, name) is None]
 
     def _settle(self, relation: _Listing, lock_seconds: float = _LOCK_SECONDS, *, keeps: bool = False) -> bool:
-        """Lists one relation in the right publication. Returns False if it is locked, or others changed it."""
+        """Lists one relation in the right publication. Returns False if the relation is locked, or if another session
+        has changed it."""
         try:
             with self.conn.transaction() as scope:
                 self.conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])

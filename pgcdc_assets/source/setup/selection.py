@@ -121,7 +121,8 @@ def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], v
 
 
 def _published(relation: CatalogRelation, version: int) -> list[str]:
-    """Returns the columns that our publications carry: stored generated columns since 18, virtual columns never."""
+    """Returns the columns that our publications publish. Stored generated columns are published since PostgreSQL 18,
+    and virtual columns never."""
     shown = ("", "s") if version >= GENERATED_SINCE else ("",)
     return [column.name for column in relation.columns if column.generated in shown]
 

@@ -1,5 +1,5 @@
 """Findings of ``setup`` on tables: first on the selected tables or on a publication that somebody else made, then on
-rows that a query of a table returns and its mirror lacks, or that may change without a trace."""
+rows that a query of a table returns although its mirror lacks them, and on rows that may change without a trace."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _LISTED = "SELECT prrelid FROM pg_catalog.pg_publication_rel WHERE prrelid = ANY
 
 
 def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
-    """Returns findings on patterns that select no existing table. ``needed``: these are errors, because no table is
-    selected."""
+    """Returns findings on patterns that select no existing table. ``needed``: these findings are errors, because no
+    table is selected at all."""
     idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
     there = list(meant_tables(conn, ())) if idle or needed else []
     found = []

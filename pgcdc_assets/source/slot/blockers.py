@@ -46,7 +46,7 @@ _ALTERING = [
 
 @dataclass(frozen=True)
 class Blocker:
-    """A transaction. ``age`` is None if our role may not see it (pg_read_all_stats)."""
+    """A transaction that blocks something. ``age`` is None if our role may not see it (pg_read_all_stats)."""
 
     xid: int | None
     pid: int | None

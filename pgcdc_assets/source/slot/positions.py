@@ -1,4 +1,5 @@
-"""Positions in the source's WAL, by SQL. On a standby all of them are the replay position, which is always flushed."""
+"""Positions in the source's WAL, by SQL. On a standby, every position is the replay position, which is always
+flushed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ SELECT (lsn - CASE WHEN (lsn - '0/0') % segment = {_LONG_HEADER} THEN {_LONG_HEA
 FROM (SELECT {INSERT_LSN} AS lsn, current_setting('wal_block_size')::int AS page,
              (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size') AS segment) AS w
 """  # noqa: S608  (put together of our own constants)
-"""SQL: a query for the end of the last record. The flush position always reaches it, unlike the insert position."""
+"""SQL: a query for the end of the last record. The flush position always reaches this LSN, but it may never reach the
+insert position."""
 
 
 def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:

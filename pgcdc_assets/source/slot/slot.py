@@ -188,8 +188,8 @@ def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool
     """Checks that this slot's stream may continue at ``transform_lsn``, the end of the change log (None: no log yet).
 
     ``two_phase`` must agree with the slot. Otherwise a prepared transaction may arrive twice or never: one mode sends
-    it at PREPARE, the other at COMMIT PREPARED. Read ``status`` while our walsender holds the slot: only then can no
-    other process confirm past the log's end. Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
+    it at PREPARE, the other at COMMIT PREPARED. Read ``status`` while our walsender holds the slot, because no other
+    process can then confirm a position above the log's end. Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
     """
     _check_kind(status, two_phase)
     if status.lost:

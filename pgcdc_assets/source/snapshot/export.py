@@ -140,7 +140,7 @@ def shown_tables(
 
     A table is unreadable if it was altered after the snapshot, or if it is locked so that its row filter cannot be
     read. No lock keeps the tables unchanged, and some catalog functions return the current state under any snapshot. So
-    the catalog is read twice. A fact that is the same in the snapshot and a moment later was the same in between.
+    the catalog is read twice. A fact that both readings show in the same way did not change between them.
     """
     blocked: dict[TableName, CopyBlocked] = {}
     with snapshot.reading() as conn:

@@ -29,7 +29,7 @@ from pgcdc_assets.source.slot.blockers import lockers
 from pgcdc_assets.source.snapshot.pieces import Piece
 
 READING: Final = f"{APPLICATION}/copy"
-"""application_name of only the sessions that read pieces, which may be interrupted at any time."""
+"""application_name of the sessions that read pieces. Only these sessions may be interrupted at any time."""
 READINGS: Final = 6
 """The most readings of one piece. A migration alters a table a few times; endless DDL must not delay a run for ever."""
 PATIENCE_SECONDS: Final = 10.0
@@ -44,8 +44,8 @@ INTERRUPTED: Final = {
     "57P01",  # terminated
     "55P03",  # a lock within COPY
     "40001",  # a standby's replay takes precedence
-    "40P01",  # a deadlock over what COPY locks besides the table
-    "42P01", "3F000", "42703",  # renamed or dropped since its name was read; the next reading shows which
+    "40P01",  # a deadlock about a lock that COPY takes besides the table's lock
+    "42P01", "3F000", "42703",  # the table was renamed or dropped; the next reading shows which of the two
 }  # fmt: skip
 _STORAGE: Final = """
 SELECT format('%%I.%%I', n.nspname, c.relname), c.relfilenode,
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """Raised when a piece was not read to its end. The rows that were read do not count."""
+    """Raised when a piece was not read to its end. The rows that were read must be discarded."""
 
     def __init__(self, why: PgcdcError) -> None:
         self.why = why
@@ -280,7 +280,8 @@ def giving_way(conninfo: str) -> Iterator[None]:
 
 
 def _interrupt_readings(conninfo: str, ended: threading.Event) -> None:
-    """Connects again if the connection is lost. The holder of the snapshot notices if the source is gone."""
+    """Interrupts readings that other sessions wait for, until ``ended`` is set. Connects again if the connection is
+    lost. The holder of the snapshot notices if the source is gone."""
     while not ended.wait(_SEARCH_SECONDS):
         with (
             suppress(PgcdcError, psycopg.Error),
@@ -292,6 +293,7 @@ def _interrupt_readings(conninfo: str, ended: threading.Event) -> None:
 
 
 def interrupt(conn: SourceConnection, asked: set[int]) -> set[int]:
-    """Cancels our readings that other sessions wait for, and returns their pids. Terminates readings in ``asked``,
-    which were cancelled before: a backend that waits until we read ignores a cancel."""
+    """Cancels our readings that other sessions wait for, and returns the pids of these readings. Terminates readings in
+    ``asked``, which were cancelled before, because a backend that waits until we read from its socket ignores a cancel
+    request."""
     return {pid for pid, _ in conn.execute(_INTERRUPT, {"asked": sorted(asked), "reading": READING})}

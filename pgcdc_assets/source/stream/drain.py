@@ -46,7 +46,7 @@ class RangeLimits:
     records of the running transactions (every 15 s, and at checkpoints), and never past the oldest open transaction. So
     each call reads WAL again. Transactions that were sent before cost an eighth of their first decoding, and open
     transactions cost as much as the first time. So ranges are large, and at least half as large as the WAL that is read
-    again. A transaction is sent whole with the range that contains its commit."""
+    again. A transaction is sent completely with the range that contains its commit."""
     unsure_bytes: int = 1 << 20
     """If the flush position lies inside a record, the record is assumed to begin at most this far below it. Otherwise
     the decoding function would wait for the record's end, for seconds on an idle source (larger records cause this)."""

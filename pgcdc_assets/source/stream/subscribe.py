@@ -35,7 +35,7 @@ class FrameStream(Protocol):
 
     @property
     def frames(self) -> FrameSource:
-        """The source of the frames. Do not store it, because another reader takes over when the drain ends."""
+        """The source of the frames. Do not store it, because it is replaced by another source when the drain ends."""
 
     @property
     def parallel(self) -> bool:
@@ -48,7 +48,7 @@ class FrameStream(Protocol):
         """Reports our positions to the server."""
 
     def at_work(self) -> bool:
-        """Whether the server is at work for us, or has answered a question, although no frame arrives."""
+        """Whether the server is working for us, or has answered a query, although no frame arrives."""
 
     def end_stream(self) -> None:
         """Releases the slot."""
@@ -117,7 +117,8 @@ class LakeEnd:
 
 def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, end: LakeEnd) -> None:
     """Checks that log and lake end at or below the fork, if the source is a promoted standby. The source lacks the old
-    primary's changes above the fork. The source's own transactions above the fork would be skipped as known."""
+    primary's changes above the fork. The source's own transactions above the fork would be skipped, because the log
+    seems to contain them."""
     if now == log_timeline:
         return
     if now < log_timeline:
@@ -214,8 +215,8 @@ def _copied(asked: Subscription, connection: ReplicationConnection, wire: Socket
     """Copies the slot, which must not be above the log's end. Raises the errors of ``check_slot``."""
     name = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
     connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(name)}, true)")
-    # The slot is checked after the copying: if another process has advanced the slot past the log's end, the copy may
-    # also be past it.
+    # The slot is checked after the copying: if another process has advanced the slot above the log's end, the copy may
+    # be above the log's end too.
     check_slot(require_slot(asked.conn, asked.slot), at)
     position = require_slot(asked.conn, name).confirmed_flush_lsn or at
     return SlotCopy(connection, wire, asked.slot, name, position, asked.publications, asked.options.whole)
