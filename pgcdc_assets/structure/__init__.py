@@ -4,12 +4,12 @@
     Relation message of the log ─> rowshapes, alignment ─> how its rows are read, or why they cannot be read
     record ─> listing ─> the tables that a consistent point may list
 
-differences    compares a table as its mirror has it with the table in the catalog
+differences    compares the table recorded for a mirror with the table in the catalog
 verdict        decides what happens to the mirror: one function, whose header lists all cases
 successor      computes the structure that a mirror can get without a copy, or says why it needs a copy
 casts          decides which changes of type keep the text of every value
-rowshapes      says how rows under a Relation message are read
+rowshapes      decides how the rows that belong to a Relation message are read
 alignment      finds the columns of a Relation message by their order
-record         holds what the flow knows about one table
+record         all facts that the flow has about one table
 listing        decides which tables a consistent point may list
 """

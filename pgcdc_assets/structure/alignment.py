@@ -3,11 +3,12 @@
 A Relation message gives the name and type of each column. The catalog that is read for the message may be newer, so
 names prove nothing: a column may have had any name for a time, also the name of a dropped column. But the message lists
 its columns by ascending attnum, and PostgreSQL assigns each attnum only once, in ascending order. So columns are found
-by their order and types. A message is understood only if there is exactly one way to read it. Two rules leave one way
-for most messages:
+by their order and types. A message is read only if there is exactly one way to assign its columns. Two rules leave one
+way for most messages:
 
-- a column that the copy had, and that the catalog still had when it was read for the message, existed in between;
-- a column that the catalog still had was in the message, if the message has a column that was added later.
+- a column that the copy had, and that the catalog still had when it was read for the message, is in the message;
+- if the message has a column that was added later than a column that the catalog still had, the message has this
+  earlier column too.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _alike(known: PgType, told: PgType) -> bool:
 
 
 def _candidates(table: Table, lineage: Lineage, shape: Shape) -> list[_Candidate]:
-    """In ascending order of attnum."""
+    """The columns that the message may have, in ascending order of attnum."""
     now = {column.attnum for column in table.columns}
     found: dict[int, _Candidate] = {}
     for column in (*table.columns, *lineage.former):
@@ -80,13 +81,13 @@ def _gone(table: Table, attnum: int) -> bool:
 
 def _ways(columns: Sequence[ShapeColumn], candidates: Sequence[_Candidate]) -> list[Alignment]:
     """The ways to read the columns that differ in known attnums; at most two. For each candidate in turn, the search
-    takes the candidate for the next column, or leaves it out."""
+    assigns the candidate to the next column of the message, or leaves the candidate out."""
     needed = max((place for place, one in enumerate(candidates) if one.must), default=-1)
     ways: list[list[Alignment]] = [[()], *([] for _ in columns)]
     ended: list[Alignment] = []
     for place, one in enumerate(candidates):
         if one.before_others and place > needed:
-            # A message that lacks this candidate ends before it.
+            # If the message lacks this candidate, it has no later column either.
             ended += ways[len(columns)]
         taken: list[list[Alignment]] = [[], *([] for _ in columns)]
         for count, column in enumerate(columns):

@@ -15,8 +15,8 @@ _TEXTS: Final = frozenset({25, 1043})
 
 def keeps_text(was: PgType, is_: PgType) -> bool:
     """Whether values of type ``was`` keep their text under type ``is_``, if PostgreSQL did not rewrite the table for
-    the change. Binary coercible types may differ in their text (int4 -1 is oid 4294967295). So only these changes
-    count: another typmod, under which bytes and text stay; text to varchar and back; a domain to its base type and
+    the change. Binary coercible types may differ in their text (int4 -1 is oid 4294967295). So this is true only for a
+    new typmod, which keeps bytes and text; for text to varchar and back; and for a domain to its base type and
     back."""
     before, after = _stored(was), _stored(is_)
     alike = before.oid == after.oid or {before.oid, after.oid} <= _TEXTS
@@ -24,7 +24,7 @@ def keeps_text(was: PgType, is_: PgType) -> bool:
 
 
 def holds(was: pa.DataType, is_: pa.DataType) -> bool:
-    """Whether each value of the mirror's column fits the other type, and reads as the same value."""
+    """Whether each value of a mirror's column of type ``was`` fits type ``is_``, and reads as the same value there."""
     if was == is_:
         return True
     decimals = isinstance(was, pa.Decimal128Type) and isinstance(is_, pa.Decimal128Type)

@@ -1,5 +1,5 @@
-"""Compares a table as its mirror has it with the table in the catalog. Pure. The differences are changes that no LSN of
-the stream shows: of the table, its columns, partitions and publications."""
+"""Compares the table recorded for a mirror with the table in the catalog, by pure functions. The differences are
+changes that the stream does not show at an LSN: of the table, its columns, partitions and publications."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Difference(Enum):
     REWRITTEN = auto()
     """ALTER TABLE rewrote the rows."""
     NEW_FILES = auto()
-    """The table has new files, and the stream may not carry what created them."""
+    """The table has new files, and the stream may lack changes of the command that created these files."""
     VALUES = auto()
-    """Values of older rows have another text now, for example after ALTER TYPE RENAME VALUE."""
+    """Values in older rows now have a different text, for example after ALTER TYPE RENAME VALUE."""
     COLUMN_ADDED = auto()
     """A column was added that is NULL in all older rows."""
     COLUMNS = auto()
-    """Columns were changed in any other way."""
+    """Columns were changed in any way other than COLUMN_ADDED."""
     KEY = auto()
     """The key has changed, or updates and deletes are no longer in the stream."""
     KEY_SEEN = auto()
@@ -47,7 +47,7 @@ class Change:
 
 
 def changes(before: Table, now: Table) -> list[Change]:
-    """All differences between the table as its mirror has it and the table in the catalog."""
+    """All differences between ``before``, the table recorded for the mirror, and ``now``, the table in the catalog."""
     if before.oid != now.oid:
         return [Change(Difference.RECREATED, "was dropped and made anew")]
     return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_labels(before, now),
@@ -67,17 +67,17 @@ def _publication(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _kept_rows(table: Table, other: Table) -> set[Mark]:
-    """The catalog rows that publish the table, except rows for leaves that the ``other`` table does not have."""
+    """The catalog rows that publish ``table``, except rows that list leaves which ``other`` does not have."""
     kept = {leaf.oid for leaf in other.leaves}
     own = {mark for leaf in table.leaves if leaf.oid not in kept for mark in leaf.listed}
     return set(table.marks.publications) - own
 
 
 def _partitions(before: Table, now: Table) -> Iterator[Change]:
-    """ATTACH adds rows to the table and DETACH removes rows. The stream carries neither."""
+    """ATTACH adds rows to the table and DETACH removes rows. The stream shows neither change."""
     old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     # The mirror finds the rows of a leaf by the name that the leaf had when it was added. Rows that are published via
-    # the root carry no name of a leaf.
+    # the root do not name their leaf.
     unknown = before.via_root or now.via_root
     outside = {one.oid: one.why for one in now.outside}
     for oid in sorted(old.keys() - new.keys()):
@@ -98,10 +98,10 @@ def _partitions(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _storage(before: Table, now: Table) -> Iterator[Change]:
-    """New files that ALTER TABLE may have made. TRUNCATE, VACUUM FULL and CLUSTER make new files too, but the stream
-    stays exact: these commands keep the TOAST table, and mostly leave pg_attribute unchanged (VACUUM FULL and CLUSTER
-    write the values of ``attmissingval`` into the rows). If nothing distinguishes these commands from a rewrite that
-    the stream does not carry, new files alone are a difference."""
+    """New files that ALTER TABLE may have made. TRUNCATE, VACUUM FULL and CLUSTER make new files too, but after them
+    the stream is still complete. These commands keep the TOAST table, and mostly leave pg_attribute unchanged (VACUUM
+    FULL and CLUSTER write the values of ``attmissingval`` into the rows). If nothing shows whether it was one of these
+    commands or a rewrite that the stream lacks, new files alone are a difference."""
     if _maybe_rewritten(before, now) and rewritten(before.marks.columns, now.marks.columns):
         yield Change(Difference.REWRITTEN, "its rows were rewritten by ALTER TABLE")
     elif not list(_columns(before, now)):
@@ -201,9 +201,10 @@ def _key(before: Table, now: Table) -> Iterator[Change]:
 
 
 def key_changed(before: Table, now: Table) -> str | None:
-    """How the key has changed; None if it is the same. A primary key that was dropped and created again has another
-    constraint OID (REINDEX CONCURRENTLY keeps the OID). In between, several rows may have had the same key. Under
-    REPLICA IDENTITY FULL such rows can be updated and deleted, and the stream does not say which row is meant."""
+    """How the key has changed; None if the key is the same. A primary key that was dropped and created again has a new
+    constraint OID (REINDEX CONCURRENTLY keeps the OID). While the key did not exist, several rows may have had the same
+    key values. Under REPLICA IDENTITY FULL such rows can be updated and deleted, and the stream does not say which of
+    the rows is meant."""
     if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
         return "its key changed"
     if before.key and before.marks.key_constraint != now.marks.key_constraint:

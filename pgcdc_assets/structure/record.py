@@ -1,8 +1,8 @@
-"""What the flow knows about one table: one immutable object, which is replaced at each change.
+"""All facts that the flow has about one table, in one immutable object that is replaced at each change.
 
 | field | stored | set by |
 |---|---|---|
-| ``table`` | with the state | the copy; a change of structure; new columns that rows brought |
+| ``table`` | with the state | the copy; a change of structure; new columns that rows contained |
 | ``state``, ``reason`` | with the state (``core/states.py``) | each change of the state |
 | ``replay_lsn``, ``version`` | in the mirror | the copy and each turn |
 | ``unread`` | no | the turn; the next catalog check clears it |
@@ -25,19 +25,20 @@ from pgcdc_assets.core.states import TableState
 
 
 class Strange(Enum):
-    """How rows of the log differ from what the mirror knows."""
+    """Why rows of the log cannot be applied to the mirror yet."""
 
     STRUCTURE = auto()
     """The rows cannot be read with the structure of the mirror."""
     PARTITION = auto()
-    """The rows belong to a partition that the mirror does not know."""
+    """The rows belong to a partition that is not among the leaves recorded for the mirror."""
     ATTACHED = auto()
-    """The rows came as rows of another table, because their table was a partition of that table for a while."""
+    """The stream sent the table's rows as rows of another table, because the table was a partition of that table for
+    some time."""
 
 
 @dataclass(frozen=True)
 class UnreadRows:
-    """Rows of the log that the mirror does not take until the next catalog check decides what happens to the mirror."""
+    """Rows of the log that are not applied until the next catalog check has decided what happens to the mirror."""
 
     how: Strange
     what: str
@@ -46,33 +47,34 @@ class UnreadRows:
 @dataclass(frozen=True)
 class TableRecord:
     table: Table
-    """The table as its mirror has it."""
+    """The table with the structure that its mirror has."""
     state: TableState
     replay_lsn: Lsn = ZERO
-    """Everything below this LSN is applied to the mirror, or holds no row of this table."""
+    """All changes of the table by transactions with a commit below this LSN are applied to the mirror."""
     version: int = -1
     """The mirror's version at ``replay_lsn``."""
     reason: str | None = None
     """Why the table is set aside or waits, or that another writer changed rows of its mirror."""
     refused: bool = False
-    """The table is set aside because no mirror can hold it. A new copy would not help."""
+    """Whether the table is set aside because no mirror can contain it. A new copy would not help."""
     reshaping: bool = False
-    """The structure or the folder of the mirror is being changed: nothing is applied to it, and no copy begins."""
+    """Whether the structure or the folder of the mirror is being changed. During this time nothing is applied to the
+    mirror, and no copy begins."""
     since_columns: tuple[Lsn, Marks] | None = None
-    """Set while the mirror lacks new columns that are NULL in all older rows: an LSN from which the source certainly
-    has the columns, and the :data:`Marks` of all columns at the catalog check that showed the new columns."""
+    """Set while the mirror lacks new columns that are NULL in all older rows: an LSN from which on the source certainly
+    has these columns, and the :data:`Marks` of all columns at the catalog check that showed the new columns."""
     columns: Marks | None = None
     """attnum and xmin of all columns at the last catalog check; None before the first check."""
     unread: UnreadRows | None = None
-    """Rows of the log because of which nothing is applied to the mirror for now."""
+    """Rows of the log because of which nothing is applied to the mirror until the next catalog check."""
     reported: str = ""
     """What the last catalog check reported about the table; empty if it reported nothing."""
     former: TableName | None = None
-    """The old name of a renamed table. Its mirror is still in the folder of this name, and will be moved."""
+    """The old name of a renamed table. The mirror is still in the folder of this old name, and will be moved."""
     listed_from: Lsn | None = ZERO
-    """From this LSN on, the source certainly has the table under this name, and not as a partition; None before the
-    next catalog check. A point may not list a table at an LSN at which it had another name, even if its mirror has all
-    rows."""
+    """From this LSN on, the source certainly has the table under its present name, and not as a partition. None until
+    the next catalog check sets the LSN. A point may not list a table at an LSN at which the table had another name,
+    even if its mirror has all rows."""
 
     @property
     def followed(self) -> bool:

@@ -1,17 +1,19 @@
-"""Says how rows under a Relation message are read, or why they cannot be read with the mirror's structure.
+"""Decides how the rows that belong to a Relation message are read, or why they cannot be read with the mirror's
+structure. A :class:`Shape` is a Relation message with the catalog's facts about its relation.
 (:mod:`pgcdc_assets.structure.verdict` decides what then happens to the mirror.)
 
 Columns are compared by attnum. PostgreSQL never assigns an attnum twice, so a column that was dropped and created again
 under its old name is noticed. A leaf has attnums of its own, which are translated into attnums of the root
 (:attr:`Leaf.numbering`). If that is not possible, the leaf's columns are compared by name, as PostgreSQL itself does.
-Rows may bring a new column that is NULL in all older rows. Rows with any other difference cannot be read.
+Rows may contain a new column that is NULL in all older rows. Rows with any other difference cannot be read.
 
 After a change of structure, the log below the LSN of the catalog check (:attr:`Lineage.since`) may hold rows in any
 structure since the copy. These rows are read as rows of the newest structure: a column that was added later has the
 value that PostgreSQL gives to older rows.
 
-The catalog is read after the message was written, and columns may have been renamed or dropped in between. A Relation
-message lists its columns by ascending attnum, so a name that has moved to another column breaks this order.
+The catalog is read after the message was written, and columns may have been renamed or dropped before it was read. A
+Relation message lists its columns by ascending attnum. If a name now belongs to another column, the attnums that the
+catalog gives for the message are not ascending.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ class Unreadable:
 def table_of_rows(
     table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
 ) -> Table | Unreadable:  # fmt: skip
-    """The table with which rows of the shape are read: unchanged, or with the columns that the shape adds. ``facts``:
-    the shape's catalog facts, needed only for a new column. ``past``: the mirror has applied the span, so a column that
-    the shape lacks may be newer. ``after``: all rows of the shape are of transactions at or above this LSN."""
+    """The table with which rows of the shape are read: ``table`` itself, or with the columns that the shape adds.
+    ``facts``: the shape's catalog facts, needed only for a new column. ``past``: the mirror has applied these rows
+    already, so a column that the shape lacks may be newer than the rows. ``after``: all rows of the shape belong to
+    transactions that commit at or above this LSN."""
     if unsettled(table, after):
         return _by_order(table, shape)
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
@@ -67,7 +70,7 @@ def alignment(table: Table, shape: Shape, after: Lsn | None) -> Alignment | None
 
 
 def _by_order(table: Table, found: Shape) -> Table | Unreadable:
-    """As :func:`table_of_rows`, for rows that may have an earlier structure."""
+    """Does the work of :func:`table_of_rows` for rows that may have an earlier structure."""
     shape = _at_root(table, found)
     if shape is None:
         return Unreadable("its structure changed, and rows of a partition may be older or newer than that")
@@ -99,7 +102,7 @@ def added(before: Table, after: Table) -> tuple[Column, ...]:
 
 
 def together(tables: Iterable[Table]) -> Table:
-    """The table with all columns of these versions of it."""
+    """The table with all columns that any of these versions of the table has."""
     first, *rest = tables
     for other in rest:
         first = replace(first, columns=(*first.columns, *added(first, other)))
@@ -107,9 +110,9 @@ def together(tables: Iterable[Table]) -> Table:
 
 
 def _newer_catalog(table: Table, shape: Shape) -> str | None:
-    """Why the catalog, when it was read, no longer had the columns of the message; None if it still had them. A column
-    whose name the catalog lacks gets the attnum of the mirror's column, if the relation still has this attnum. If the
-    attnums of the message do not ascend, columns have exchanged names."""
+    """Why the catalog, when it was read, no longer had the columns of the message; None if it still had them. If the
+    catalog lacks the name of a column, the attnum of the mirror's column of this name is used, if the relation still
+    has this attnum. If the attnums of the message are not ascending, columns have exchanged their names."""
     places: list[int] = []
     for column in shape.columns:
         known = _known(table, shape, column)
@@ -229,7 +232,8 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
 
 
 def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) -> bool:
-    """Whether a column newer than the copy and older than this column was dropped. It may have had this name."""
+    """Whether a column was dropped that was newer than the copy and older than the column ``attnum``. The dropped
+    column may have had the same name."""
     live, last = set(relation.live), table.highest_attnum
     if (leaf := _numbered(table, shape)) is not None:
         # One less than the lowest attnum of a later column: the root's last column may have been dropped before the

@@ -22,8 +22,8 @@ from pgcdc_assets.structure.differences import key_changed
 
 
 def successor(before: Table, now: Table, since: Lsn) -> Table:
-    """The structure that the mirror gets if there is no :func:`obstacle`. ``before``: the table as the mirror has it.
-    ``now``: the table in the catalog. ``since``: an LSN at which the source certainly had this structure."""
+    """The structure that the mirror gets if there is no :func:`obstacle`. ``before``: the table recorded for the
+    mirror. ``now``: the table in the catalog. ``since``: an LSN at which the source certainly had the new structure."""
     lineage = before.descent
     left = {column.attnum: column for column in now.columns}
     changed = tuple(column for column in before.columns if not _as_before(column, left.get(column.attnum)))
@@ -32,7 +32,7 @@ def successor(before: Table, now: Table, since: Lsn) -> Table:
     follows = replace(lineage, number=lineage.number + 1, since=latest, former=former)
     if now.partitioned:
         follows = replace(follows, restructured=lineage.restructured + 1, columns_since=latest)
-    # The comments stay as they are, because later comments are compared with the comments that the mirror has.
+    # The comments are kept, because the next comments are compared with the comments that the mirror has.
     return replace(
         now,
         columns=_with_missing(before, now),
@@ -43,8 +43,8 @@ def successor(before: Table, now: Table, since: Lsn) -> Table:
 
 
 def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
-    """As :func:`successor`, if partitions were added without rows or removed, and nothing else changed. The leaves that
-    stay keep the facts that the mirror knows."""
+    """As :func:`successor`, if partitions were removed or were added without rows, and nothing else changed. The leaves
+    that stay keep the facts recorded for the mirror."""
     lineage = before.descent
     left = tuple({leaf.oid for leaf in before.leaves} - {leaf.oid for leaf in now.leaves})
     follows = replace(
@@ -57,14 +57,14 @@ def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
 
 
 def _as_known(before: Table, now: Table) -> tuple[Leaf, ...]:
-    """The leaves of ``now``. A leaf that stays keeps its old name, because rows of the mirror carry this name."""
+    """The leaves of ``now``. A leaf that stays keeps its old name, because rows of the mirror contain this name."""
     known = {leaf.oid: leaf for leaf in before.leaves}
     return tuple(known.get(leaf.oid, leaf) for leaf in now.leaves)
 
 
 def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
-    """The columns with the values that older rows had at the first check. VACUUM FULL writes these values into the
-    rows, and PostgreSQL then deletes them from the catalog, but the log may still hold older rows."""
+    """The columns with the values that older rows had at the first catalog check. VACUUM FULL writes these values into
+    the rows, and PostgreSQL then deletes the values from the catalog, but the log may still contain older rows."""
     known = {column.attnum: column.missing for column in before.columns}
     return tuple(replace(column, missing=known.get(column.attnum, column.missing)) for column in now.columns)
 
@@ -79,7 +79,7 @@ def _as_before(column: Column, now: Column | None) -> bool:
 
 
 def obstacle(before: Table, now: Table) -> str | None:
-    """Why the mirror's rows cannot get the structure that the table has ``now``, in words; None if they can."""
+    """The reason, as text, why the mirror's rows cannot get the structure of ``now``; None if they can."""
     if before.root or now.root or (before.partitioned, before.via_root) != (now.partitioned, now.via_root):
         return "it is partitioned or published in another way now"
     if (reason := key_changed(before, now)) is not None:

@@ -1,25 +1,25 @@
 """Decides what happens to a mirror when its table has changed, or when a row of the log does not fit the mirror.
 
-Only the catalog check asks this, for each table that is followed, set aside, healed or renamed, or has unread rows. The
-first row of this table that applies decides. "Copied if small": copied if the table is not larger than the setting
+Only the catalog check needs this decision, for each table that is followed, set aside, healed or renamed, or has unread
+rows. The first row below that applies decides. "Copied if small": copied if the table is not larger than the setting
 ``recopy_bytes``, else set aside for the operator.
 
 | situation | the mirror |
 |---|---|
 | the table was renamed, and its mirror has the old name: rows or partitions changed outside of the stream | copied |
 | the table was renamed, and its mirror has the old name | decided later |
-| no mirror can hold the table | set aside |
-| no mirror could hold the table before | copied |
+| no mirror can contain the table | set aside |
+| no mirror could contain the table before, but now a mirror can | copied |
 | rows were added or removed outside of the stream, or updates can be followed only now | copied |
-| the log holds rows of the table as rows of another table, because it was a partition for a while | copied |
+| the log has rows of the table as rows of another table, of which it was a partition for some time | copied |
 | the table has new files, and the catalog does not show which command made them | copied if small |
 | the table is set aside, and partitions were added or removed | copied |
 | the table is set aside; or its mirror is being changed; or applying is paused | decided later |
-| columns or key have changed, or the rows were rewritten | reshaped if its rows prove enough, else copied if small |
+| columns or key have changed, or the rows were rewritten | reshaped if its own rows suffice, else copied if small |
 | a partition with rows was added | copied if small |
 | partitions were removed, or added without rows | reshaped |
 | the log holds rows of a partition that was added and removed between two catalog checks | copied |
-| the log holds a row that cannot be read | reshaped if its rows prove enough, else copied if small |
+| the log holds a row that cannot be read | reshaped if its own rows suffice, else copied if small |
 | a column was added that is NULL in all older rows | reshaped, once the mirror has passed the LSN of the check |
 | nothing has changed | stays |
 
@@ -38,7 +38,7 @@ from pgcdc_assets.structure.record import Strange, TableRecord
 from pgcdc_assets.structure.successor import alike, obstacle
 
 PAGE_BYTES: Final = 8192
-"""Size of a page on the source, unless it was built otherwise."""
+"""Default size of a page on the source. A server can be built with another size."""
 _TOLD: Final = 5
 """How many changes of one table a message names."""
 _NOT_CARRIED: Final = frozenset({
@@ -76,8 +76,8 @@ class Reshape:
 
 @dataclass(frozen=True)
 class AfterRows:
-    """As :class:`Reshape`, but only after the mirror has passed the LSN at which the catalog showed the new columns,
-    because rows below that LSN may still bring the columns."""
+    """As :class:`Reshape`, but only after the mirror has reached the LSN at which the catalog showed the new columns,
+    because rows below that LSN may already contain the columns."""
 
     what: str
 
@@ -94,7 +94,7 @@ class Recopy:
 class SetAside:
     reason: str
     refused: bool = False
-    """Whether the reason is that no mirror can hold the table."""
+    """Whether the reason is that no mirror can contain the table."""
 
 
 Verdict = Stay | Later | Reshape | AfterRows | Recopy | SetAside
@@ -105,8 +105,9 @@ def verdict(
     refusal: str | None = None, without_rows: Callable[[int], bool] = lambda oid: False, paused: bool = False,
 ) -> Verdict:  # fmt: skip
     """Decide what happens to the mirror of ``record``, whose table the catalog shows as ``now``. ``found``: the
-    differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can hold the table, or None.
-    ``without_rows``: whether the relation with this OID certainly has no rows. ``paused``: no mirror is changed."""
+    differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can contain the table; None
+    if a mirror can. ``without_rows``: whether the relation with this OID certainly has no rows. ``paused``: no mirror
+    is changed."""
     unread, lost, partitions = record.unread, _of(found, _NOT_CARRIED), _of(found, {Difference.PARTITIONS})
     if record.former is not None:
         return Recopy((lost or partitions)[0].what) if lost or partitions else Later()
@@ -166,8 +167,8 @@ def _restructured(record: TableRecord, now: Table, rules: Rules, what: str) -> V
 def _partitions(
     record: TableRecord, now: Table, rules: Rules, without_rows: Callable[[int], bool], what: str
 ) -> Verdict:
-    """The stream does not carry rows that a partition had when it was attached. A partition that is empty at a check
-    after its ATTACH had no such rows, so the stream carries all its rows."""
+    """The stream does not contain the rows that a partition had when it was attached. A partition that is empty at a
+    check after its ATTACH had no such rows, so the stream contains all rows of this partition."""
     known = {leaf.oid for leaf in record.table.leaves}
     filled = next((leaf for leaf in now.leaves if leaf.oid not in known and not without_rows(leaf.oid)), None)
     if filled is not None:
@@ -177,7 +178,7 @@ def _partitions(
 
 def _columns_added(record: TableRecord, now: Table, rules: Rules, what: str) -> Verdict:
     if rules.schema_changes == "set_aside":
-        # The first row with a value brings the column.
+        # The mirror gets the column with the first row that has a value in it.
         return Later()
     return AfterRows(what) if obstacle(record.table, now) is None else _restructured(record, now, rules, what)
 
