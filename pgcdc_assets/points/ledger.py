@@ -1,7 +1,7 @@
 """A ledger: a small Delta table that only grows, with rows in the order of their times.
 
-A ledger is written under the lake's lock. Appending rows is one commit, which takes milliseconds and is durable when
-the call returns. Files are read newest first, so reading the last row costs the same for any length of the table.
+A ledger is written under the lake's lock. Appending rows is one Delta commit, which takes milliseconds and is durable
+when the call returns. Files are read newest first, so reading the last row costs the same for any length of the table.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LedgerFile:
 
 
 class Ledger:
-    """``schema`` must contain ``AT``. The first row creates the folder."""
+    """The ledger in the folder ``path``, which the first row creates. ``schema`` must contain ``AT``."""
 
     def __init__(self, path: Location, schema: pa.Schema, merging: Merging | None = None) -> None:
         self.path = path
@@ -117,7 +117,7 @@ class Ledger:
         return -1 if table is None else table.number
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        """Adds rows in one commit, durable on return. Adds the ``at`` of each row."""
+        """Adds rows in one Delta commit, which is durable when this returns. Sets the ``at`` of each row."""
         self._prepare()
         at = self._now()
         stamped = [{**row, AT.name: at + timedelta(microseconds=place)} for place, row in enumerate(rows)]
@@ -129,8 +129,9 @@ class Ledger:
             self._merge(small)
 
     def keep(self, staying: Staying) -> int:
-        """Removes the rows that do not stay, in one commit. Returns the number of removed rows. Merges neighbouring
-        files that are small or lose rows. The times of two files must never overlap."""
+        """Removes the rows that do not stay, in one Delta commit. Returns the number of removed rows. Merges
+        neighbouring files that are small or lose rows. Only neighbours are merged, because the times of two files must
+        never overlap."""
         gone: list[Added] = []
         left: list[FileReport] = []
         count = 0

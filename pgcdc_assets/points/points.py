@@ -1,7 +1,8 @@
 """Consistent points: an LSN, and the Delta version that each mirror has at that LSN. Each turn adds one row.
 
-A table without changes is complete up to the newest point that lists it. A version's number alone does not prove that
-it is the published version. So a point also has the LSN that the version itself records, for readers to compare.
+A table without changes is complete up to the newest point that lists it. The number of a Delta version alone does not
+prove that it is the published version. So a point also has the LSN that the version itself records, and readers compare
+the two.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Listing:
 
 
 class ConsistentPoints:
-    """Reads the ledger at every call, so that points of other processes are seen."""
+    """The ledger of consistent points. Every call reads the ledger, so that points of other processes are seen."""
 
     def __init__(self, layout: Layout, merging: Merging | None = None) -> None:
         self._ledger = Ledger(layout.consistent_points, SCHEMA, merging)
@@ -76,8 +77,8 @@ class ConsistentPoints:
         self, lsn: Lsn, versions: Mapping[TableName, int], positions: Mapping[TableName, Lsn],
         changed: Mapping[TableName, str] | None = None, messages: Lsn | None = None,
     ) -> None:  # fmt: skip
-        """Adds a point, durable on return. Raises LakeError if ``lsn`` is below the newest point. The ``versions`` must
-        be durable already. ``positions`` are the LSNs that these versions record."""
+        """Adds a point, which is durable when this returns. Raises LakeError if ``lsn`` is below the newest point. The
+        ``versions`` must be durable already. ``positions`` are the LSNs that these versions record."""
         newest = self.newest()
         if newest is not None and lsn < newest.replay_lsn:
             raise LakeError(f"would fall from {newest.replay_lsn}", thing="consistent point", lsn=lsn)
@@ -129,8 +130,8 @@ class ConsistentPoints:
         return Lsn(files[-1].rows("replay_lsn")["replay_lsn"][0].as_py()) if files else None
 
     def listing(self, table: TableName) -> Listing | None:
-        """Returns a table's entry in the newest point that lists it. The entry has the version, because a point that
-        listed an older copy says nothing about the present copy."""
+        """Returns a table's entry in the newest point that lists the table. The entry has the version, so that the
+        caller can tell whether the point listed the present copy or an older copy."""
         version = self._ledger.version()
         if version != self._listed_at:
             self._listed, self._listed_at = {}, version
@@ -147,7 +148,8 @@ class ConsistentPoints:
         """Removes the points older than ``oldest``, and thins out the newer points. Returns the number of removed
         points. The versions of removed points are no longer promised to readers.
 
-        Keeps the newest point, and the newest point that lists each followed table: the table is complete up to it.
+        Keeps the newest point of all. Also keeps, for each followed table, the newest point that lists the table,
+        because the table is complete up to that point.
         """
         return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now).staying)
 
@@ -165,14 +167,14 @@ class ConsistentPoints:
 
 @dataclass
 class _Pruning:
-    """Goes through the points file by file, from the newest to the oldest."""
+    """Decides which points stay, file by file, from the newest file to the oldest."""
 
     oldest: datetime
     wanted: set[str]
     """Tables whose newest listing has not been found yet."""
     now: datetime
     _newer: int | None = None
-    """The time of the first point after the file's points."""
+    """The time of the first point after the points of the next file; None before the newest file."""
 
     def staying(self, file: LedgerFile) -> pa.BooleanArray:
         times = file.rows(AT.name)[AT.name].combine_chunks().cast(pa.int64()).to_numpy()
@@ -214,7 +216,8 @@ def _listings(rows: pa.Table) -> dict[str, Listing]:
 
 
 def _last_mentions(rows: pa.Table) -> pa.Table:
-    """Returns the last mention of each table. Avoids ``group_by``, which imports pandas (see ``entries``)."""
+    """Returns each table's last row of :func:`_mentions`. Avoids ``group_by``, which imports pandas (see
+    ``entries``)."""
     mentions = _mentions(rows)
     names = whole(mentions["name"]).dictionary_encode()
     codes = in_numpy(names.indices)

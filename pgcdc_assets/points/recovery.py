@@ -11,7 +11,8 @@ from pgcdc_assets.points.states import TableStates
 
 
 def recover_tables(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """Repairs one table after the other. Yields each folder, and the names of the files that were put aside there."""
+    """Repairs these Delta tables one after the other. Yields the folder of each, and the names of the damaged files
+    that were renamed there, so that no reader uses them."""
     yield layout.change_log, recover_log(layout.change_log)
     for folder in (*layout.ledgers, layout.messages):
         yield folder, recover(folder).aside

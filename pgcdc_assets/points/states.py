@@ -1,4 +1,4 @@
-"""The stored states of the tables. The last row of a table is its state."""
+"""The stored states of the tables, in a ledger. The last row of a table is its present state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class StateRow:
-    """``table``: the table as its mirror has it. ``lsn``: the LSN at which the table was copied or set aside."""
+    """One stored state of a table. ``table``: the table with the structure that its mirror has. ``lsn``: the LSN at
+    which the table was copied or set aside."""
 
     name: TableName
     state: TableState
@@ -47,7 +48,7 @@ class StateRow:
 
 
 class TableStates:
-    """Reads the ledger at every call. Threads may share it."""
+    """The ledger of table states. Every call reads the ledger. Threads may share one instance."""
 
     def __init__(self, layout: Layout) -> None:
         self._ledger = Ledger(layout.table_states, SCHEMA)
@@ -72,7 +73,7 @@ class TableStates:
         self.set_all([table], state, lsn, reason)
 
     def set_all(self, tables: Iterable[Table], state: TableState, lsn: Lsn, reason: str | None = None) -> None:
-        """Sets the state of several tables in one commit."""
+        """Sets the state of several tables in one Delta commit."""
         self._append([_stored(table, state, lsn, reason) for table in tables])
 
     def _append(self, rows: list[dict[str, Any]]) -> None:

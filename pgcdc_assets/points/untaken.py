@@ -1,4 +1,4 @@
-"""Stores how many rows of the log no mirror took: one entry per relation and range.
+"""Stores how many rows of the log were applied to no mirror, with one entry per relation and range.
 
 Only relations that belonged to no followed table are stored. Not stored: tables that the settings exclude, and tables
 that wait for a copy or are set aside, because their state is reported.
@@ -34,11 +34,12 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class UntakenRows:
-    """``start`` and ``end``: the span of the batches that hold the rows. ``last``: the start of the last such batch."""
+    """The number of rows of one relation that were applied to no mirror. ``start`` and ``end``: the span of the batches
+    that contain these rows. ``last``: the start of the last such batch."""
 
     relation_id: int
     name: TableName
-    """The relation's last name in the stream."""
+    """The relation's newest name in the stream."""
     rows: int
     start: Lsn
     last: Lsn
@@ -49,7 +50,7 @@ class UntakenRows:
 
 
 class UntakenLedger:
-    """Reads the ledger at every call."""
+    """The ledger of untaken rows. Every call reads the ledger."""
 
     def __init__(self, layout: Layout) -> None:
         self._ledger = Ledger(layout.untaken_rows, SCHEMA)
@@ -63,7 +64,7 @@ class UntakenLedger:
         return found
 
     def add(self, new: Iterable[UntakenRows]) -> None:
-        """Adds rows in one commit, durable on return."""
+        """Adds rows in one Delta commit, which is durable when this returns."""
         rows = [
             {
                 "relation_id": one.relation_id, "schema": one.name.schema, "name": one.name.name, "rows": one.rows,
@@ -75,7 +76,7 @@ class UntakenLedger:
             self._ledger.append(rows)
 
     def forget(self, log_start: Lsn) -> int:
-        """Removes the entries whose rows the log no longer holds. Returns the number of removed entries."""
+        """Removes the entries whose rows are no longer in the log. Returns the number of removed entries."""
         return self._ledger.keep(lambda file: pc.greater(file.rows("end")["end"].combine_chunks(), int(log_start)))
 
 
