@@ -1,6 +1,6 @@
 """Facts of the source's catalog about its tables, with a JSON form. :mod:`pgcdc_assets.source.catalog.tables` reads
-these facts. The project directory holds a copy for Dagster. The change log holds a copy with each Relation message,
-because Relation messages lack attribute numbers, keys and type families."""
+these facts. The project directory contains a copy for Dagster. The change log contains a copy with each Relation
+message, because Relation messages lack attribute numbers, keys and type families."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Column:
     generated: str = ""
     """pg_attribute.attgenerated: '' none, 's' stored, 'v' virtual."""
     missing: str | None = None
-    """pg_attribute.attmissingval as text: the value that rows older than an ADD COLUMN ... DEFAULT have."""
+    """pg_attribute.attmissingval as text: the column's value in rows that are older than its ADD COLUMN ... DEFAULT."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -55,7 +55,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf partition, published as itself and mirrored into its root's table."""
+    """A leaf partition that is published as itself. Its rows are written into the mirror of its root."""
 
     oid: int
     name: TableName
@@ -63,10 +63,11 @@ class Leaf:
     attached: Marks = ()
     """The leaf's row in pg_inherits and the rows of its ancestors, by parent. ATTACH PARTITION writes a new row."""
     numbering: tuple[tuple[int, int], ...] | None = None
-    """Maps the leaf's attnums to the root's attnums, in runs of consecutive attnums. A run is a pair: its first attnum
-    at the leaf, and the number to add. None if the leaf's columns are in another order. A table created as a partition
-    has one run, or more runs if the root had dropped columns before. While the leaf is attached, added or dropped
-    columns do not change the mapping, because a partition's columns change only together with the root's columns."""
+    """Maps the leaf's attnums to the root's attnums, in groups of consecutive attnums. A group is a pair: its first
+    attnum at the leaf, and the number to add. None if the leaf's columns are in another order than the root's columns.
+    A table created as a partition has one group, or more groups if the root had dropped columns before. While the leaf
+    is attached, added or dropped columns do not change the mapping, because a partition's columns change only together
+    with the root's columns."""
     listed: Marks = ()
     """The rows of the table's publications that list this leaf itself."""
 
@@ -114,15 +115,17 @@ class Lineage:
     number: int
     """How many structures followed the structure of the copy."""
     copied: int
-    """The highest attnum that the copy knew."""
+    """The highest attnum that the table had given to a column when it was copied."""
     since: int
-    """LSN at and above which the source certainly has the newest structure. No new point below it lists the mirror."""
+    """LSN at and above which the source certainly has the newest structure. No new point below this LSN lists the
+    mirror."""
     former: tuple[Column, ...] = ()
     """Earlier columns that were dropped since, or now have another name or type."""
     left: tuple[int, ...] = ()
     """OIDs of leaves that were detached or dropped. The mirror ignores their rows in the log."""
     restructured: int = 0
-    """For a partitioned table: how many of these structures changed columns. The rest changed leaves only."""
+    """For a partitioned table: how many of these structures changed columns. The other structures changed only the
+    leaves."""
     columns_since: int = 0
     """For a partitioned table: like ``since``, but only for changes of columns. 0 if there was no such change."""
 
@@ -136,10 +139,10 @@ class Lineage:
 class Table:
     """A published table. For a partitioned root, ``leaves`` lists the partitions that store its rows.
 
-    ``columns`` are the columns that the stream carries, in attnum order. Generated columns are included if the server's
-    version publishes them. ``key`` holds the attnums of the mirror's key: the primary key if all its columns are
-    published, otherwise the identity index. Only an index that is valid, immediate, not partial and without expressions
-    counts; ``key`` is empty if neither index counts.
+    ``columns`` are the columns that the stream contains, in attnum order. Generated columns are included if the
+    server's version publishes them. ``key`` contains the attnums of the mirror's key: the primary key if all its
+    columns are published, otherwise the identity index. An index is used only if it is valid, immediate, not partial
+    and without expressions. ``key`` is empty if neither index is used.
     """
 
     oid: int
@@ -148,7 +151,7 @@ class Table:
     key: tuple[int, ...] = ()
     replica_identity: ReplicaIdentity = "d"
     identity_key: tuple[int, ...] = ()
-    """attnums that a key tuple ``K`` carries; empty for FULL and NOTHING."""
+    """attnums that a key tuple ``K`` contains; empty for FULL and NOTHING."""
     partitioned: bool = False
     leaves: tuple[Leaf, ...] = ()
     via_root: bool = False
@@ -156,8 +159,8 @@ class Table:
     unpublished: tuple[Leaf, ...] = ()
     """For a partitioned root whose leaves our publication lists one by one: the leaves that the publication lacks."""
     outside: tuple[Outside, ...] = ()
-    """Leaves whose rows logical decoding does not carry. They are not in ``leaves``, and their rows are not in the
-    mirror. If the table itself is such a relation, and not a root, this lists the table alone."""
+    """Leaves whose rows logical decoding never sends. These leaves are not in ``leaves``, and their rows are not in the
+    mirror. If the table itself is such a relation, and not a root, this contains only the table."""
     root: TableName | None = None
     """For a leaf: the root into whose mirror the leaf's rows are written."""
     root_oid: int | None = None
@@ -190,7 +193,7 @@ class Table:
 
     @property
     def comment(self) -> str | None:
-        """The table's own comment; None if it does not exist or cannot be read."""
+        """The table's own comment; None if there is no comment, or if it cannot be read."""
         return self._read_comments.get(0)
 
     @property
@@ -220,8 +223,9 @@ class Table:
 
     @property
     def descent(self) -> Lineage:
-        """The table's lineage, or the lineage of the copy if nothing changed since. ``attnums_given`` is preferred to
-        ``columns``, which may also hold columns that came with rows after the copy."""
+        """The table's lineage; if the structure has not changed since the copy, the lineage of the copy. It uses
+        ``attnums_given`` rather than ``columns``, because ``columns`` may include columns that rows added after the
+        copy."""
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
     @property
@@ -231,8 +235,8 @@ class Table:
 
     @property
     def columns_since(self) -> Lsn | None:
-        """The LSN at and above which rows certainly have the structure of ``columns``; None if this is still
-        the copy's structure. Adding or removing leaves does not by itself change how rows are read."""
+        """The LSN at and above which rows certainly have the structure of ``columns``; None if ``columns`` still have
+        the structure of the copy. Adding or removing leaves does not by itself change how rows are read."""
         if self.lineage is None:
             return None
         since = self.lineage.columns_since if self.partitioned else self.lineage.since
@@ -240,7 +244,8 @@ class Table:
 
     @property
     def structure(self) -> str:
-        """Names the structure of ``columns`` among all structures of the table. ``0`` is the structure of any copy."""
+        """An identifier of the structure of ``columns`` among all structures of the table. ``0`` identifies the
+        structure of any copy."""
         if self.lineage is None or self.columns_since is None:
             return "0"
         number = self.lineage.restructured if self.partitioned else self.lineage.number
@@ -269,7 +274,8 @@ class Table:
         )
 
     def without_volatile(self) -> Self:
-        """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
+        """The table with only the facts that decide how rows are decoded and applied, for example without storage
+        numbers and estimates."""
         return replace(
             self, leaves=(), via_root=False, unpublished=(), outside=(), pages=0, rows=0, marks=TableMarks(),
             attnums_given=0, lineage=None, comments=(),
@@ -278,7 +284,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of the stream that a log holds. ``database`` is the database's name when the log was made."""
+    """The identity of the replication stream that a log stores. ``database`` is the database's name when the log was
+    made."""
 
     system_identifier: str
     database: str
@@ -291,7 +298,7 @@ class Identity:
         return self.slot == other.slot and self.is_of_same_database(other)
 
     def is_of_same_database(self, other: Identity) -> bool:
-        """Whether both come from the same database, even if it was renamed."""
+        """Whether both streams come from the same database, even if the database was renamed."""
         if self.system_identifier != other.system_identifier:
             return False
         if self.database_oid and other.database_oid:
@@ -305,7 +312,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Catalog:
-    """The saved catalog (``.pgcdc/catalog.json``): all Dagster needs to draw the graph."""
+    """The saved catalog (``.pgcdc/catalog.json``). It contains everything that Dagster needs to draw the asset
+    graph."""
 
     identity: Identity
     publication: str
@@ -314,7 +322,7 @@ class Catalog:
     tables: tuple[Table, ...] = field(default_factory=tuple)
     """Mirrored tables: roots and plain tables, not leaves."""
     publications: tuple[str, ...] = ()
-    """The names to pass as ``publication_names``. The insert-only publication is a publication of its own."""
+    """The names for pgoutput's option ``publication_names``. The insert-only publication is a separate name."""
     encoding: str = "UTF8"
     """The encoding in which the source's texts are received."""
 

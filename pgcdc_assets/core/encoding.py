@@ -37,8 +37,8 @@ class Encoding:
 
     @classmethod
     def of(cls, name: str | None) -> Encoding:
-        """The encoding to request texts in, given the server's own encoding. It is UTF8 for the two server encodings
-        that Python cannot read: the server then converts."""
+        """The encoding in which to request texts, given the server's own encoding. For the two server encodings that
+        Python cannot read, this is UTF8, and the server converts the texts."""
         return _BY_NAME.get(name or "", UTF8)
 
     @property
@@ -121,13 +121,14 @@ def _mark(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def _unmarked(text: str) -> bytes:
-    """The bytes from which :meth:`Encoding.shown` read this text as UTF-8."""
+    """The original bytes of a text that :meth:`Encoding.shown` has decoded as UTF-8."""
     pieces = _MARKED.split(text)
     return b"".join(bytes.fromhex(piece) if place % 2 else piece.encode() for place, piece in enumerate(pieces))
 
 
 def _row(lead: str, first: int, characters: str) -> dict[bytes, str]:
-    """A row of a code table, starting at place ``first``. Ideographic spaces in ``characters`` stand for gaps."""
+    """A row of a code table, whose first character has ``first`` as its last byte. Ideographic spaces in ``characters``
+    stand for gaps."""
     return {bytes.fromhex(lead) + bytes([first + place]): character
             for place, character in enumerate(characters) if character != "\u3000"}  # fmt: skip
 

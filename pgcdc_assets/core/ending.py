@@ -1,7 +1,7 @@
 """Ends a process within ten seconds of a signal, even if it hangs. The process is first asked to end at a boundary. If
-it does not reach a boundary in time, its main thread is interrupted. If it still does not end (a library call ignores
-signals, or a thread waits for a dead server), the process exits at once. That does no harm: everything that we write
-survives a kill at any point."""
+the process does not reach a boundary in time, its main thread is interrupted. If it still does not end (a library call
+ignores signals, or a thread waits for a dead server), the process exits at once. That does no harm, because everything
+that we write survives a kill at any moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 BOUNDARY_SECONDS = 6.0
-"""Seconds after which the current turn is interrupted if it has not ended by itself."""
+"""Seconds after the first signal at which the main thread is interrupted if the current turn has not ended by
+itself."""
 END_SECONDS = 9.0
 """Seconds from the first signal to the end of the process."""
 SECOND_SECONDS = 1.5
@@ -23,7 +24,7 @@ SECOND_SECONDS = 1.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CODE = 1
 _CURSOR = b"\x1b[?25h"
-"""Shows the cursor, which a changing line of progress hides."""
+"""Shows the terminal's cursor, which the progress line hides."""
 _WORD = b"pgcdc: ended before all had stopped; nothing is half done, and the next run goes on from what is durable\n"
 
 
@@ -90,7 +91,7 @@ class Ending:
                 signal.signal(number, handler)
             # Code that runs after the block must not be interrupted.
             self._generation += 1
-            # A process that is not ours (a test's, or Dagster's own) keeps running.
+            # A process that pgcdc has not started (a test's, or Dagster's own) keeps running.
             self.asked &= self._owned
 
     def _interrupt(self, generation: int, seconds: float) -> None:

@@ -1,8 +1,9 @@
-"""Named places right before and after each durable step, where the crash tests stop a process to kill it. These places
-do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests set this variable; it
-must not be set in production. A file in that folder with the name of a point arms the point. The file's content is the
-number of passes that go through first. Then one process or thread takes the file: it writes its pid into
-``<point>.reached`` and waits there until that file is removed, or until it is killed."""
+"""Fault points: named lines of code right before and after each durable step, where the crash tests stop a process to
+kill it. Fault points do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests
+set this variable; it must not be set in production. A file in that folder with the name of a fault point arms it. The
+file's content is a count: the fault point is reached that many times without an effect. The next process or thread that
+reaches the fault point renames the file to ``<point>.reached``, with its pid as content, and waits until that file is
+removed, or until the process is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _POLL_SECONDS: Final = 0.005
 
 
 class FaultPoint(StrEnum):
-    """Points named ``..._making`` and ``..._committing`` are right before the step, all other points right after it."""
+    """The fault points. A name that ends with ``ING`` marks the moment right before a step, any other name the moment
+    right after a step."""
 
     SLOT_MADE = "slot-made"
     LOG_MAKING = "log-making"
@@ -108,7 +110,7 @@ def _stop(folder: Path, point: FaultPoint) -> None:
         return
     taken = folder / f"{point}{_TAKEN}"
     with (folder / LOCK).open("a") as lock:
-        # The lock ensures that every pass is counted.
+        # The lock ensures that every time the fault point is reached is counted.
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             passes = int(armed.read_text())

@@ -1,4 +1,5 @@
-"""Places as values, and the places of all files in the lake. :mod:`pgcdc_assets.store` reads and writes them."""
+"""The class for the location of a file or folder, and the locations of all files in the lake.
+:mod:`pgcdc_assets.store` reads and writes these files."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from typing import Final, Self
 from pgcdc_assets.core.names import TableName
 
 LOCAL: Final = ""
-"""The scheme of places on this machine's file system."""
+"""The scheme of locations on this machine's file system."""
 _MARK: Final = "://"
 
 OWN: Final = "_pgcdc"
-"""Folder of everything that is not a mirror. A schema of this name is encoded, so it does not collide."""
+"""Folder of everything in the lake that is not a mirror. The folder of a database schema with this name is encoded, so
+the two do not collide."""
 
 DELTA_LOG: Final = "_delta_log"
 """The folder of the Delta log, in the folder of each Delta table."""
@@ -24,19 +26,20 @@ LAST_CHECKPOINT: Final = "_last_checkpoint"
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """Where a file or folder of the lake is, on any store: an absolute local path, or a URL whose scheme says which
-    store holds it. Places are compared and sorted by their texts."""
+    """The location of a file or folder on any store: an absolute local path, or a URL whose scheme names the kind of
+    store. Locations are compared and sorted by their texts."""
 
     text: str
     """``/lake/public/t``, or ``scheme://store/lake/public/t``; without a slash at its end."""
 
     @classmethod
     def of(cls, place: str | PathLike[str] | Self) -> Self:
-        """The place of a path or URL. A relative path starts at the working directory."""
+        """The location of a path or URL. A relative path starts at the working directory."""
         if isinstance(place, cls):
             return place
         text = str(place)
-        # ``..`` stays: the file system resolves it after following links, so the text alone could give another place.
+        # ``..`` is not resolved here: the file system follows links first, so it may find another folder than the text
+        # says.
         return cls(text.rstrip("/") if _MARK in text else str(Path(text).absolute()))
 
     @property
@@ -54,23 +57,24 @@ class Location:
 
     @property
     def uri(self) -> str:
-        """The place for other programs, as a URI."""
+        """The location as a URI, for other programs."""
         return PurePosixPath(self.text).as_uri() if self.scheme == LOCAL else self.text
 
     @property
     def for_hadoop(self) -> str:
-        """The place for Spark's readers. Hadoop's scheme for S3 is ``s3a``."""
+        """The location for Spark's readers. Hadoop's scheme for S3 is ``s3a``."""
         return self.text.replace("s3://", "s3a://", 1) if self.scheme == "s3" else self.text
 
     def __truediv__(self, name: str) -> Location:
         return Location(f"{self.text.rstrip('/')}/{name}")
 
     def with_name(self, name: str) -> Location:
-        """The place with this name in the same folder."""
+        """The location of the file with this name in the same folder."""
         return self.parent / name
 
     def up_to(self, root: Location) -> list[Location]:
-        """This folder and its parents up to ``root``'s parent. Settle all of them to make a new folder durable."""
+        """This folder and its parents up to ``root``'s parent. A new folder is durable once all of these folders are
+        synced to disk."""
         found = [self]
         while found[-1] != root.parent and found[-1] != found[-1].parent:
             found.append(found[-1].parent)
@@ -123,7 +127,7 @@ class Layout:
 
     @property
     def ledgers(self) -> tuple[Location, ...]:
-        """The small tables that only grow."""
+        """The small Delta tables that only grow."""
         return self.table_states, self.consistent_points, self.untaken_rows
 
     @property
@@ -133,7 +137,7 @@ class Layout:
 
     @property
     def staging(self) -> Location:
-        """Copies whose columns will replace a mirror's columns, and tables that were moved away."""
+        """The folder into which unreadable feeds are moved, until maintenance deletes them."""
         return self.own / "copy"
 
     @property
@@ -152,17 +156,17 @@ class Layout:
 
     @property
     def hold(self) -> Location:
-        """The file in which a running ``verify`` asks for a boundary at its LSN."""
+        """The file in which a running ``verify`` asks for a consistent point at its LSN."""
         return self.own / "hold"
 
     @property
     def endpos(self) -> Location:
-        """The file with the LSN at which following ends; see :mod:`pgcdc_assets.flow.requests`."""
+        """The file with the LSN at which follow mode ends; see :mod:`pgcdc_assets.flow.requests`."""
         return self.own / "endpos"
 
     @property
     def apply_paused(self) -> Location:
-        """The file that exists while apply is paused."""
+        """The file that exists while applying is paused."""
         return self.own / "apply_paused"
 
     @property

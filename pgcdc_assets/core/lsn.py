@@ -49,8 +49,9 @@ ZERO = Lsn(0)
 @dataclass(frozen=True, order=True)
 class LsnRange:
     """A half-open range of WAL whose ends are transaction boundaries. The range contains the transactions with ``start
-    < end_lsn <= end``. No boundary lies inside a commit record, so ``start <= commit_lsn < end`` gives the same answer.
-    Filters use this second form, because ``commit_lsn`` is known from Begin and orders the log."""
+    < end_lsn <= end``. No boundary lies inside a commit record, so ``start <= commit_lsn < end`` selects the same
+    transactions. Filters use this second form, because Begin already contains ``commit_lsn``, which also orders the
+    log."""
 
     start: Lsn
     end: Lsn

@@ -1,6 +1,7 @@
-"""Marks of the system catalog. Two catalog checks compare them to find changes that no LSN shows. PostgreSQL writes a
-new row version with a new xmin whenever a row of a system catalog changes. So a row that was changed and changed back
-also has a different mark."""
+"""Marks: values that identify the version of a row in a system catalog. A catalog check compares them with the marks of
+an earlier check, to find changes that the stream does not show at an LSN. PostgreSQL writes a new row version with a
+new xmin whenever a row of a system catalog changes. So a row that was changed and changed back also has a different
+mark."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 Mark = tuple[int, int]
-"""OID and xmin of a catalog row. In place of the OID, a column has its attnum, and a partition its parent's OID."""
+"""OID and xmin of a catalog row. Instead of an OID, a row of pg_attribute has its attnum, and a row of pg_inherits the
+OID of the parent."""
 Marks = tuple[Mark, ...]
 
 
@@ -45,7 +47,8 @@ class Files:
 
 @dataclass(frozen=True)
 class EnumLabel:
-    """A value of an enum. ALTER TYPE ... RENAME VALUE changes rows, and the stream does not show this."""
+    """A value of an enum. ALTER TYPE ... RENAME VALUE changes the values of existing rows, and the stream does not show
+    this."""
 
     oid: int
     label: str
@@ -56,17 +59,19 @@ class EnumLabel:
 @dataclass(frozen=True)
 class Composite:
     """A composite type (or a table's row type) in the values of a table's columns. ADD ATTRIBUTE and DROP ATTRIBUTE
-    change rows, and the stream does not show this."""
+    change the values of existing rows, and the stream does not show this."""
 
     oid: int
     name: str
     attributes: str
-    """``attnum:type`` of each attribute. Dropped attributes stay, with type 0: older rows may have their values."""
+    """``attnum:type`` of each attribute. Dropped attributes are included, with type 0, because older rows may have
+    values of these attributes."""
 
 
 @dataclass(frozen=True)
 class TableMarks:
-    """All marks of a table. Its leaves have their own marks. Tables that are described in the log have no marks."""
+    """All marks of a table. The marks of its leaves are in :class:`Leaf`. Tables that are described in the log have no
+    marks."""
 
     files: Files = field(default_factory=Files)
     key_constraint: int = 0

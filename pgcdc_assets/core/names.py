@@ -60,8 +60,8 @@ def _quoted(part: str) -> str:
 
 
 def encoded(part: str) -> str:
-    """A name as the name of one folder. Characters that a file system, the lake's layout or an engine would misread are
-    written like ``~2F``.
+    """The folder name for the name of a schema or table. Characters that a file system, the lake's layout or an engine
+    would misread are written like ``~2F``.
 
     These are ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters (delta-rs finds no folder with
     ``%2F`` or these characters in its path), ``~`` itself, and the first character of ``.``, of ``..``, of names that
@@ -79,7 +79,8 @@ def decoded(folder: str) -> str:
 
 
 def nearest(name: str, tables: Iterable[TableName]) -> TableName | None:
-    """The table whose own name, without its schema, is most similar to a mistyped ``name``; None if none is similar."""
+    """The table whose own name, without its schema, is most similar to a mistyped ``name``; None if no table's name is
+    similar."""
     by_name = {table.name: table for table in tables}
     close = get_close_matches(name, by_name, 1)
     return by_name[close[0]] if close else None

@@ -1,4 +1,4 @@
-"""Positions of a run: where it must stop, and what it reports to the server."""
+"""Positions of the receiver: the LSN at which it must stop, and the LSNs that it reports to the server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ DELAYS_UNTIL_FLUSHED = 3
 
 
 class Endpos:
-    """Where a run must stop: the decisions, without the waiting.
+    """Decides where the receiver must stop. The caller does the waiting.
 
-    ``endpos`` is a goal to reach, never a position to confirm or store. The run ends at the last transaction boundary
-    at or below ``endpos``.
+    ``endpos`` is a goal to reach, never a position to confirm or store. The receiver ends at the last transaction
+    boundary at or below ``endpos``.
 
     | where endpos falls | decided by |
     |---|---|
@@ -41,7 +41,7 @@ class Endpos:
         return wal_end >= self.lsn or (self._late_flush is not None and wal_end >= self._late_flush)
 
     def allows(self, boundary: int) -> bool:
-        """Whether the run may end at this boundary: only if it is not past endpos."""
+        """Whether the receiver may end at this boundary, because it is not above endpos."""
         return boundary <= self.lsn
 
     # The source's own positions, read by SQL while the stream is quiet -------------------------------

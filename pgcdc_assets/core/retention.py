@@ -1,4 +1,5 @@
-"""Decides what may be deleted: nothing that a consumer still needs, nothing young, and always the oldest data first."""
+"""Decides which data may be deleted: never data that a consumer still needs, never young data, and always the oldest
+data first."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ LONGEST_POINTS: Final = timedelta(days=15)
 already be old when a point names it."""
 
 EVERY_POINT: Final = timedelta(hours=1)
-"""Age up to which every consistent point stays. Older points stay at one per ten minutes, and after a day at one per
-hour: a turn per second makes 86,400 points a day, and each point keeps the deletion vectors of its versions."""
+"""Age up to which every consistent point stays. Of the older points, one per ten minutes stays, and after a day one per
+hour. The reason: a turn per second makes 86,400 points a day, and each point keeps the deletion vectors of its
+versions."""
 LADDER: Final = ((timedelta(days=1), timedelta(hours=1)), (EVERY_POINT, timedelta(minutes=10)))
-"""Pairs of an age and an interval, the oldest age first. Beyond that age, one point per interval stays."""
+"""Pairs of an age and an interval, the oldest age first. Of the points older than the age, one per interval stays."""
 
 
 def sparse(times: Ints, newer: int | None, now: int) -> Bools:
@@ -40,13 +42,14 @@ def sparse(times: Ints, newer: int | None, now: int) -> Bools:
 
 
 def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -> datetime:
-    """Data that was written before this time may be deleted."""
+    """The time before which data must have been written so that it may be deleted."""
     return now - max(retention, grace)
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file of the change log, with the end LSNs of the first and the last batch whose rows it has."""
+    """A file of the change log. ``first_end`` and ``last_end``: the end LSNs of the first and the last batch that have
+    rows in the file."""
 
     first_end: Lsn
     last_end: Lsn

@@ -2,9 +2,9 @@
 
 | state | set by | stored | meaning |
 |---|---|---|---|
-| waiting | the first check of the catalog that shows the table | no | not copied yet |
+| waiting | the first catalog check that shows the table | no | not copied yet |
 | copying | the copy, when its snapshot is taken | yes | being copied from one snapshot; not in consistent points |
-| catching_up | the copy, when its commit is made | yes | its replay_lsn is behind or ahead of the other tables |
+| catching_up | the copy, when it is committed | yes | its replay_lsn is behind or ahead of the other tables |
 | streaming | the publisher, with the first point that lists it | no | its replay_lsn moves with the other tables |
 | set_aside | the transform or the catalog check | yes | cannot be followed exactly; its changes stay in the log |
 | moved | the flow, when the mirror continues under the table's new name | yes | published points stay readable |
@@ -25,5 +25,5 @@ class TableState(StrEnum):
 
     @property
     def readable(self) -> bool:
-        """Whether the rows of ``consistent_points`` list the mirror."""
+        """Whether consistent points may list the mirror."""
         return self in (TableState.CATCHING_UP, TableState.STREAMING)
