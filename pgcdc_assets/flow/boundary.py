@@ -50,8 +50,8 @@ class Boundary:
         self._request: PlacedRequest | None = None
 
     def prepare(self) -> None:
-        """Let the mirrors catch up before the snapshot is taken. A sync that runs already does this. LakeError if no
-        table can be compared."""
+        """Run a sync before the snapshot is taken, so that the mirrors catch up. Not needed if a sync is running.
+        LakeError if no table can be compared."""
         self._refuse()
         if lock.holder(self._layout) is None:
             with connect(self._conninfo) as conn:

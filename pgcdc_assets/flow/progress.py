@@ -299,8 +299,8 @@ class TablesProgress:
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
     def gone(self, published: Container[TableName]) -> list[TableName]:
-        """Stop following the tables that are no longer ``published``; returns their names. Their stored states stay, so
-        that a table that is published again resumes at its mirror's position (:meth:`found`)."""
+        """Stop following the tables that are no longer ``published``; returns their names. Their stored states stay. If
+        such a table is published again, the marks in its state show that it was not published for some time."""
         lost = [
             name for name, entry in self._tables.items()
             if name not in published and entry.state is not TableState.COPYING
