@@ -29,7 +29,7 @@ class Bounds:
     """When a run ends."""
 
     until: Lsn | None = None
-    """Receive up to this LSN and end. If both this is None and ``follow`` is False: up to the source's flush LSN."""
+    """Receive up to this LSN and end. If it is None and ``follow`` is False, receive up to the source's flush LSN."""
     follow: bool = False
     max_seconds: float | None = None
     idle_seconds: float | None = None

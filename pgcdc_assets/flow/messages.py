@@ -1,5 +1,5 @@
-"""The feed of logical messages in a run. Turns advance the feed, and ranges report it. It is open only if the setting
-``messages`` is set."""
+"""The feed of logical messages in a run. Turns advance the feed, and ranges report it. The feed is open only if the
+setting ``messages`` is set."""
 
 from __future__ import annotations
 

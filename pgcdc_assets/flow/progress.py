@@ -86,7 +86,7 @@ class TablesProgress:
 
     @property
     def router(self) -> Router:
-        """Finds the followed table that takes a relation's rows."""
+        """Finds the followed table to which a relation's rows belong."""
         return Router.of(entry.table for entry in self.followed())
 
     def set_aside(self) -> list[TableRecord]:

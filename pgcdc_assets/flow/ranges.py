@@ -1,9 +1,9 @@
-"""The ranges of a run. The batches that its turns apply are counted into the open range. When the range is closed, its
+"""The ranges of a run. Each batch that a turn has applied is counted into the open range. When the range is closed, its
 report is written and its many small files are merged.
 
-Batches are small, for a short delay. Ranges are the units that people see and that backfills use. A range is one or
-more whole batches, and is closed when it has reached a size or a minimum age. Its report is counted from the summaries
-in the log. So if a run dies before it closes a range, the next run still counts all of the range.
+Batches are small, so that changes are applied quickly. Ranges are the units that people see and that backfills use. A
+range is one or more whole batches, and is closed when it has reached a size or a minimum age. Its report is counted
+from the summaries in the log. So if a run dies before it closes a range, the next run still counts all of the range.
 
 The receiver's row counts for each relation are compared with the followed tables, and the report explains rows that are
 applied to no mirror. The transform makes the opposite check: it sets a table aside if the table's feed lacks a row

@@ -27,11 +27,11 @@ class TableTurn:
     """``inserted``, ``updated`` and ``deleted``: rows changed in the mirror. These are net effects, so the feed may
     have more changes."""
     changes: dict[str, int] = field(default_factory=dict)
-    """Rows of the change feed, by operation."""
+    """The number of rows in the change feed, by operation."""
     seconds_transform: float = 0.0
     seconds_apply: float = 0.0
     rows: int | None = None
-    """Rows of the mirror at the range's end; None if unknown."""
+    """The number of rows in the mirror at the range's end; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RangeReport:
     span: LsnRange
     transactions: int
     rows: dict[str, int]
-    """Row messages by kind (I, U, D, T)."""
+    """The number of row messages, by kind (I, U, D, T)."""
     bytes: int
     """Payload bytes in the change log."""
     transform_lsn: Lsn
@@ -115,7 +115,7 @@ class SyncReport:
     changed: list[tuple[TableName, str]] = field(default_factory=list)
     """The followed tables with rows that another writer changed in the mirror, and a description."""
     refused: frozenset[TableName] = frozenset()
-    """The tables that are set aside because no mirror can hold them."""
+    """The tables that are set aside because no mirror can contain them."""
     paused: bool = False
     """Whether applying was paused at the run's end: by an operator, or because the run only received."""
     gave_way: bool = False

@@ -46,7 +46,8 @@ class LogStream:
         self._marks: set[Lsn] = set()
         self._reported = Lsn(0)
         self.complete_to = log.position()
-        """The log's last known recorded position: it holds every transaction with a ``commit_lsn`` below this LSN."""
+        """The log's last known recorded position. The log contains every transaction with a ``commit_lsn`` below this
+        LSN."""
         self.arrived = False
         """Whether the goal set by :meth:`until` is reached. The receiver has then ended, or is about to end."""
         self.stream_aborts = 0
@@ -95,7 +96,7 @@ class LogStream:
             self._receiver.report_apply(lsn)
 
     def source_position(self) -> Lsn:
-        """The source's flush LSN now. All WAL that is durable on the source ends at or below it."""
+        """The source's flush LSN now. All WAL that is durable on the source ends at or below this LSN."""
         return flush_lsn(self._conn)
 
     def mark_now(self) -> Lsn:
