@@ -130,7 +130,7 @@ def relation_facts(
     conn: psycopg.Connection[Any], relations: Mapping[int, Iterable[int]], publications: Sequence[str]
 ) -> dict[int, RelationFacts]:
     """Reads from the current catalog the facts that Relation messages lack. ``relations``: the OIDs of each relation's
-    column types, by the relation's OID. Any number of relations needs about ten queries.
+    column types, by the relation's OID. This takes about ten queries for any number of relations.
 
     In the result, ``table`` is the relation itself; None if it was dropped. For a leaf, ``table`` has the leaf's
     columns and attnums, the root's name, and the root's key by the leaf's attnums.
@@ -217,7 +217,7 @@ class CatalogSnapshot:
         return seen is not None and not changes(table, seen) and seen.comments == table.comments
 
     def is_current(self, conn: psycopg.Connection[Any]) -> bool:
-        """Whether nothing that this snapshot shows has changed since. A change that was undone counts as a change."""
+        """Whether nothing that this snapshot shows has changed since. A change that was undone is still a change."""
         return _fingerprint(conn, self.relations) == self.fingerprint
 
 

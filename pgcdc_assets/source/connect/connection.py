@@ -222,7 +222,7 @@ def _session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
     """Returns a statement that makes all session settings again, because a pooler may drop the start-up options. Its
     first column is the session's pid, because a pooler does not report the right pid."""
     late = {"client_encoding": conn.encoding.name}
-    # Servers before 17 do not know transaction_timeout, and would refuse a connection that names it at start-up.
+    # Servers before 17 have no transaction_timeout, and would refuse a connection that names it at start-up.
     if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
         late["transaction_timeout"] = "0"
     calls = [f"set_config('{name}', {literal(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]

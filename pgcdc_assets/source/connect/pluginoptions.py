@@ -1,6 +1,6 @@
 """Decides the options of pgoutput by the server's version. All versions below were tried.
 
-An option that a version does not know is an error at START_REPLICATION.
+An option that the server's version does not have is an error at START_REPLICATION.
 
                     14          15          16, 17, 18
     proto_version   2           3           4

@@ -90,7 +90,7 @@ class Silence:
         if self._seconds >= self._due:
             at_work = self._check()
             spent, self._at = time.monotonic() - now, time.monotonic()
-            # If the server is at work, the count starts again from zero.
+            # If the server is working, the count starts again from zero.
             self._seconds = 0.0 if at_work else self._seconds + spent
             self._due = self._seconds + self._patience.again
 

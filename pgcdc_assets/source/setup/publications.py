@@ -227,8 +227,8 @@ class OwnPair:
         return publication.with_slot if publication else slot_status(self.conn, self.slot) is None
 
     def _misplaced(self, only: int | None = None, *, keeps: bool = False) -> list[_Listing]:
-        """Returns the relations that are not listed as they should be, or only the relation with the OID ``only``. With
-        ``keeps``, relations that are already listed stay where they are."""
+        """Returns the relations that our publications do not list as they should. ``only``: the OID of the one table to
+        check. With ``keeps``, relations that are already listed stay in their publication."""
         listed: dict[int, frozenset[str]] = defaultdict(frozenset)
         names: dict[int, TableName] = {}
         for oid, schema, name, publication in self.conn.execute(_LISTED, [[self.name, self.inserts]]):

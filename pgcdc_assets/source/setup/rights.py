@@ -59,7 +59,7 @@ WHERE p.pubname = ANY(%(names)s) AND NOT r.super AND p.pubowner NOT IN (SELECT o
 """
 )
 _STATEMENTS = 10
-"""The most statements that the reason of one table shows."""
+"""The most statements that the message about one table contains."""
 BY_OWNER = "let their owner run what `pgcdc setup --sql` prints"
 
 

@@ -200,8 +200,8 @@ def child_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iter
 
 
 def trace_findings(conn: psycopg.Connection[Any], tables: Iterable[int], *, own_publication: bool) -> list[Finding]:
-    """Returns at most one finding of each kind for these tables and leaves. ``own_publication``: our publications
-    publish the tables. Then they list all tables that are not leaves."""
+    """Returns at most one finding of each kind for these tables and leaves. ``own_publication``: whether our
+    publications publish the tables. If so, our publications list all tables that are not leaves."""
     relations = list(read_relations(conn, tables).values())
     listed = {oid for (oid,) in conn.execute(_LISTED, [[relation.oid for relation in relations]])}
     listed |= {relation.oid for relation in relations if own_publication and relation.root is None}

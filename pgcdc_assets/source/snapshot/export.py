@@ -37,7 +37,7 @@ _GATE_POLL_SECONDS = 0.002
 class Snapshot:
     """A snapshot that shows exactly the transactions with ``commit_lsn`` < ``consistent_point``. Tasks pass ``name`` to
     SET TRANSACTION SNAPSHOT, on this server and database, during the ``with`` block. The transaction of ``holder``
-    keeps the snapshot. It holds no lock and reads nothing."""
+    keeps the snapshot. This transaction holds no lock and reads nothing."""
 
     consistent_point: Lsn
     name: str
@@ -57,8 +57,8 @@ class Snapshot:
 def exported_snapshot(
     conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None
 ) -> Iterator[Snapshot]:
-    """Exports a snapshot for the duration of the block. It locks no table: each reading checks itself whether its table
-    is still as the snapshot shows it (:mod:`pgcdc_assets.source.snapshot.reading`).
+    """Exports a snapshot for the duration of the block. The snapshot locks no table. So each reading of a table checks
+    whether the table is still as the snapshot shows it (:mod:`pgcdc_assets.source.snapshot.reading`).
 
     Waits for every open transaction of the cluster, at most ``lock_seconds`` each. After that time, CopyBlocked names
     the blocking transactions. ``on_wait`` is called during the wait; without it, the wait is logged.

@@ -116,7 +116,8 @@ def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: in
 
 
 def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[str, _Storage]:
-    """Begins the piece's transaction and locks the table. Returns its current name and the snapshot's view of it."""
+    """Begins the piece's transaction and locks the table. Returns the table's current name, and the table as the
+    snapshot shows it."""
     started, tries = time.monotonic(), 0
     while True:
         now = _storage(conn, piece)

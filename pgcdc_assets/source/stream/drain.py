@@ -48,8 +48,9 @@ class RangeLimits:
     transactions cost as much as the first time. So ranges are large, and at least half as large as the WAL that is read
     again. A transaction is sent completely with the range that contains its commit."""
     unsure_bytes: int = 1 << 20
-    """If the flush position lies inside a record, the record is assumed to begin at most this far below it. Otherwise
-    the decoding function would wait for the record's end, for seconds on an idle source (larger records cause this)."""
+    """If the flush position lies inside a record, a range ends at least this many bytes below it, because the record
+    probably begins above that. In a range that ends inside an incomplete record, the decoding function waits for the
+    record's end, for seconds on an idle source. This still happens if the record is larger."""
     release_bytes: int = 256 << 20
     """The slot is advanced after this much WAL became durable in the log, because advancing reads the WAL again."""
     touch_seconds: float = 10.0
@@ -62,7 +63,8 @@ class RangeLimits:
 RANGE_LIMITS: Final = RangeLimits()
 
 _MOST_AGAIN: Final = 8
-"""A call may read again this many largest ranges of WAL. Beyond that, the calls cost more than the stream."""
+"""A call may read WAL again, up to this many times ``largest_range``. If a call has to read more WAL again, the calls
+cost more than the stream."""
 _PREAMBLE: Final = 19
 """Bytes of binary COPY ahead of the first row, in the same message: signature, flags and extension."""
 _TRAILER: Final = 2
@@ -113,7 +115,7 @@ class Drain(FrameSource):
         self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits, *, goal: Lsn, drain_bytes: int
     ) -> None:
         self.position = copy.position
-        """A boundary: all transactions with a commit below it have been taken."""
+        """A boundary: :meth:`take` has returned all transactions with a commit below this LSN."""
         self.over = False
         """Whether the drain is over: the stream would send the rest sooner, or a transaction has been open for so long
         that each call would decode the same WAL again."""
@@ -162,7 +164,8 @@ class Drain(FrameSource):
             self._advance_to(self._advanced)
 
     def end(self) -> None:
-        """Drops the copy when the drain is over. Otherwise it would hold WAL for as long as the connection exists."""
+        """Drops the copy of the slot when the drain is over. Otherwise the copy would hold WAL for as long as the
+        connection exists."""
         self._advance(1)
         self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
 

@@ -228,8 +228,9 @@ def start_stream(
     """Runs START_REPLICATION at ``transform_lsn``, or at ``start_lsn``, which is below it. Returns the slot's
     ``confirmed_flush_lsn``, the lowest LSN that a status update may report.
 
-    Checks again, once the stream holds the slot, that the slot is not above the log's end. While the stream holds it,
-    no other process can confirm. Raises the errors of ``check_slot``, and SlotActive if another process keeps the slot.
+    Checks again, once the stream holds the slot, that the slot is not above the log's end. While the stream holds the
+    slot, no other process can confirm a position. Raises the errors of ``check_slot``, and SlotActive if another
+    process keeps the slot.
     """
     check_slot(require_slot(asked.conn, asked.slot), transform_lsn, two_phase=asked.options.two_phase)
     at = start_lsn or transform_lsn
