@@ -1,6 +1,6 @@
-"""The structure of a table, and what happens to its mirror when it changes. Pure: no SQL, no Spark, no files.
+"""The structure of a table, and what happens to the mirror when the structure changes. Uses no SQL, Spark or files.
 
-    table as its mirror has it, table in the catalog ─> differences ─> verdict ─> Reshape ─> successor
+    table recorded for a mirror, table in the catalog ─> differences ─> verdict ─> Reshape ─> successor
     Relation message of the log ─> rowshapes, alignment ─> how its rows are read, or why they cannot be read
     record ─> listing ─> the tables that a consistent point may list
 

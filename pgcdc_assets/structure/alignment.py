@@ -1,4 +1,4 @@
-"""Finds the columns of a Relation message if the table's structure has changed since its copy.
+"""Finds out which columns a Relation message lists, if the table's structure has changed since its copy.
 
 A Relation message gives the name and type of each column. The catalog that is read for the message may be newer, so
 names prove nothing: a column may have had any name for a time, also the name of a dropped column. But the message lists

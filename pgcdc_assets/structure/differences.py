@@ -74,7 +74,8 @@ def _kept_rows(table: Table, other: Table) -> set[Mark]:
 
 
 def _partitions(before: Table, now: Table) -> Iterator[Change]:
-    """ATTACH adds rows to the table and DETACH removes rows. The stream shows neither change."""
+    """Yields the differences in partitions. ATTACH adds rows to the table and DETACH removes rows, and the stream shows
+    neither change."""
     old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     # The mirror finds the rows of a leaf by the name that the leaf had when it was added. Rows that are published via
     # the root do not name their leaf.
@@ -98,10 +99,10 @@ def _partitions(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _storage(before: Table, now: Table) -> Iterator[Change]:
-    """New files that ALTER TABLE may have made. TRUNCATE, VACUUM FULL and CLUSTER make new files too, but after them
-    the stream is still complete. These commands keep the TOAST table, and mostly leave pg_attribute unchanged (VACUUM
-    FULL and CLUSTER write the values of ``attmissingval`` into the rows). If nothing shows whether it was one of these
-    commands or a rewrite that the stream lacks, new files alone are a difference."""
+    """Yields a difference if the table has new files that ALTER TABLE may have made. TRUNCATE, VACUUM FULL and CLUSTER
+    make new files too, but after these commands the stream is still complete. They keep the TOAST table, and mostly
+    leave pg_attribute unchanged (VACUUM FULL and CLUSTER write the values of ``attmissingval`` into the rows). If
+    nothing shows whether one of these commands or a rewrite made the files, new files alone are a difference."""
     if _maybe_rewritten(before, now) and rewritten(before.marks.columns, now.marks.columns):
         yield Change(Difference.REWRITTEN, "its rows were rewritten by ALTER TABLE")
     elif not list(_columns(before, now)):
@@ -181,7 +182,8 @@ def _added(before: Table, now: Table, column: Column) -> Change:
     if column.missing is not None or column.not_null or column.generated:
         return _changed_column(f'column "{column.name}" came with a value in older rows')
     if _new_files(before, now):
-        # A volatile default rewrites the table; VACUUM FULL writes a default into the rows and forgets it.
+        # A volatile default rewrites the table. VACUUM FULL writes a default into the rows, and deletes it from the
+        # catalog.
         return _changed_column(f'column "{column.name}" came, and older rows may have a value in it')
     return Change(Difference.COLUMN_ADDED, f'has a new column "{column.name}"')
 

@@ -20,7 +20,7 @@ rows. The first row below that applies decides. "Copied if small": copied if the
 | partitions were removed, or added without rows | reshaped |
 | the log holds rows of a partition that was added and removed between two catalog checks | copied |
 | the log holds a row that cannot be read | reshaped if its own rows suffice, else copied if small |
-| a column was added that is NULL in all older rows | reshaped, once the mirror has passed the LSN of the check |
+| a column was added that is NULL in all older rows | reshaped, once the mirror has reached the LSN of the check |
 | nothing has changed | stays |
 
 With ``schema_changes: set_aside``, a table with another structure is set aside instead of reshaped or copied.
@@ -167,8 +167,9 @@ def _restructured(record: TableRecord, now: Table, rules: Rules, what: str) -> V
 def _partitions(
     record: TableRecord, now: Table, rules: Rules, without_rows: Callable[[int], bool], what: str
 ) -> Verdict:
-    """The stream does not contain the rows that a partition had when it was attached. A partition that is empty at a
-    check after its ATTACH had no such rows, so the stream contains all rows of this partition."""
+    """Decides the case that partitions were added or removed. The stream does not contain the rows that a partition had
+    when it was attached. A partition that is empty at a check after its ATTACH had no such rows, so the stream contains
+    all rows of this partition."""
     known = {leaf.oid for leaf in record.table.leaves}
     filled = next((leaf for leaf in now.leaves if leaf.oid not in known and not without_rows(leaf.oid)), None)
     if filled is not None:
