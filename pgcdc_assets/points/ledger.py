@@ -158,7 +158,8 @@ class Ledger:
                 create_table(self.path, Schema.from_arrow(self._schema), _PROPERTIES, {}, self.path.parent)
 
     def _newest(self) -> DeltaVersion | None:
-        """Returns None before the first row. Raises UnknownFormat if the table has another format."""
+        """Returns the table's newest version; None before the first row. Raises UnknownFormat if the table has another
+        format than ours."""
         table = self._log.newest()
         if table is not None:
             check_format(table.configuration.get(FORMAT_PROPERTY), f"ledger {self.path}")

@@ -42,9 +42,10 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Point:
-    """``tables``: the Delta version that each mirror has at ``replay_lsn``. ``positions``: the LSN of the mirror's last
-    change, which the version records. ``changed``: mirrors with rows that another writer changed, with a description.
-    These mirrors have all changes of the source up to ``replay_lsn``, but also rows that differ from the source."""
+    """One consistent point. ``tables``: the Delta version that each mirror has at ``replay_lsn``. ``positions``: the
+    LSN of the mirror's last change, which the version records. ``changed``: mirrors with rows that another writer
+    changed, with a description. These mirrors have all changes of the source up to ``replay_lsn``, but also rows that
+    differ from the source."""
 
     replay_lsn: Lsn
     at: datetime
