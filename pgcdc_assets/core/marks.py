@@ -34,7 +34,7 @@ class Files:
     relfilenode: int = 0
     toast: int = 0
     """pg_class.reltoastrelid, 0 without a TOAST table. It shows the cause of a new relfilenode: an ALTER TABLE that
-    rewrites (also SET [UN]LOGGED) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
+    rewrites (also SET [UN]LOGGED) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep the TOAST table."""
     traceless: bool = False
     """Whether a new relfilenode alone may mean that rows were added or removed outside of the stream:
 

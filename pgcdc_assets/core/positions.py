@@ -18,8 +18,8 @@ class Endpos:
     | where endpos falls | decided by |
     |---|---|
     | on a commit boundary | ``allows`` the end of that transaction, and nothing later |
-    | between transactions, or in WAL that carries nothing published | ``arrived_at_begin``, ``arrived_at_wal_end`` |
-    | inside a transaction (``end_lsn`` > endpos) | ``allows`` rejects its end: it is sent again to the next range |
+    | between transactions, or in WAL without published changes | ``arrived_at_begin``, ``arrived_at_wal_end`` |
+    | inside a transaction (``end_lsn`` > endpos) | ``allows`` rejects its end, so the next range receives it again |
     | inside a record, past a page header, or unflushed | ``arrived_at_wal_end`` with a late flush position |
 
     The goal may be ahead of the source's WAL. So the wait for a late flush starts only when the source's insert
@@ -62,9 +62,9 @@ class Endpos:
 
 class ReportedPositions:
     """The positions of a standby status update. They start at the slot's ``confirmed_flush_lsn`` and never go down.
-    ``flush`` is ``transform_lsn``: every transaction up to it is durable in the log. Everything up to ``write`` has
-    been received, and everything up to ``apply`` is in every mirror. Only ``flush`` decides which WAL the server may
-    remove. Each setter returns the position that is valid after the call."""
+    ``flush`` is ``transform_lsn``: every transaction up to this LSN is durable in the log. All changes up to ``write``
+    have been received, and all changes up to ``apply`` are in every mirror. Only ``flush`` decides which WAL the server
+    may remove. Each setter returns the position that is valid after the call."""
 
     def __init__(self, floor: Lsn) -> None:
         self._write = self._flush = self._apply = floor

@@ -42,7 +42,7 @@ def sparse(times: Ints, newer: int | None, now: int) -> Bools:
 
 
 def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -> datetime:
-    """The time before which data must have been written so that it may be deleted."""
+    """Returns a time. Data that was written before this time may be deleted."""
     return now - max(retention, grace)
 
 
@@ -67,7 +67,8 @@ def log_cut(files: Iterable[LogFile], start: Lsn, needed: Sequence[Lsn], oldest:
     left = sorted(files, key=lambda file: file.last_end)
     stay = [file.first_end for file in left if file.written > oldest or any(file.last_end > lsn for lsn in needed)]
     bound = min(stay, default=None)
-    # From the last file backwards: a file with rows of a batch that stays also stays, with all its batches.
+    # Goes from the last file to the first. If a batch stays, each file with rows of this batch stays too, and so do all
+    # other batches with rows in that file.
     for file in reversed(left):
         if bound is not None and file.last_end >= bound:
             bound = min(bound, file.first_end)
