@@ -61,8 +61,8 @@ def log_cut(files: Iterable[LogFile], start: Lsn, needed: Sequence[Lsn], oldest:
 
     ``needed`` is the effective ``replay_lsn`` of every consumer. A table at R needs the transactions with ``commit_lsn
     >= R``, so it needs every batch that ends above R. A batch is deleted whole, together with all batches below it, and
-    only if every file that holds its rows may be deleted. A batch is as old as its files: ``commit_ts`` does not always
-    rise, because it may come from another server (a replicated origin).
+    only if every file with rows of the batch may be deleted. The age of a batch is the age of its files, because
+    ``commit_ts`` does not always rise: it may come from another server (a replicated origin).
     """
     left = sorted(files, key=lambda file: file.last_end)
     stay = [file.first_end for file in left if file.written > oldest or any(file.last_end > lsn for lsn in needed)]
