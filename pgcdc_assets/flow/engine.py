@@ -146,7 +146,7 @@ class Engine:
             return report
 
     def check_range(self, span: LsnRange) -> RangeReport:
-        """A backfill of ``change_log``: check that the log holds the whole range."""
+        """A backfill of ``change_log``: check that the log contains the whole range."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.check(work, span)
 

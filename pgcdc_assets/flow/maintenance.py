@@ -228,7 +228,7 @@ class Maintenance:
         passed(FaultPoint.POINTS_PRUNED)
 
     def cut(self) -> None:
-        """Delete the oldest part of log and feeds, and the partition keys of ranges that the log no longer holds."""
+        """Delete the oldest part of log and feeds, and the partition keys of ranges that are no longer in the log."""
         work = self._work
         files = [LogFile(s.first_batch_end, s.batch_end, s.written) for s in work.log.all_segments()]
         needed = [entry.replay_lsn for entry in work.progress.followed()] + messages_needed(work)
@@ -297,7 +297,7 @@ class Maintenance:
         return sorted(self._work.progress.states.all().items())
 
     def _level(self, newest: Point) -> dict[TableName, int]:
-        """The present versions of the mirrors that hold the same rows as the versions that the newest point names."""
+        """The present versions of the mirrors that have the same rows as the versions that the newest point names."""
         found: dict[TableName, int] = {}
         for name, _ in self._copied():
             with self._failure_noted(name):

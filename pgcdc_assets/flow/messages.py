@@ -58,8 +58,8 @@ def messages_needed(work: Work) -> list[Lsn]:
 
 
 def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
-    """Derive the messages of a range again from the log, for the part of the range that the feed holds. UsageError if
-    the feed does not exist, or holds no part of the range."""
+    """Derive the messages of a range again from the log, for the part of the range that is in the feed. UsageError
+    if the feed does not exist, or if no part of the range is in the feed."""
     feed = work.messages or _opened(work)
     if not feed.exists:
         raise UsageError("does not exist", thing="the feed of messages",

@@ -137,7 +137,7 @@ def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[s
         book.failed(error)
         raise
     except Exception as error:
-        # The error's text is left out, because it may hold row values. The caller gets the traceback.
+        # The error's text is left out, because it may contain row values. The caller gets the traceback.
         book.failed(LakeError(f"unexpected {type(error).__name__}", do="the traceback is with the run, or in "
                               ".pgcdc/failure.txt"))  # fmt: skip
         raise

@@ -219,7 +219,7 @@ class RunRanges:
         self.turns += bool(turn.tables)
 
     def close(self) -> None:
-        """Close the open range, if it holds anything."""
+        """Close the open range, unless it is empty."""
         if self._open.empty:
             return
         lsns, turns, seconds = self._open.close()

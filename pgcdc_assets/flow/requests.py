@@ -44,7 +44,7 @@ class OperatorRequests:
 
 
 def operator_requests(layout: Layout) -> OperatorRequests:
-    """The operator's present requests. LakeError if the file of ``endpos`` does not hold an LSN."""
+    """The operator's present requests. LakeError if the file of ``endpos`` does not contain an LSN."""
     try:
         text = storage.read(layout.endpos).decode(errors="replace").strip()
     except FileNotFoundError:

@@ -31,7 +31,7 @@ class Standings:
         return max(self._log_began, self.log_start)
 
     def in_log(self, held: Generation) -> bool:
-        """Whether the log holds all changes above the mirror's position."""
+        """Whether the log contains all changes above the mirror's position."""
         return held.snapshot_lsn >= self._log_began and held.replay_lsn >= self.log_start
 
     def load(self, table: Table, rows: Mapping[TableName, StateRow]) -> TableRecord:
