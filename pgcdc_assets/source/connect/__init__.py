@@ -1,4 +1,4 @@
-"""Connects to the source with fixed session settings, typed errors and a limit on silence. Messages hold no secrets.
+"""Connects to the source with fixed session settings, typed errors and a limit on silence. Messages contain no secrets.
 
 connection    a connection for SQL, by psycopg; the quoting of names and values
 walsender     the replication connection, by libpq

@@ -29,7 +29,7 @@ from pgcdc_assets.errors import (
 
 COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew"
 NEW_LAKE = "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`"
-"""The advice if the lake holds changes that this source never had. The lake's LSNs are then too high for a new copy."""
+"""The advice if the lake has changes that this source never had. The lake's LSNs are then too high for a new copy."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that holds it ends, or end it"),

@@ -90,7 +90,7 @@ def reading_findings(conn: psycopg.Connection[Any], tables: Sequence[int], *, ro
 
 def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Sequence[int]]) -> dict[TableName, str]:
     """Returns the tables that our role may not read, each with a reason and the statements that grant the right.
-    ``tables``: for each table, the OIDs of the relations that hold its rows."""
+    ``tables``: for each table, the OIDs of the relations that store its rows."""
     ((role,),) = conn.execute("SELECT current_user::text")
     rows = {row[0]: row for row in _table_rights(conn, [oid for oids in tables.values() for oid in oids], role)}
     name, lacking = quoted_role(conn, role), dict[TableName, str]()

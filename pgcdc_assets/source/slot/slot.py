@@ -22,10 +22,10 @@ from pgcdc_assets.source.slot.positions import INSERT_LSN
 PLUGIN = "pgoutput"
 LOCK_SECONDS = 600
 """lock_timeout of slot creation, for each transaction for which slot creation waits. A nightly report may take minutes,
-but a forgotten session must not make the new slot hold WAL and dead rows for hours."""
+but a forgotten session must not make the new slot retain WAL and dead rows for hours."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
-"""Part of 'initial slot snapshot too large': more subtransactions are open than a snapshot holds. This is temporary."""
+"""Part of 'initial slot snapshot too large': more subtransactions are open than a snapshot can list. Temporary."""
 # Rows are read as JSON, so that one query works on every version. Columns that a version lacks are absent.
 _QUERY = f"""
 SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin), pg_is_in_recovery(),

@@ -1,4 +1,4 @@
-"""Takes a snapshot with an exact LSN, and holds it without a lock for as long as a copy takes.
+"""Takes a snapshot with an exact LSN, and keeps it without a lock for as long as a copy takes.
 
 The snapshot of a replication slot has an exact LSN. So we create a temporary slot, import its snapshot into a
 transaction of ours, export it again from this transaction, and drop the slot. Nothing is read before :func:`_gate`.
@@ -87,7 +87,7 @@ def _take(
         created = create_slot(walsender, observer, slot, temporary=True, lock_seconds=lock_seconds, on_wait=on_wait)
         passed(FaultPoint.COPY_SLOT_MADE)
         import_snapshot(holder, created.snapshot_name)
-        # The holder has the snapshot now. The slot would hold back WAL and the removal of dead rows, so it is dropped.
+        # The holder has the snapshot now. The slot would retain WAL and dead rows, so it is dropped.
         # If this fails, the slot ends with its session.
         walsender.drop_slot(slot)
     return created.consistent_point

@@ -164,7 +164,7 @@ class Drain(FrameSource):
             self._advance_to(self._advanced)
 
     def end(self) -> None:
-        """Drops the copy of the slot when the drain is over. Otherwise the copy would hold WAL for as long as the
+        """Drops the copy of the slot when the drain is over. Otherwise the copy would retain WAL for as long as the
         connection exists."""
         self._advance(1)
         self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")

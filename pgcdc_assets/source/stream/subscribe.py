@@ -69,7 +69,7 @@ class Subscription:
 def check_identity(
     stream: ReplicationConnection, log: Identity, log_timeline: int, transform_lsn: Lsn, highest: Lsn = ZERO
 ) -> SystemIdentity:
-    """Checks that the log and the lake hold the changes of this source. Raises IdentityMismatch or LogAhead.
+    """Checks that the changes in the log and the lake come from this source. Raises IdentityMismatch or LogAhead.
     ``highest``: the highest LSN of any table of the lake. A table that was just copied is above the log's end."""
     source = stream.identify()
     thing = "change log"
