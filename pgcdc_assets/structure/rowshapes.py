@@ -7,7 +7,7 @@ under its old name is noticed. A leaf has attnums of its own, which are translat
 (:attr:`Leaf.numbering`). If that is not possible, the leaf's columns are compared by name, as PostgreSQL itself does.
 Rows may contain a new column that is NULL in all older rows. Rows with any other difference cannot be read.
 
-After a change of structure, the log below the LSN of the catalog check (:attr:`Lineage.since`) may hold rows in any
+After a change of structure, the log below the LSN of the catalog check (:attr:`Lineage.since`) may contain rows in any
 structure since the copy. These rows are read as rows of the newest structure: a column that was added later has the
 value that PostgreSQL gives to older rows.
 

@@ -1,6 +1,6 @@
 """Computes the structure that a mirror can get from its own rows when its table has changed, or says why it cannot.
 
-The system catalog proves what the rows of a mirror hold now:
+The system catalog proves which values the rows of a mirror have now:
 
 - a column with the same attnum is the same column, even if its name has changed;
 - a column that was added without a rewrite has the value of ``attmissingval`` in all older rows, or else NULL;

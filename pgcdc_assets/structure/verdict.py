@@ -18,8 +18,8 @@ rows. The first row below that applies decides. "Copied if small": copied if the
 | columns or key have changed, or the rows were rewritten | reshaped if its own rows suffice, else copied if small |
 | a partition with rows was added | copied if small |
 | partitions were removed, or added without rows | reshaped |
-| the log holds rows of a partition that was added and removed between two catalog checks | copied |
-| the log holds a row that cannot be read | reshaped if its own rows suffice, else copied if small |
+| the log has rows of a partition that was added and removed between two catalog checks | copied |
+| the log has a row that cannot be read | reshaped if its own rows suffice, else copied if small |
 | a column was added that is NULL in all older rows | reshaped, once the mirror has reached the LSN of the check |
 | nothing has changed | stays |
 
