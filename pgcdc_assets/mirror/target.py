@@ -13,22 +13,24 @@ its position from rows.
 
 **Set aside is a result.** A failure of one table alone (its file, value, commit or structure) is returned as that
 table's result, with the reason as text. Its mirror does not change, and the other tables of the call continue. A raised
-error concerns all tables (a full disk, a dead JVM) and ends the run; earlier commits stay. Calls about one table
-(:meth:`Target.standing`, :meth:`Target.version` and the upkeep) raise; :func:`pgcdc_assets.failures.of_one_table` then
-says whether the failure concerns that table alone.
+error concerns all tables (a full disk, a dead JVM) and ends the run of the sync; earlier commits stay. Calls about one
+table (:meth:`Target.standing`, :meth:`Target.version` and the upkeep) raise; :func:`pgcdc_assets.failures.of_one_table`
+then says whether the failure concerns that table alone.
 
 **Committed is not yet durable.** What :meth:`Target.copy` and :meth:`Target.apply` commit can be read, but a power cut
 may undo it. The log still holds these changes, and they are applied again. :meth:`Target.settle` makes commits durable.
 The flow calls it before it records anything that depends on a commit: a copied table, the end of a repair, a point.
 
-**Published.** :meth:`Target.publish` settles the versions that it names, and makes one LSN readable. As long as the
-point is kept, each table that it lists can be read as the source was at this LSN, also after a power cut.
+**Published.** :meth:`Target.publish` settles the versions that it gets, and makes one LSN readable as a consistent
+point. As long as the point is kept, each table in the point can be read as the source was at this LSN, also after a
+power cut.
 
 **Version.** A number that the target assigns; it grows with each commit to a mirror. The flow stores versions, compares
 them, counts with them, and passes them back. It assumes nothing else about them.
 
 **Another writer** may also commit to a mirror. If it changed rows, :attr:`Target.changed` reports this until the table
-is copied again. If its commits came first at every attempt, the table is ``outrun``: the next turn tries again.
+is copied again. If the other writer's commit came first at every attempt, the table is ``outrun``: the next turn tries
+again.
 
 **Threads.** The run's thread makes all calls except :meth:`Target.copy`. A copy has its own thread; the run's thread
 applies changes of other tables during that time, and may call :meth:`Target.cancel_copies`. The lake's lock is held all
@@ -56,20 +58,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generation:
-    """The copy that a mirror holds, and how far changes were applied to it."""
+    """The snapshot copy that a mirror holds, and the LSN up to which changes were applied to it."""
 
     snapshot_lsn: Lsn
     """The copy's consistent point."""
     replay_lsn: Lsn
-    """The effective position: the larger of the mirror's own record and the newest point that lists this generation."""
+    """The effective position: the mirror's own recorded position, or the LSN of the newest point that lists this
+    generation, whichever is larger."""
     version: int
     oid: int | None = None
-    """OID of the table whose rows the generation has; None if the mirror does not record it."""
+    """OID of the source table whose rows the generation holds; None if the mirror does not record the OID."""
     followed: Table | None = None
     """The table as :meth:`Target.reshape` or :meth:`Target.rename` last recorded it; None if neither was called."""
     unlisted: bool = False
-    """Whether no point has listed the mirror since :attr:`followed` changed. A point that lists this name may then mean
-    the rows of another table."""
+    """Whether no point has listed the mirror since :attr:`followed` changed. An older point that lists this name may
+    then mean the rows of another table."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Applied:
     """The result of an apply for one table; counts are rows of the mirror."""
 
     table: Table
-    """The table of the feed's part, including the columns that appeared."""
+    """The table as the feed's part describes it, including the columns that appeared."""
     version: int
     """The mirror's version; -1 if the mirror was not read, or could not be read."""
     replay_lsn: Lsn
@@ -104,9 +107,10 @@ class Applied:
     deleted: int = 0
     seconds: float = 0.0
     set_aside: tuple[Lsn, str] | None = None
-    """Set if mirror and changes contradict each other, or if either cannot be read: the first LSN, and the reason."""
+    """Set if the mirror and the changes contradict each other, or if one of them cannot be read: the first LSN
+    concerned, and the reason."""
     outrun: bool = False
-    """Another writer's commits came first at every attempt. Nothing was applied; the next turn tries again."""
+    """Whether another writer's commit came first at every attempt. Nothing was applied; the next turn tries again."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +150,10 @@ class Target(Protocol):
     # Copy ---------------------------------------------------------------------------------------
 
     def copy(self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None]) -> Failures:
-        """Begin a generation of each table with the rows of the snapshot; returns which tables failed, and why. Readers
-        see a mirror's old state until its copy is committed. ``on_table`` is called after each commit, in the calling
-        thread. CopyOutdated and CopyBlocked mean that another session altered or locked the table during the copy;
-        another copy may succeed."""
+        """Begin a new generation of each table with the rows of the snapshot. Returns which tables failed, and why.
+        Readers see a mirror's old state until its copy is committed to the mirror. ``on_table`` is called in the
+        calling thread after the commit of each table. CopyOutdated and CopyBlocked mean that another session altered or
+        locked the table during the copy; another copy may succeed."""
 
     def cancel_copies(self) -> None:
         """Make a running copy fail soon. The flow repeats this call until the copy has ended, because a single call may
@@ -158,14 +162,15 @@ class Target(Protocol):
     # Apply --------------------------------------------------------------------------------------
 
     def apply(self, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]) -> list[Applied]:
-        """Apply these parts of the feeds up to ``upto``, a transaction boundary, each mirror from its own position.
-        Tables without changes left to apply are not in the result. ``known``: the tables with the columns that their
-        mirrors last had. A column that appeared since is added to the mirror. If the mirror lacks a known column,
-        another writer removed it, and the table is set aside."""
+        """Apply these parts of the feeds up to ``upto``, a transaction boundary. Each mirror starts from its own
+        position. Tables without changes left to apply are not in the result. ``known``: the tables with the columns
+        that their mirrors last had. If ``known`` lacks a column, the column is new and is added to the mirror. If the
+        mirror lacks a known column, another writer removed it, and the table is set aside."""
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
         """Derive the effect of ``span`` again from the log, and merge it into the mirror. The mirror is at
-        ``replay_lsn`` before and after. NotRepairable if the log does not hold enough: no value is guessed."""
+        ``replay_lsn`` before and after. Raises NotRepairable if the log lacks a value that is needed: no value is
+        guessed."""
 
     def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:
         """Change the structure of a mirror from its own rows, without the source; returns its version after the change.

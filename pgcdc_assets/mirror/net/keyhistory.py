@@ -1,9 +1,11 @@
-"""Computes net effects on arrays: which event decides a key, and which events hold its values.
+"""Computes the net effect of events on each key: which event decides whether the key's row exists, and which events
+hold the row's values. Works on arrays.
 
-Events of one table are ordered by ``(commit_lsn, ordinal)``. A key change is two events: the old half leaves its key
-(ordinal 2n), the new half arrives on another key (2n + 1) and continues the old key's chain. A value that was not sent
-is taken from the nearest earlier image of the *same row*: along the chain, never across a delete. If the chain begins
-with an update, the value may be in the target row of the key where the chain began.
+Events of one table are ordered by ``(commit_lsn, ordinal)``. An update that changes the key is two events: the old half
+removes the row from its old key (ordinal 2n), and the new half adds the row under its new key (2n + 1). The chain of
+the row's events continues from the old key to the new key. A value that was not sent is taken from the nearest earlier
+event of the *same row*, found along the chain. The search never crosses a delete. If the chain begins with an update,
+the value may be in the target row of the key where the chain began.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(
 
 @dataclass(frozen=True)
 class KeyOutcomes:
-    """The net effect as row numbers into the events, one entry per remaining key. ``last``: the deciding event.
-    ``live``: whether the key exists after it. ``present``: whether the key existed before its first event.
+    """The net effect as row numbers into the events, with one entry for each key that remains. ``last``: the deciding
+    event. ``live``: whether the key exists after it. ``present``: whether the key existed before its first event.
     ``sources[attnum]``: the event that carries the value. Where ``masked[attnum]`` is true, the value is instead in the
     target row of the key of event ``origin`` (-1: the entry's own key)."""
 
@@ -44,10 +46,10 @@ def key_outcomes(
     """Compute the net effect of the events per key.
 
     ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be removed first.
-    ``masks``: by attnum, the events that lack a value. Keys that are inserted and deleted within the events are left
-    out unless ``keep_transient``. ``divided``: given if the events belong to some keys only, so that one half of a key
-    change may be missing; marks the new halves, which lack no value. Raises MergeMismatch if events contradict each
-    other: an insert of a key that exists, or an update or delete of a key that was deleted.
+    ``masks``: by attnum, the events that lack a value. Leaves out keys that the events insert and delete again, unless
+    ``keep_transient``. ``divided``: given if the events belong to only some of the keys, so that one half of a key
+    change may be missing. It marks the new halves, which have all their values. Raises MergeMismatch if events
+    contradict each other: an insert of a key that exists, or an update or delete of a key that was deleted.
     """
     order = np.lexsort((ordinal, commit_lsn))
     by_key = order[np.argsort(key[order], kind="stable")]
@@ -84,7 +86,7 @@ def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: In
 
 
 def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn: Ints) -> None:
-    """Raise MergeMismatch unless arriving events find their key dead, and all other events find it alive."""
+    """Raise MergeMismatch if an event inserts a key that exists at that time, or changes a key that does not."""
     bad = np.flatnonzero((before >= 0) & (live[before] == arrives))
     if len(bad):
         at = bad[np.argmin(commit_lsn[bad])]
@@ -114,7 +116,8 @@ def _with_masks(
 
 
 def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:
-    """Per key number, whether a ``touched`` event is of this key, or of a row that moved to this key later."""
+    """For each key number, whether a ``touched`` event has this key, or had an earlier key of a row that later moved to
+    this key."""
     order = np.lexsort((ordinal, commit_lsn))
     old_half = _old_halves(op, commit_lsn, ordinal, order)
     news = np.flatnonzero(old_half >= 0)

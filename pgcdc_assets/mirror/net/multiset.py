@@ -1,7 +1,7 @@
-"""The net effect on a table without a key: how many copies of each row to add and to delete. Such a table is published
-with REPLICA IDENTITY FULL, so that every change carries whole images. An update deletes one copy of its old image and
-adds one copy of its new image. Rows are compared by the hash of their texts (``_pgcdc_hash``) and then value by value;
-only ``_pgcdc_row`` distinguishes copies."""
+"""The net effect of changes on a table without a key: how many copies (equal rows) of each row to add and to delete.
+Such a table is published with REPLICA IDENTITY FULL, so that every change contains complete row images. An update
+deletes one copy of its old image and adds one copy of its new image. Rows are compared by the hash of their texts
+(``_pgcdc_hash``), and then value by value. Copies differ only in ``_pgcdc_row``."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ from pgcdc_assets.feed.schema import (
 from pgcdc_assets.mirror.net.neteffect import key_numbers
 
 COUNT = "_pgcdc_count"
-"""Column of the rows to delete: how many copies of this row the target loses."""
+"""Column of the rows to delete: how many copies of this row are deleted from the target."""
 
 
 @dataclass(frozen=True)
 class NetRows:
-    """``added``: mirror rows under feed names, ready to insert. ``removed``: each distinct row once, with COUNT; with
-    the leaf only if the target row must be in the same leaf."""
+    """``added``: rows for the mirror under the feed's column names. ``removed``: each distinct row to delete once, with
+    COUNT. It has the leaf only if the deleted row must be in the same leaf."""
 
     added: pa.Table
     removed: pa.Table
     deleted: int
-    """Copies that the target loses: the sum of COUNT."""
+    """The number of rows to delete: the sum of COUNT."""
 
 
 def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool = True) -> NetRows:
-    """Net the images of a span, without truncates and the events that they make void. Copies that are added and deleted
-    within the span cancel each other; of the added copies, the latest images remain. ``by_leaf``: the events have the
-    leaf of each row, if there are leaves. Events published via the root lack the leaf; rows of a copy have it."""
+    """Compute the net effect of the row images of a span. Truncates, and the events that they make void, must have been
+    removed. Copies that are added and deleted within the span cancel each other; of the added copies, the newest images
+    remain. ``by_leaf``: each event has the leaf of its row, if the table has leaves. Events published via the root lack
+    the leaf, but rows of a snapshot copy have it."""
     events = events.combine_chunks()
     group = _groups(events, columns)
     leaving = pc.is_in(events[OP], pa.array([DELETE, PREIMAGE])).to_numpy().astype(bool)
@@ -66,13 +67,13 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool =
 
 
 def _latest(group: Ints, candidates: Ints, wanted: Ints) -> Ints:
-    """The last ``wanted[g]`` candidates (row numbers in order) of every group g."""
+    """The last ``wanted[g]`` candidates of every group g. ``candidates`` are row numbers in the order of the events."""
     backwards = candidates[::-1]
     return backwards[first_of_groups(group[backwards], wanted)]
 
 
 def _groups(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
-    """Number the distinct rows: by hash and leaf, and also value by value if different rows share a hash."""
+    """Number the distinct rows: by hash and leaf. If different rows share a hash, also value by value."""
     parts = [FeedColumn(HASH, HASH, 0, True)]
     if LEAF in events.column_names:
         parts.append(FeedColumn(LEAF, LEAF, 0, True))

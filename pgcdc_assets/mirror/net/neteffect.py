@@ -1,9 +1,9 @@
 """Computes the net effect of a table's changes per key: the source of the merge. Pure Arrow and numpy.
 
-The last event of a key decides its row (:mod:`pgcdc_assets.mirror.net.keyhistory`). The first event says what the
-target must hold. If it is an update, a delete or an old half, the key must be there. If it is an insert or a new half,
-the key must not be there. The column ``PRESENT`` passes this to :mod:`pgcdc_assets.mirror.delta.rowlookup`, which
-refuses the merge if the mirror disagrees.
+The last event of a key decides the key's row (:mod:`pgcdc_assets.mirror.net.keyhistory`). The first event says whether
+the target must hold the key. If the first event is an update, a delete or the old half of a key change, the target must
+hold the key. If the first event is an insert or a new half, the target must not hold the key. The column ``PRESENT``
+passes this to :mod:`pgcdc_assets.mirror.delta.rowlookup`, which refuses the merge if the mirror disagrees.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from pgcdc_assets.feed.schema import (
 from pgcdc_assets.mirror.net.keyhistory import KeyOutcomes, connected, key_outcomes
 
 UPSERT, REMOVE = "U", "D"
-"""The operation that a row of the merge source asks for (column ``_pgcdc_op``)."""
+"""The value of ``_pgcdc_op``: what the merge does with a row of the merge source."""
 PRESENT = "_pgcdc_present"
 """Whether the target must hold the key: true, false, or NULL if that is not known."""
 ORIGIN = "_pgcdc_origin"
-"""Struct of the key (and ``_pgcdc_raw``) whose target row supplies the masked values. NULL: the row's own key."""
+"""Struct of a key and ``_pgcdc_raw``: the key whose target row supplies the masked values. NULL: the row's own key."""
 ARRIVES = "_pgcdc_arrives"
-"""Column of events that were divided by key: whether the event is the new half of a key change, which has all its
-values. The old half may be in another unit."""
+"""Column of events, if the events were divided by key: whether the event is the new half of a key change, which has all
+its values. The old half may be in another unit of work."""
 MASK = "_pgcdc_masked_"
 """Column name prefix, followed by the attnum. True: keep the value from the target row."""
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """The events that remain when truncates, and the events that they make void, are removed."""
+    """The events that remain after truncates are removed, together with the events that the truncates make void."""
 
     events: pa.Table
     truncated: bool
-    """The whole table was truncated: the remaining events are the complete table."""
+    """Whether the whole table was truncated. The remaining events are then the complete table."""
     leaves: tuple[str, ...]
     """Leaves that were truncated, by the value of ``_pgcdc_leaf``."""
 
 
 def after_truncates(events: pa.Table) -> Remaining:
-    """Drop every truncate and the events that it makes void: all earlier events, or only those of the truncated
-    leaf."""
+    """Remove every truncate and the events that the truncate makes void: all earlier events, or only the earlier events
+    of the truncated leaf."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
         return Remaining(events, False, ())
@@ -91,14 +91,14 @@ def _later(events: pa.Table, lsn: int, ordinal: int) -> pa.ChunkedArray:
 def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int] = ()) -> pa.Table:
     """Collapse the events of one table to a merge source: one row per key. Columns: ``_pgcdc_op`` (``U``, ``D``),
     ``_pgcdc_present``, ``_pgcdc_commit_lsn``, ``_pgcdc_commit_ts``, ``_pgcdc_raw``, ``_pgcdc_leaf`` if the feed has it,
-    the values under their feed names, ``_pgcdc_origin``, and ``_pgcdc_masked_<attnum>`` for each attnum of ``masked``
-    (the columns of which some value was not sent)."""
+    the values under their feed names, ``_pgcdc_origin``, and ``_pgcdc_masked_<attnum>`` for each attnum in ``masked``
+    (columns for which at least one value was not sent)."""
     events = events.combine_chunks()
     if any(column.key for column in columns):
         arrives = events[ARRIVES].to_numpy() if ARRIVES in events.column_names else None
         net = key_outcomes(*_places(events, columns), _present_masks(events, masked), divided=arrives)
     else:
-        # Without a key, only inserts are followed: every event is a row of its own.
+        # A table without a key is followed for inserts only, so every event is a row of its own.
         every = np.arange(events.num_rows, dtype=np.int64)
         net = KeyOutcomes(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
     return _merge_source(events, columns, masked, net)
@@ -107,9 +107,10 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
 def collapse_touched(
     events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], touched: LsnRange | None
 ) -> pa.Table:
-    """The merge source of a repair: ``events`` reach up to the mirror's position. It has only the keys that changed in
-    ``touched`` (None: all keys), and the keys that their rows moved to. It is not known whether the target holds these
-    keys. Only a masked value requires a target row, under the row's present key."""
+    """Collapse ``events``, which reach up to the mirror's position, to the merge source of a repair. The merge source
+    has only the keys that changed in ``touched`` (None: all keys), and the keys to which rows moved from these keys. It
+    is not known whether the target holds these keys. The target must hold a row only if a value is masked: under the
+    row's newest key."""
     events = events.combine_chunks()
     places = _places(events, columns)
     net = key_outcomes(*places, _present_masks(events, masked), keep_transient=True)
@@ -175,12 +176,12 @@ def _codes(values: pa.Array | pa.ChunkedArray) -> Ints:
 
 
 def _spelled(lists: pa.ListArray) -> pa.StringArray:
-    """A text per list, equal for equal lists, because Arrow does not dictionary-encode lists."""
+    """Converts each list to a text, equal for equal lists, because Arrow does not dictionary-encode lists."""
     return list_texts(lists, pc.cast(pa.array(_codes(lists.flatten())), pa.string()))
 
 
 def _combined(left: Ints, right: Ints) -> Ints:
-    """Number the distinct pairs densely, so that products never overflow."""
+    """Number the distinct pairs from 0 without gaps, so that a product of two such numbers never overflows."""
     if not len(left) or not left.any():
         return right
     numbers: Ints = np.unique(left * (int(right.max()) + 1) + right, return_inverse=True)[1].astype(np.int64)
@@ -188,7 +189,8 @@ def _combined(left: Ints, right: Ints) -> Ints:
 
 
 def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """For each attnum, a mask of the events that lack its value. Leaves out attnums whose values are all there."""
+    """For each attnum, a mask of the events that lack its value. Leaves out attnums for which no event lacks the
+    value."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:
@@ -206,7 +208,8 @@ def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
 
 
 def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: KeyOutcomes) -> pa.Array:
-    """The ``_pgcdc_raw`` of each remaining row: a column's text comes from the same event as the column's value."""
+    """The ``_pgcdc_raw`` of each remaining row. The text of a column is taken from the same event as the column's
+    value."""
     raw = events[RAW]
     sources = {column.source: net.sources[column.attnum] for column in columns if column.attnum in net.sources}
     if raw.null_count == len(raw) or not sources:
@@ -223,7 +226,8 @@ def map_keys(raw: pa.ChunkedArray) -> pa.Array:
 
 
 def raw_maps(texts: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> pa.Array:
-    """Maps of column name to text, from one sparse array per name (at least one); NULL where no name has a text."""
+    """Builds a column of maps from column name to text. ``texts`` has one sparse array per name, and at least one name.
+    A row without any text gets NULL instead of a map."""
     found = [(name, np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))) for name, text in texts.items()]
     owner = np.concatenate([at for _, at in found])
     order = np.argsort(owner, kind="stable")
@@ -238,7 +242,7 @@ def raw_maps(texts: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> pa.
 
 
 def _origins(events: pa.Table, columns: Sequence[FeedColumn], origin: Ints) -> pa.Array:
-    """The key of the row that supplies the masked values, if this is another key; otherwise NULL."""
+    """For each event, the key of the row that supplies its masked values. NULL if that key is the event's own key."""
     at = pa.array(np.maximum(origin, 0))
     names = [*(column.name for column in columns if column.key), RAW]
     if not events.num_rows:
