@@ -1,14 +1,14 @@
-"""Applies the changes that the feeds hold for a turn to the mirrors, in one atomic commit per table.
+"""Applies the changes of a turn, which are in the feeds, to the mirrors: one atomic Delta commit per table.
 
-If there are only inserts, the feed's own files become files of the mirror, by a commit that takes milliseconds. After a
-truncate of the whole table, the remaining changes are the complete table, and overwrite the mirror. All other changes
-are collapsed and merged in Spark's tasks: deletion vectors remove the changed and deleted rows, and a new file holds
-the changed and inserted rows. Spark's own MERGE has the same effect, but costs seconds of CPU time even for a small
-change. Each commit carries the position with the data.
+If a table has only inserts, the feed's own files become files of the mirror, by a commit that takes milliseconds. After
+a truncate of the whole table, the later changes are the complete table, and overwrite the mirror. All other changes are
+collapsed and merged in Spark's tasks: deletion vectors remove the changed and deleted rows, and a new file holds the
+changed and inserted rows. Spark's own MERGE has the same effect, but costs seconds of CPU time even for a small change.
+Each commit contains both the data and the new position.
 
 A merge fails before its commit if the mirror lacks a row that changed or holds a row that was inserted, if the changes
 contradict each other, or if a file of the table cannot be read. The mirror then stays as it was, and the table is set
-aside: to continue would hide that the mirror differs from the source. Such a failure of one table
+aside, because applying more changes would hide that the mirror differs from the source. Such a failure of one table
 (:mod:`pgcdc_assets.failures`) does not prevent the commits of other tables.
 """
 
@@ -36,7 +36,7 @@ from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
 
 _COMMITS: Final = 8
-"""Commits of one turn that run at the same time."""
+"""The number of commits that one turn makes at the same time."""
 
 Result = TypeVar("Result")
 
@@ -45,14 +45,14 @@ def apply_tables(
     spark: SparkSession, mirrors: Mirrors, parts: Sequence[FeedPart], upto: Lsn,
     known: Mapping[TableName, Table] | None = None, compaction: Compaction = COMPACTION,
 ) -> list[Applied]:  # fmt: skip
-    """Apply the changes of ``parts`` to their mirrors up to ``upto`` (a transaction boundary), each from its own
-    position.
+    """Apply the changes of ``parts`` to their mirrors up to ``upto`` (a transaction boundary). Each mirror starts from
+    its own position.
 
     Tables without changes are left out of the result. A failure of one table alone is returned as ``set_aside``. Any
-    other error ends the apply; the next apply skips what was committed before the error. ``known``: the tables with the
-    columns that their mirrors last had; a known column that a mirror lacks is not added again. If another writer's
-    commit came first, the table is tried again without the other tables. After the last attempt, the table is left for
-    the next turn.
+    other error ends the apply; the next apply skips the tables that were committed before the error. ``known``: the
+    tables with the columns that their mirrors last had; a known column that a mirror lacks is not added again. If
+    another writer's commit came first, that table alone is tried again. After the last attempt, the next turn applies
+    its changes.
     """
     done: list[Applied] = []
     left = list(parts)
@@ -69,7 +69,8 @@ def apply_tables(
 def _attempted(
     spark: SparkSession, mirrors: Mirrors, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]
 ) -> list[Applied]:
-    """Read each mirror and commit to it once. Several tables run together: a commit mostly waits for the disk."""
+    """Read each mirror and try to commit to it once. Several tables are processed at the same time, because a commit
+    mostly waits for the disk."""
     done: list[Applied] = []
     rest: list[tuple[TablePlan, list[Collapsing]]] = []
     with ThreadPoolExecutor(_COMMITS, thread_name_prefix="commit") as pool:
@@ -88,8 +89,8 @@ def _attempted(
 def _begun(
     mirrors: Mirrors, upto: Lsn, known: Mapping[TableName, Table], part: FeedPart
 ) -> Applied | tuple[TablePlan, list[Collapsing]] | None:
-    """Append the feed's files if this is enough; otherwise return the work to collapse. None if the part has nothing
-    left to apply. The mirror is read only once."""
+    """Append the feed's files if this is enough; otherwise return the work that Spark must collapse. Returns None if
+    there is nothing left to apply. The mirror is read only once."""
     work = _own(part.table, part.span.start, partial(TablePlan.of, mirrors, part, upto, known))
     if not isinstance(work, TablePlan):
         return work
@@ -102,7 +103,7 @@ def _committed(seconds: float, found: tuple[tuple[TablePlan, list[Collapsing]], 
 
 
 def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Applied:
-    """Do a step of one table's apply. A failure of that table alone sets it aside at ``start``, its position."""
+    """Do a step of one table's apply. If only this table fails, it is set aside at ``start``, its position."""
     with contained() as failed:
         return step()
     set_aside = None if failed.outrun else (start, failed.told)
@@ -110,7 +111,8 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
 
 
 def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
-    """Collapse the units of several tables in one job, many small units per task; returns effects in the same order."""
+    """Collapse the units of several tables in one Spark job. One task does many small units. Returns effects in the
+    order of the units."""
     units = [(place, unit) for place, work in enumerate(works) for unit in work]
     workers = cores(spark)
     groups: list[list[tuple[int, Collapsing]]] = [[] for _ in range(min(2 * workers, len(units)))]

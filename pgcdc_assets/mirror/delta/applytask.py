@@ -41,7 +41,7 @@ from pgcdc_assets.mirror.net.neteffect import ARRIVES, after_truncates, collapse
 ROW_GROUP_ROWS = 1 << 20
 
 _OF_FEEDS = (XID, ORIGIN)
-"""Columns of a feed that no mirror has."""
+"""Columns that feeds have and mirrors do not."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Collapsing:
     files: tuple[Location, ...]
     span: LsnRange
     target: MergeTarget
-    """The folder for new files, and the mirror's files to read: none after a truncate, or if there are only inserts."""
+    """The folder for new files, and the mirror's files to read. No files are read after a truncate, or if there are
+    only inserts."""
     divided: bool = False
     """The unit has only the events of some keys. The other halves of key changes may be in other units."""
     arrivals: tuple[Location, ...] = ()
@@ -62,14 +63,16 @@ class Collapsing:
     """Leaves that were truncated."""
     bytes: int = 0
     repair: bool = False
-    """The mirror has already applied the span, so it is not known whether the mirror holds a key."""
+    """Whether this is a repair. The mirror has already applied the span, so it is not known which keys the mirror must
+    hold."""
     touched: LsnRange | None = None
-    """For repairs: only keys that changed in this range, and keys to which their rows moved, are derived. None: all."""
+    """For repairs: derive only the keys that changed in this range, and the keys to which their rows moved. None: all
+    keys."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a unit does to the mirror; counts are rows."""
+    """How a unit changes the mirror; counts are rows."""
 
     added: FileReport | None = None
     """The file of the rows to add; None if there are no rows."""
@@ -79,7 +82,8 @@ class Effect:
     updated: int = 0
     deleted: int = 0
     mismatch: MergeMismatch | None = None
-    """Set if the changes contradict each other or the mirror, or a file cannot be read: the unit has no effect."""
+    """Set if the changes contradict each other or the mirror, or if a file cannot be read. The unit then changes
+    nothing."""
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
@@ -140,7 +144,8 @@ def _none(unit: Collapsing) -> pa.Table:
 
 
 def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
-    """The rows of feed files whose transactions lie in the span. Columns: ``names``, or all that an apply needs."""
+    """The rows of feed files whose transactions lie in the span. Columns: ``names``, or else every column that an apply
+    needs."""
     data = dataset(files, feed_schema(table))
     columns = list(names) or [name for name in data.schema.names if name not in _OF_FEEDS]
     at = pc.field(COMMIT_LSN)
@@ -176,13 +181,13 @@ class PendingChanges:
 
     @property
     def whole(self) -> bool:
-        """Whether the files hold nothing outside the span."""
+        """Whether all rows of the files are inside the span."""
         bounds = [bound for file in self.files for bound in (file.facts.commit_min, file.facts.commit_max)]
         return all(self.span.holds_commit(bound) for bound in bounds)
 
     @cached_property
     def _truncated(self) -> tuple[str | None, ...]:
-        """The leaves that are truncated in the span; None stands for the whole table."""
+        """The leaves that are truncated in the span. None in the tuple means that the whole table is truncated."""
         if not self.part.truncates:
             return ()
         names = [OP, COMMIT_LSN, *([LEAF] if self.table.partitioned else [])]
@@ -195,7 +200,7 @@ class PendingChanges:
 
     @property
     def emptied(self) -> bool:
-        """Whether the whole table was truncated: the remaining changes are then the complete table."""
+        """Whether the whole table was truncated. The remaining changes are then the complete table."""
         return None in self._truncated
 
     @property
@@ -204,8 +209,9 @@ class PendingChanges:
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
-        """Divide the work by bucket of keys, unless a bucket needs to know what happened to a row under another key.
-        ``together``: rows are followed from key to key, so one unit needs both halves of every key change."""
+        """Divide the work by bucket of keys. Returns a single unit if a bucket would need events of a row under a key
+        of another bucket. ``together``: rows are followed from key to key, so one unit needs both halves of every key
+        change."""
         size = sum(file.size for file in self.files)
         unit = Collapsing(
             self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves, bytes=size
@@ -222,7 +228,8 @@ class PendingChanges:
 
     @property
     def _halves_stand_alone(self) -> bool:
-        """Whether new halves of key changes have their own files, and lack no value that only the old row has."""
+        """Whether all new halves of key changes are in files of their own, and contain every value, so that no value
+        must be taken from the old row."""
         arrivals = [file.facts for file in self.files if file.facts.arrivals]
         return sum(facts.rows for facts in arrivals) == self.part.key_changes and not any(f.masked for f in arrivals)
 
@@ -238,5 +245,6 @@ class PendingChanges:
 
 
 def _of_any_key(file: FeedFile) -> bool:
-    """Whether the file has rows of any key. Truncates do not count: every bucket reads them."""
+    """Whether the file is not limited to one bucket of keys. A file with only truncates returns False, because every
+    bucket reads the truncates anyway."""
     return file.facts.bucket is None and bool(file.facts.counts.keys() - {TRUNCATE})

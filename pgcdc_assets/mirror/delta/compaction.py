@@ -1,9 +1,9 @@
 """Rewrites files of mirrors without a change of rows or position: during sync, and by ``pgcdc maintain`` (OPTIMIZE).
 
 Each turn leaves a small file in each mirror that changed. Many small files are merged into one, so that a turn's cost
-does not grow with the number of turns. Each turn also rewrites the whole deletion vector of every file that it touches.
-So a large file with many deleted rows is rewritten without these rows, one file at a time. Files of medium size are
-left to ``pgcdc maintain``, which merges files for readers.
+does not grow with the number of turns. Each turn also rewrites the whole deletion vector of every file in which it
+deletes rows. So a large file with many deleted rows is rewritten without these rows, one file at a time. Files of
+medium size are left to ``pgcdc maintain``, which merges files for readers.
 """
 
 from __future__ import annotations
@@ -30,32 +30,35 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TURN_SMALL_BYTES: Final = 4 << 20
-"""Smaller files may be rewritten during sync."""
+"""Files smaller than this may be rewritten during sync."""
 FILE_BYTES: Final = 128 << 20
 """The target size of a file, as in a copy. Files of one gigabyte, Delta's default, would be rewritten too often."""
 SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
-"""Up to this many small files are left alone: each costs a reader a millisecond."""
+"""OPTIMIZE leaves up to this many small files alone: each file costs a reader a millisecond."""
 DELETED_SHARE: Final = 5
-"""OPTIMIZE runs if one row in this many is deleted but still in the files, and at least FEWEST_DELETED rows are."""
+"""OPTIMIZE runs if at least one in this many rows of the files is deleted, and at least FEWEST_DELETED rows are
+deleted."""
 FEWEST_DELETED: Final = 100_000
 
 
 @dataclass(frozen=True)
 class Compaction:
-    """When files of a mirror are rewritten."""
+    """The limits at which files of a mirror are rewritten during sync."""
 
     look_every: int = 10
     """Versions of a mirror between two checks of its files. Each version adds a small file, and deleted rows."""
     most_small: int = 32
     """Up to this many small files are left alone: opening a file costs a merge less than a millisecond."""
     worn_share: int = 32
-    """A file is worn if one row in this many is deleted. Every turn writes the vector, at two bytes a row."""
+    """A file is worn if at least one in this many of its rows is deleted. Every turn writes the deletion vector again,
+    at two bytes for each deleted row."""
     fewest_worn: int = 10_000
     """A file with fewer deleted rows is not worn."""
 
     def worth_rewriting(self, live: Sequence[Added]) -> tuple[Added, ...]:
-        """The files to rewrite as one now: the small files if there are many, or the most worn file; usually none."""
+        """The files to rewrite now, as one file: the small files if there are many of them, or else the most worn file.
+        Usually there are none."""
         return self.small_files(live) or self.worn_file(live)
 
     def small_files(self, live: Sequence[Added]) -> tuple[Added, ...]:
@@ -78,12 +81,13 @@ class Compacted:
     """The result of rewriting a mirror's files. ``failure``: why a file could not be read."""
 
     reports: tuple[FileReport, ...] = ()
-    """The new file; none if there are no live rows."""
+    """The new file; empty if the old files have no live rows."""
     failure: str | None = None
 
 
 def compact_mirror(target: MergeTarget) -> Compacted:
-    """Write the target's files to one file. A file that cannot be read is a failure of that mirror alone."""
+    """Write the rows of the target's files to one new file. If a file cannot be read, only this mirror's compaction
+    fails."""
     with contained() as failed:
         return Compacted(compact_file(target))
     return Compacted(failure=failed.told)
@@ -102,7 +106,8 @@ def compact_file(target: MergeTarget) -> tuple[FileReport, ...]:
 def compact_applied(
     spark: SparkSession, mirrors: Mirrors, compaction: Compaction, done: Sequence[Applied]
 ) -> list[Applied]:
-    """After an apply, rewrite many small files or a worn file of a mirror. Returns ``done`` with the new versions."""
+    """Rewrites files of the mirrors in ``done`` that have many small files or a worn file. Returns ``done`` with the
+    new versions."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[MergeTarget] = []
@@ -119,7 +124,8 @@ def compact_applied(
 
 
 def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
-    """Commit a merged file. If another writer's commit came first, the next check tries again."""
+    """Commit the new file in place of the old files. If another writer's commit came first, nothing is committed, and a
+    later check tries again."""
     if made.failure is not None:
         return replace(result, set_aside=(result.replay_lsn, made.failure))
     with contained() as failed:
@@ -140,8 +146,8 @@ def worth_optimizing(live: Sequence[Added]) -> bool:
 
 
 def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
-    """Merge the mirror's small files, and rewrite files with many deleted rows; returns the mirror's new version. No
-    row and no position changes."""
+    """Merge the mirror's small files, and rewrite files with many deleted rows. Returns the mirror's new version. Rows
+    and position do not change."""
 
     def attempt() -> int:
         now = mirror.again()

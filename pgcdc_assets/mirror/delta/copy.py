@@ -1,6 +1,6 @@
 """Snapshot copies: parallel tasks run PostgreSQL's COPY and write files of the mirrors; one commit per table follows.
-The commit that adds the rows also records ``snapshot_lsn``, so a mirror holds a whole copy or no copy. A new copy
-overwrites the mirror in one commit, which also changes its columns if they have changed."""
+The commit that adds the rows also records ``snapshot_lsn``, so a mirror always holds a complete copy or no copy. A new
+copy overwrites the mirror in one commit, which also changes its columns if they have changed."""
 
 from __future__ import annotations
 
@@ -45,14 +45,17 @@ if TYPE_CHECKING:
 
 LARGEST_PIECE: Final = 128 << 20
 SMALLEST_PIECE: Final = 4 << 20
-"""Bytes on the source's disk. For a smaller piece, a connection and a file would cost more than its rows."""
+"""The smallest piece of a table, in bytes on the source's disk. Copying a smaller piece would take less time than its
+connection and its file."""
 PIECES_PER_CORE: Final = 4
-"""Several pieces for each core, so that the last piece, which runs alone, is a small part of the whole."""
+"""The number of pieces for each core. With several pieces, the last piece, which is copied alone, takes a small part of
+the whole time."""
 TABLES_PER_JOB: Final = 10
-"""At most this many small tables share the cost of a connection and a job; these tables are committed after the job."""
+"""Up to this many small tables share one job, and so the cost of a connection. These tables are committed after the
+job."""
 JOBS: Final = 2
-"""At least this many Spark jobs run at a time. The tasks of the next job use cores that the last tasks of a job leave
-idle, and the next job's mirrors are created during that time."""
+"""The least number of Spark jobs that run at a time. While the last tasks of one job leave cores idle, the tasks of the
+next job use them, and the mirrors of that job are created."""
 
 
 def copy_tables(
@@ -95,7 +98,7 @@ def _in_parallel(
             for future in done:
                 yield future.result()
     finally:
-        # A later copy, after a failure, may create the same mirrors. So all jobs of this copy must have ended.
+        # A later copy, after a failure, may create the same mirrors. So wait until all jobs of this copy have ended.
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -189,7 +192,8 @@ class _Copier:
         return CopyTarget(table, mirror.path, mirror.physical(schema), point)
 
     def _opened(self, name: TableName) -> Mirror:
-        """The mirror. If its own log cannot be read, it is first moved away, so that the copy creates a new mirror."""
+        """The mirror of this name. If its Delta log cannot be read, the mirror is first moved away, so that the copy
+        creates a new mirror."""
         layout = self._mirrors.layout
         try:
             return self._mirrors.open(name)
@@ -227,7 +231,8 @@ def _pieces(
 
 
 def _packed(small: Sequence[CopyPart], sizes: dict[TableName, int]) -> Iterator[list[CopyPart]]:
-    """Group small tables into shares of about one piece's size, with few tables each: their commits are sequential."""
+    """Group small tables into shares of about the smallest piece's size. A share has few tables, because their commits
+    are made one after another."""
     share: list[CopyPart] = []
     size = 0
     for table, cut in small:

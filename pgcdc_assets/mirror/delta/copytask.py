@@ -35,14 +35,14 @@ BLOCK_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class CopyTarget:
-    """The folder for the files of one table, and their columns as the files name them."""
+    """Where the files of one table are written, and the columns under the names that the files use."""
 
     table: Table
     folder: Location
     schema: pa.Schema
     commit_lsn: int
     columns: Columns | None = None
-    """The columns that the commit gives the table, if its columns change."""
+    """The table's new columns, if the commit changes its columns."""
 
     @property
     def reader(self) -> BlockReader:
@@ -50,7 +50,7 @@ class CopyTarget:
 
 
 CopyPart = tuple[Table, tuple[Piece, ...]]
-"""A table and pieces of it; no pieces if a partitioned table has no partition."""
+"""A table and some pieces of it. There are no pieces if a partitioned table has no partition."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def copy_failure(name: TableName, error: Exception) -> PgcdcError | None:
 
 
 def _file(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
-    """Write one reading of the pieces to a file; an interrupted reading deletes its file, because it is repeated."""
+    """Read the pieces and write their rows to one file. If the reading is interrupted, the file is deleted, because the
+    caller reads the pieces again."""
     reader = target.reader
     with DataFile(target.folder, target.schema) as file:
         try:
@@ -117,11 +118,12 @@ def _file(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[Piece]
 
 @dataclass(frozen=True)
 class BlockReader:
-    """``commit_lsn`` of all rows is the copy's consistent point: the transactions that wrote the rows are not known."""
+    """Converts blocks of CSV to rows of a mirror. ``commit_lsn`` of all rows is the copy's consistent point, because
+    the transactions that wrote the rows are not known."""
 
     table: Table
     own: tuple[str, ...]
-    """Names of our columns, in the mirror's order."""
+    """Names of the columns that pgcdc adds, in the mirror's order."""
     commit_lsn: int
 
     def columns(
@@ -153,7 +155,8 @@ class BlockReader:
                                 thing=f"copy of {self.table.name}") from None  # fmt: skip
 
     def _fields(self, block: bytes) -> tuple[list[pa.BinaryArray], int]:
-        """The CSV as columns of bytes: an empty unquoted field is NULL, a quoted field is not."""
+        """The CSV as columns of bytes. An empty field without quotes is NULL; a quoted empty field is an empty
+        string."""
         places = [str(place) for place in range(len(self.table.columns))]
         if not places:
             # The rows of a table without columns are empty lines.

@@ -84,7 +84,8 @@ class DeltaTarget:
         return copy_tables(self._spark(), snapshot.conninfo, tables, self._mirrors, snapshot, on_table, self._retention)
 
     def cancel_copies(self) -> None:
-        """Cancels all Spark jobs. No apply is affected: none runs while the run's thread calls this."""
+        """Cancels all Spark jobs. This cannot cancel an apply, because only the run's thread applies, and that thread
+        makes this call."""
         if self._spark.started is not None:
             cancel_jobs(self._spark.started)
 
@@ -154,7 +155,7 @@ class DeltaTarget:
         mirror = self._mirrors.open(name)
         if not mirror.exists or not unchanged_since(mirror, published):
             return False
-        # This must come before any new version, because points of the last days name the current version.
+        # This comes before any new version is committed, because points of the last days name the current version.
         keep_readable(mirror)
         keep_promised(mirror, self._retention)
         files = mirror.delta.files if mirror.delta else ()

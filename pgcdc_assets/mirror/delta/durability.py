@@ -1,7 +1,7 @@
 """Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself records. A
-consistent point names only settled versions. Settling happens once a turn, for all tables together. For our own commits
-it syncs only the names, because their content is already durable. For other writers' commits in between, it syncs names
-and content."""
+consistent point names only settled versions. Settling happens once a turn, for all tables together. For our own
+commits, it syncs only the file names, because the content of the files is already durable. For commits of other writers
+among these versions, it syncs names and content."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ class DurableVersions:
         self._owner = owner
         self._settled: dict[TableName, _Settled] = {}
         self.changed: dict[TableName, str] = {}
-        """Mirrors whose rows another writer changed since their copy, as this run has read, with a description."""
+        """Mirrors whose rows another writer changed since their copy, with a description of the change, as far as this
+        run has read the mirrors' commits."""
 
     def recover(self, names: Iterable[TableName], points: ConsistentPoints) -> dict[TableName, tuple[str, ...]]:
-        """Put aside the torn files that a power cut left in these mirrors' logs, and settle what remains. Returns the
-        names of the files put aside, by table. Called once, before anything reads the mirrors."""
+        """Move away the incomplete files that a power cut left in these mirrors' logs, and settle what remains. Returns
+        the names of the moved files, by table. Called once, before anything reads the mirrors."""
         aside: dict[TableName, tuple[str, ...]] = {}
         for name in names:
             listing = points.listing(name)

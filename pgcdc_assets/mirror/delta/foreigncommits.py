@@ -1,6 +1,6 @@
 """Finds the commits by which another writer changed rows of a mirror. Comments, properties, columns that another writer
-adds, OPTIMIZE and VACUUM change no row. Any other commit makes the mirror differ from the source, and no position shows
-the difference. The table is reported until it is copied again."""
+adds, OPTIMIZE and VACUUM change no row. Any other commit by another writer makes the mirror differ from the source,
+which no position shows. Such a table is reported until it is copied again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SPARK: Final = "Apache-Spark"
 
 @dataclass(frozen=True)
 class Seen:
-    """The effect of a sequence of commits. ``copied``: whether it has a copy. ``change``: the first change of rows by
-    another writer after the last copy."""
+    """What a sequence of commits did to a mirror. ``copied``: whether one of them is a snapshot copy. ``change``: the
+    first change of rows by another writer after the last copy."""
 
     copied: bool = False
     change: str | None = None
@@ -59,7 +59,7 @@ def _changes_rows(folder: Location, actions: Sequence[Action]) -> bool:
     removed = [action["remove"] for action in actions if "remove" in action]
     if any(one.get("dataChange", True) for one in [*added, *removed]):
         return True
-    # The commit states that it only moves rows to other files. This may be wrong.
+    # The commit says that it only moves rows to other files. This may be wrong, so the row counts are compared.
     before, after = ([_file(folder, one) for one in some] for some in (removed, added))
     if None not in before and None not in after and _rows(before) != _rows(after):
         return True
@@ -73,7 +73,8 @@ class _File:
 
 
 def _file(folder: Location, action: dict[str, Any]) -> _File | None:
-    """None for a file that cannot be read: it was deleted since, or its next reader reports the error."""
+    """The file of an add or remove action. None if the file cannot be read: it was deleted since, or the next reader of
+    the file reports the error."""
     try:
         with opened_parquet(folder / unquote(action["path"])) as file:
             footer = file.metadata

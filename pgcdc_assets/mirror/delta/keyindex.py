@@ -1,6 +1,6 @@
-"""Finds the rows of a target that have one of the keys in a merge source. Key columns are compared one after the other,
-so the second column is compared only in rows where the first matches. Values compare as in PostgreSQL's keys, except
-that 0 and -0 are equal. A value that does not fit its Arrow type is stored as NULL, and is identified by its text in
+"""Finds the rows of a target whose key is in a merge source. Key columns are compared one after the other, so the
+second column is compared only in rows where the first matches. Values compare as in PostgreSQL's keys, except that 0
+and -0 are equal. A value that does not fit its Arrow type is stored as NULL, and is identified by its text in
 ``_pgcdc_raw``."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pgcdc_assets.mirror.net.neteffect import raw_texts
 
 
 class KeyIndex:
-    """The keys of some rows; each key occurs once."""
+    """An index of the keys of some rows. No two rows have the same key."""
 
     def __init__(self, rows: pa.Table, keys: Sequence[FeedColumn]) -> None:
         """``rows`` has the columns ``keys`` and ``_pgcdc_raw``."""
@@ -50,14 +50,14 @@ class KeyIndex:
 
 @dataclass
 class _Step:
-    """One key column, or its texts in ``_pgcdc_raw``. Numbers the distinct pairs (number from the preceding columns,
-    value) densely."""
+    """One step of the comparison: a key column, or the column's texts in ``_pgcdc_raw``. Gives each distinct pair
+    (row's number from the preceding steps, value) a number from 0, without gaps."""
 
     column: FeedColumn
     text: bool
 
     def number(self, rows: pa.Table, before: Ints) -> Ints:
-        """Number the indexed rows for :meth:`found`. ``before``: their numbers from the preceding columns."""
+        """Number the indexed rows for :meth:`found`. ``before``: the rows' numbers from the preceding steps."""
         values = self._values(rows)
         self._spelling = _Spelling(values) if pa.types.is_list(values.type) else None
         values = self._comparable(values)
@@ -67,7 +67,8 @@ class _Step:
         return numbers.astype(np.int64)
 
     def found(self, target: pa.Table, at: Ints, before: Ints) -> tuple[Ints, Ints]:
-        """Which of the target's rows ``at`` match, as indexes into ``at``, and the number of each match."""
+        """Finds the rows ``at`` of ``target`` that match in this step. Returns their indexes in ``at``, and for each
+        match its number among the distinct pairs. ``before``: each row's number from the preceding steps."""
         values = self._values(target)
         if len(at) < target.num_rows:
             values = values.take(pa.array(at))
@@ -95,7 +96,7 @@ class _Spelling:
     """Converts each list to a text, equal for equal lists, because Arrow does not compare lists."""
 
     def __init__(self, lists: pa.ListArray) -> None:
-        """Learn the elements of ``lists``; any other element is written as ``?``."""
+        """Learn the distinct elements of ``lists``. In :meth:`of`, any other element is written as ``?``."""
         items = lists.flatten()
         self._inner = _Spelling(items) if pa.types.is_list(items.type) else None
         self._letters = pc.unique(self._comparable(items))

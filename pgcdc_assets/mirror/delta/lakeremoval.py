@@ -17,13 +17,13 @@ from pgcdc_assets.store import storage
 
 def remove_lake(layout: Layout) -> list[str]:
     """Delete the mirrors and this project's own folder, then the lake's folder if it is empty. Returns the files that
-    stay because they are not ours. Raises MachineError if a file of ours could not be deleted."""
+    were left because pgcdc did not write them. Raises MachineError if a file of pgcdc could not be deleted."""
     mirrors = list(_mirrors(layout))
     with suppress(OSError):
         for folder in mirrors:
             remove_table(folder)
             _delete_empty(folder)
-    # This folder records which tables have been begun, so it is deleted last.
+    # This folder records for which tables mirrors were begun, so it is deleted last.
     storage.delete_folder(layout.own)
     storage.delete_empty(layout.root)
     left = [entry.name for entry in storage.walk(layout.root, hidden=True)]
@@ -35,8 +35,8 @@ def remove_lake(layout: Layout) -> list[str]:
 
 
 def _mirrors(layout: Layout) -> Iterator[Location]:
-    """The folders of our mirrors, found by their Delta logs, or by the tables' states if a log is damaged. Also deletes
-    what copies have written for tables that have no Delta log yet."""
+    """The folders of our mirrors. They are found by their Delta logs, or by the stored table states if a log is
+    damaged. Also deletes files that copies have written for tables that have no Delta log yet."""
     known: set[Location] = set()
     with suppress(PgcdcError, OSError, *MALFORMED):
         known = {layout.mirror(name) for name in TableStates(layout).all()}

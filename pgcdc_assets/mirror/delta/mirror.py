@@ -29,17 +29,19 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
 
 IDENTITY: Final = "pgcdc.identity"
-"""Table property: the identity of the stream whose changes the mirror takes."""
+"""Table property: the identity of the stream whose changes are applied to the mirror."""
 SOURCE_TABLE: Final = "pgcdc.table"
 SOURCE_OID: Final = "pgcdc.oid"
-"""Table property: the OID of the table whose rows the mirror has. The table's name may belong to another table now."""
+"""Table property: the OID of the source table whose rows the mirror has. Another source table may now have that table's
+name."""
 STRUCTURE: Final = "pgcdc.structure"
-"""Table property: the table as the mirror's rows have it since a structure change or rename, and the copy's LSN."""
+"""Table property: the table's name and structure that the mirror's rows have since a structure change or rename, and
+the LSN of the copy that was changed."""
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
-    # `pgcdc maintain` keeps what readers of an older consistent point need, by versions and not by time. These
-    # properties are for a VACUUM by another writer.
+    # `pgcdc maintain` deletes by versions, not by time: it keeps the versions that readers of older consistent points
+    # need. These properties protect the files from a VACUUM by another writer.
     **retention_properties(timedelta(days=7)),
     "delta.checkpointInterval": "50",
     "delta.autoOptimize.autoCompact": "false",
@@ -48,7 +50,8 @@ PROPERTIES: Final = {
 
 
 def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
-    """:data:`SOURCE_OID` and :data:`STRUCTURE` for a mirror of this table, without comments (the metadata has them)."""
+    """The properties :data:`SOURCE_OID` and :data:`STRUCTURE` for a mirror of this table. Comments are left out,
+    because the Delta metadata has them."""
     told = {"copy": copy, "table": replace(table, comments=()).to_json()}
     return {SOURCE_OID: str(table.oid), STRUCTURE: json.dumps(told)}
 
@@ -61,8 +64,8 @@ def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str,
 
 
 def clear_unfinished(path: Location) -> None:
-    """Delete the log of a run that died before the first commit, and data files of a copy whose log a power cut
-    destroyed. LakeError if the folder holds files of another owner, which have other names."""
+    """Delete the log of a run of the sync that died before its first commit, and the data files of a copy whose log a
+    power cut destroyed. LakeError if the folder holds files of another owner, which have other names."""
     storage.delete_folder(path / DELTA_LOG)
     names = [entry.name for entry in storage.list_after(path)]
     storage.delete([path / name for name in names if OWN_NAME.fullmatch(name)])
@@ -73,15 +76,16 @@ def clear_unfinished(path: Location) -> None:
 
 def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
     """The position that a version of a mirror itself records; None if no copy was committed. ``positions``: the
-    version's application transactions. ``owner``: :meth:`Identity.app_id`. Each copy begins a generation with an
-    application id of its own. Changes applied to a generation have a position above the position of its copy."""
+    version's application transactions. ``owner``: :meth:`Identity.app_id`. Each copy begins a new generation, which has
+    its own application id for applied changes. These changes have a position above the copy's position."""
     snapshot = positions.get(f"{owner}/snapshot/{name.folder}")
     return None if snapshot is None else Lsn(max(snapshot, positions.get(f"{owner}/{snapshot:X}", snapshot)))
 
 
 @dataclass(frozen=True)
 class Mirrors:
-    """The mirrors of a lake, as one run uses them. Logs stay open, so opening a mirror again reads only new commits."""
+    """The mirrors of a lake, opened for one run of the sync or of another command. Delta logs stay open, so opening a
+    mirror again reads only new commits."""
 
     layout: Layout
     identity: Identity
@@ -110,13 +114,14 @@ class Mirrors:
         return Mirror(self, name, table)
 
     def forget(self, name: TableName) -> None:
-        """Forget the log of a mirror that is deleted or moved away: another mirror may be created in its place."""
+        """Close the Delta log of a mirror that is deleted or moved away, because another mirror may be created in its
+        place."""
         self._logs.forget(self.layout.mirror(name))
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """One table's mirror at one version. A later version is another value; :meth:`again` returns the newest."""
+    """One table's mirror at one version. The object does not change; :meth:`again` returns the newest version."""
 
     mirrors: Mirrors
     name: TableName
@@ -132,7 +137,7 @@ class Mirror:
         return self.mirrors.identity
 
     def again(self) -> Mirror:
-        """The same mirror, in its current state."""
+        """The same mirror at its newest version."""
         return self.mirrors.open(self.name)
 
     def at(self, version: int) -> Mirror | None:
@@ -171,12 +176,12 @@ class Mirror:
 
     @property
     def snapshot_lsn(self) -> Lsn | None:
-        """Consistent point of the copy that the mirror holds; None if no copy was committed."""
+        """The consistent point of the snapshot copy that the mirror holds; None if no copy was committed."""
         return self._position(self.snapshot_app_id)
 
     @property
     def generation_app_id(self) -> str | None:
-        """The application id under which changes are applied on top of this copy. Each copy has a new id."""
+        """The application id that records the position of changes applied since the copy. Each copy has a new id."""
         return None if self.snapshot_lsn is None else self.identity.app_id(f"{self.snapshot_lsn:X}")
 
     @property
@@ -185,9 +190,10 @@ class Mirror:
         return None if self.delta is None else own_position(self.delta.positions, self.identity.app_id(), self.name)
 
     def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
-        """The larger of :attr:`replay_lsn` and the LSN of the newest point that lists this copy of the table. A newer
-        point may list the previous copy, because turns continue while tables are copied. A point also does not count if
-        its version is at another position than the point says: another version was then published."""
+        """The larger of :attr:`replay_lsn` and the LSN of the newest point that lists this copy of the table. That
+        point is ignored if it lists the previous copy, which is possible because turns continue while tables are
+        copied. The point is also ignored if its version of the mirror is at another position than the point says,
+        because another version had that number when the point was published."""
         listing = points.listing(self.name)
         if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
             return self.replay_lsn
@@ -198,7 +204,8 @@ class Mirror:
 
     @property
     def followed(self) -> Table | None:
-        """The table as the mirror's rows have it; None if structure and name are those of its copy."""
+        """The table whose name and structure the mirror's rows have; None if name and structure are still those of the
+        copy."""
         told = None if self.delta is None else self.delta.configuration.get(STRUCTURE)
         if told is None:
             return None
@@ -213,7 +220,8 @@ class Mirror:
         return None if told is None else int(told)
 
     def unlisted(self, points: ConsistentPoints) -> bool:
-        """See :attr:`Generation.unlisted`. Two tables may have copies at the same position, so the OID decides."""
+        """See :attr:`Generation.unlisted`. The OID is compared too, because two tables may have copies at the same
+        position."""
         if self.followed is None:
             return False
         listing = points.listing(self.name)
@@ -234,7 +242,8 @@ class Mirror:
         return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema.arrow).fields]
 
     def physical(self, schema: MirrorSchema) -> pa.Schema:
-        """The columns as data files name them: mapped tables have other names, and ids, in their files."""
+        """The columns under the names that the data files use. If the table has column mapping, the files use other
+        names, and column ids."""
         have = {field.name for field in self.existing.schema.fields}
         missing = [field.name for field in schema.arrow if field.name not in have]
         if missing:
@@ -247,7 +256,8 @@ class Mirror:
         """The folder and columns that an apply writes to, and the files of the mirror that it reads."""
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
-        # A run may have added columns to the mirror and died: earlier changes have no value in the new columns.
+        # An earlier run may have added columns to the mirror and died. The changes from before that run have no value
+        # in the new columns.
         more = [field for field in self.existing.columns if field.name not in schema.arrow.names]
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
         names = tuple(values.get(name, name) for name in whole.arrow.names)

@@ -22,7 +22,8 @@ OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))
 
 
 def needs_column_mapping(names: Sequence[str]) -> bool:
-    """Whether a column name requires column mapping. Other tables are not mapped: some readers lack column mapping."""
+    """Whether a column name requires column mapping. A table without such a name is not mapped, because some readers
+    lack column mapping."""
     return any(REFUSED.search(name) for name in names)
 
 
@@ -49,7 +50,8 @@ def refusal(table: Table) -> str | None:
 
 
 def _unread(table: Table) -> str | None:
-    """The part of the table's definition that is not text in the source's encoding, so a mirror would misstate it."""
+    """Finds a part of the table's definition, such as a name, that is not text in the source's encoding, so that a
+    mirror would state it wrongly. None if there is no such part."""
     if marked(str(table.name)):
         return "its name"
     for column in table.columns:
@@ -64,7 +66,8 @@ def _unread(table: Table) -> str | None:
 
 
 def way_back(name: TableName, *, refused: bool) -> str:
-    """What the operator can do about a table that is set aside. A new copy cannot help a table that was refused."""
+    """What the operator can do about a table that is set aside, as text. ``refused``: the table cannot be mirrored, so
+    a new copy cannot help."""
     if refused:
         return f"change that on the source, or leave the table out: '-{name}' in the setting `tables`"
     return f"run `pgcdc snapshot {name.shell}`"
@@ -72,8 +75,9 @@ def way_back(name: TableName, *, refused: bool) -> str:
 
 @dataclass(frozen=True)
 class MirrorSchema:
-    """The columns of a mirror: the table's own columns with their exact names, then ours. All columns are nullable,
-    even keys: delta-rs lets a NULL into a NOT NULL column, and readers then see the value of a neighbouring row."""
+    """The columns of a mirror: the table's own columns with their exact names, then the columns that pgcdc adds. All
+    columns are nullable, even keys: delta-rs lets a NULL into a NOT NULL column, and readers then see the value of a
+    neighbouring row."""
 
     arrow: pa.Schema
 
@@ -91,12 +95,14 @@ class MirrorSchema:
         return needs_column_mapping(self.arrow.names)
 
     def columns(self, *, mapped: bool = False, highest: int = 0) -> Columns:
-        """The columns as a Delta table states them: mapped if a name needs it, or if the table is already mapped."""
+        """The columns for the metadata of a Delta table. They are mapped if a name requires column mapping, or if
+        ``mapped``."""
         return Columns.of(self.arrow, mapped=mapped or self.mapped, highest=highest)
 
 
 def own_fields(table: Table) -> list[pa.Field]:
-    """Our columns: position, texts that fit no type, and if needed the partition and the row's identity."""
+    """The columns that pgcdc adds: commit LSN and time, texts that fit no type, and if needed the partition's name and
+    the row's identity."""
     fields = [
         pa.field(COMMIT_LSN, pa.int64()),
         pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),
@@ -115,8 +121,8 @@ class Commented:
 
     A column's comment is the ``comment`` in the column's metadata; a table's comment is the table's description. A mark
     (:data:`pgcdc_assets.delta.mapping.OURS`) in the column's metadata, or among the table's properties, shows that the
-    comment is from the source, and is removed when the source removes it. A comment by another writer stays if the
-    source has no comment there.
+    comment is from the source. Such a comment is removed when the source removes it. A comment by another writer stays
+    if the source has no comment there.
     """
 
     columns: Columns

@@ -1,4 +1,4 @@
-"""A task of a change of structure: rewrites the rows of a mirror's files with the new columns. Imported by Spark's
+"""The Spark task of a structure change: rewrites the rows of a mirror's files with the new columns. Imported by Spark's
 workers, so it must not import Spark."""
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Sourced:
-    """A column of the new rows. Its values are from ``held``, an existing column, or are one value for all rows."""
+    """A column of the new rows. The values are taken from ``held``, an existing column, or one value is used for all
+    rows."""
 
     name: str
     type: pa.DataType
@@ -46,10 +47,10 @@ class Projection:
     """The live rows of some files, and their new columns."""
 
     held: MergeTarget
-    """The files, with the mirror's names for their columns."""
+    """The files to read, and the mirror's names for their columns."""
     columns: tuple[Sourced, ...]
     files: pa.Schema
-    """The columns as the new files name them."""
+    """The columns under the names that the new files use."""
     raw_names: Mapping[str, str | None] = field(default_factory=dict)
     """Names that change in ``_pgcdc_raw``; None for the names of dropped columns."""
 
@@ -92,7 +93,8 @@ def _projected(work: Projection, group: RowGroup) -> pa.Table:
 
 
 def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Array | pa.ChunkedArray:
-    """The values of a column for these rows. If the one value for all rows does not fit, ``misfits`` gets its text."""
+    """The values of a column for these rows. If one value is used for all rows and does not fit the type, its text is
+    added to ``misfits``."""
     if column.held is not None:
         held = rows[column.held]
         return held if held.type == column.type else held.cast(column.type)
@@ -108,7 +110,7 @@ def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Arra
 def _raw(
     held: pa.ChunkedArray, names: Mapping[str, str | None], misfits: Mapping[str, str]
 ) -> pa.Array | pa.ChunkedArray:
-    """``_pgcdc_raw`` under the new names, with the texts of ``misfits`` added to all rows."""
+    """``_pgcdc_raw`` under the new names. The texts of ``misfits`` are added to every row."""
     if not misfits and (not names or held.null_count == len(held)):
         return held
     texts: dict[str, pa.Array] = {}

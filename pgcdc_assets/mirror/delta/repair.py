@@ -1,6 +1,6 @@
 """Repairs a mirror: derives the effect of a range again from the log, and merges it into the mirror. The mirror has
-already applied the range. The keys that the range touched are derived up to the mirror's position. No value is guessed:
-a row for which the log does not hold enough is refused, and a new copy restores it."""
+already applied the range. The keys that changed in the range are derived up to the mirror's position. No value is
+guessed: if the log lacks a value that a row needs, the repair is refused, and only a new copy helps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def repair_table(
 ) -> Applied:
     """Derive the effect of ``span`` again, from a new feed, and merge it into the mirror. The mirror is at
     ``replay_lsn`` before and after. Does nothing for a range below the table's copy. Raises NotRepairable if the log
-    does not hold enough."""
+    lacks a value that is needed."""
     started = time.monotonic()
     mirror = mirrors.open(table.name)
     if mirror.snapshot_lsn is None:
@@ -70,7 +70,7 @@ def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touc
         units = [replace(unit, repair=True, touched=wanted) for unit in units]
     effects = _effects(spark, units, table, touched)
     counts = total(effects)
-    # The commit has no application transaction: a repair changes no position, and may be repeated.
+    # The commit has no application transaction, because a repair changes no position. So it may also be repeated.
     passed(FaultPoint.REPAIR_COMMITTING)
     if pending.emptied:
         reports = [effect.added for effect in effects if effect.added is not None]

@@ -2,13 +2,13 @@
 
 Structure: one commit changes the columns, adds the rows under these columns, and records the table as the mirror now
 has it (:data:`STRUCTURE`), so that a run after a crash knows the rows' structure. The position stays. If no row gets
-another value, the commit changes only the columns. ``by_metadata`` does this too if columns are only renamed, dropped
-or widened in type: the files stay, and fewer readers can read the mirror. Deletion vectors delete the rows of removed
-partitions.
+another value, the commit changes only the columns. With ``by_metadata``, the commit also changes only the columns if
+columns are renamed, dropped or widened in type. The files then stay, but fewer readers can read the mirror. Deletion
+vectors delete the rows of removed partitions.
 
-Name: the mirror continues in another folder, and no row is read or written. The newest version's files are linked into
-that folder, or copied by the object store. Then one commit there adds the files and the columns, and records the old
-mirror's position as the position of a copy. The old folder stays as it is, for readers of older points. Each folder
+Name: the mirror is continued in another folder, and no row is read or written. The newest version's files are linked
+into that folder, or copied by the object store. Then one commit there adds the files and the columns, and records the
+old mirror's position as the position of a copy. The old folder stays as it is, for readers of older points. Each folder
 owns its files, so that the upkeep of one folder never deletes files of the other folder.
 """
 
@@ -47,18 +47,20 @@ from pgcdc_assets.store import storage
 from pgcdc_assets.structure.casts import holds
 
 TASK_BYTES: Final = 64 << 20
-"""Size of the files that one task merges into one file. A larger file has its own task."""
+"""One task merges files of this total size into one file. A larger file has its own task."""
 LEFT_CORES: Final = 1
-"""Cores left for turns of other tables. Each wave of tasks is its own job, because Spark runs earlier jobs first."""
+"""The number of cores left free for turns of other tables. Tasks are started in waves that use the other cores. Each
+wave is a Spark job, because Spark runs earlier jobs first."""
 
 
 def reshape_mirror(
     spark: SparkOnDemand, mirrors: Mirrors, before: Table, after: Table, *, by_metadata: bool = False
 ) -> int:
-    """Change the mirror from one structure to the next (of :func:`pgcdc_assets.structure.successor.successor`); returns
-    its version after that. The mirror may already have that structure. Dropped columns are removed. Rows of leaves that
-    ``after`` lacks are deleted; the columns do not change in this case. ``by_metadata``: no file is rewritten if
-    Delta's column mapping and type widening can express the change."""
+    """Change the mirror from the structure ``before`` to ``after`` (see
+    :func:`pgcdc_assets.structure.successor.successor`). Returns the mirror's version after the change. The mirror may
+    already have the new structure. Dropped columns are removed. Rows of leaves that ``after`` lacks are deleted; the
+    columns do not change in this case. ``by_metadata``: no file is rewritten if Delta's column mapping and type
+    widening can express the change."""
     found = mirrors.open(after.name)
     if found.snapshot_lsn is None:
         raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
@@ -89,15 +91,16 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
 
 
 def _taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
-    """The table's columns in the mirror, by attnum. A run may have added columns, and died before it recorded them."""
+    """The table's columns in the mirror: names by attnum. Includes the columns that the mirror itself records, because
+    an earlier run may have added columns and died before the catalog recorded them."""
     told = mirror.followed
     columns = (*(told.columns if told is not None else ()), *known.columns)
     return {column.attnum: column.name for column in columns}
 
 
 def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tuple[Sourced, ...]:
-    """The columns that the mirror gets: the table's columns, our columns, and columns of other writers. ``names``: the
-    names that the mirror has for the table's columns, by attnum."""
+    """The mirror's new columns: the table's columns, the columns that pgcdc adds, and columns that other writers added.
+    ``names``: the mirror's present names of the table's columns, by attnum."""
     held = {field.name: field.type for field in delta.columns}
     found: list[Sourced] = []
     own = {field.name for field in own_fields(after)}
@@ -111,7 +114,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
         if source is not None and source not in held:
             raise LakeError(f"has no column {source!r} any more", thing=f"mirror {after.name}")
         if source is None and column.missing is None and field.name not in names.values():
-            # A run may have added this column to the mirror, and died.
+            # An earlier run may have added this column to the mirror and died.
             source = field.name if held.get(field.name) == field.type else None
         found.append(Sourced(field.name, field.type, source, column))
     attnums = {column.attnum for column in after.columns}
@@ -123,7 +126,8 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
 
 
 def _same_rows(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay: no column is removed or gets other values, and new columns have no value."""
+    """Whether the files can stay: no column is removed or gets other values, and every new column is NULL in all
+    rows."""
     held = {field.name: str(field.type) for field in delta.schema.fields}
     wanted = {field.name: str(field.type) for field in DeltaSchema.from_arrow(_schema(columns)).fields}
     if not held.keys() <= wanted.keys():
@@ -156,7 +160,8 @@ def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
 def _with_names(
     mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
 ) -> int:  # fmt: skip
-    """Change the columns, and keep the files. Column mapping begins only if needed: fewer readers support it."""
+    """Change the columns and keep the files. Turns on column mapping only if needed, because fewer readers support
+    it."""
     sources = {one.name: one.held for one in columns if one.held is not None}
     stay = all(one.unchanged or one.held is None for one in columns) and set(delta.columns.names) == set(sources)
     mapped = mirror.mapped or not stay or needs_column_mapping([one.name for one in columns])
@@ -191,13 +196,14 @@ def _projected(spark: SparkOnDemand, work: Projection, files: Sequence[Added]) -
 
 
 def _raw_names(held: pa.Schema, columns: Sequence[Sourced]) -> Mapping[str, str | None]:
-    """The names in ``_pgcdc_raw`` that change, with their new names; None for dropped columns."""
+    """The column names in ``_pgcdc_raw`` that change, with their new names. The new name of a dropped column is
+    None."""
     now = {one.held: one.name for one in columns if one.held is not None}
     return {name: now.get(name) for name in held.names if now.get(name) != name}
 
 
 def _groups(files: Sequence[Added], fewest: int) -> list[tuple[Added, ...]]:
-    """The files for each task: small files together, but in enough groups for all cores."""
+    """Group the files for the tasks: small files share a group, but there are enough groups for all cores."""
     full = min(TASK_BYTES, sum(file.size for file in files) // fewest)
     groups: list[tuple[Added, ...]] = []
     group: tuple[Added, ...] = ()
@@ -213,8 +219,8 @@ def without_leaves(
     spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, table: Table, leaves: Sequence[Leaf],
     properties: Mapping[str, str],
 ) -> int:  # fmt: skip
-    """Delete the rows of these leaves from this version of a mirror, and set properties in the same commit; returns the
-    new version. ``table``: the table as the mirror has it, including the leaves."""
+    """Delete the rows of these leaves from the mirror, whose newest version is ``delta``. The same commit sets the
+    properties. Returns the new version. ``table``: the table as the mirror has it, including the leaves."""
     names = tuple(str(leaf.name) for leaf in leaves)
     shares = max(1, cores(spark())) if delta.files else 0
     units = [Collapsing(table, (), LsnRange(ZERO, ZERO), mirror.target(table, delta.files[share::shares]), leaves=names)
@@ -229,9 +235,9 @@ def without_leaves(
 
 
 def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, position: Lsn) -> int:
-    """Continue the mirror ``former`` at ``place``, as a copy of ``table`` at ``position``, with the files that
-    ``former`` had when it was read; returns the version at ``place``. ``position``: the position of ``former``,
-    although its own commits may record a lower position. ``root``: the lake's folder."""
+    """Continue the mirror ``former`` at ``place``, as a copy of ``table`` at ``position``. The files are those that
+    ``former`` had when it was read. Returns the version at ``place``. ``position``: the position of ``former``, which
+    may be above the position that the commits of ``former`` record. ``root``: the lake's folder."""
     held = former.delta
     if held is None:
         raise LakeError("is no table that could go on under another name", thing=f"mirror {former.name}")
@@ -248,14 +254,16 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
 
 
 def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
-    """Commit the continuation, with the table that has these rows: the folder may have been another table's mirror."""
+    """Commit the continued mirror at ``place``, with the OID and structure of ``table``, because the folder may have
+    been another table's mirror."""
     mirror = place.again()
     owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
     return continue_table(mirror.existing, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})
 
 
 def _link(source: Location, to: Location) -> None:
-    """Copy a file whose name is unique across folders. A run that died may have copied the file, or a part of it."""
+    """Copy a file, unless it is already there. Its name is unique across folders. An earlier run that died may have
+    copied the whole file or a part of it."""
     if (there := storage.head(to)) is not None:
         found = storage.head(source)
         if found is not None and found.size == there.size:

@@ -24,14 +24,17 @@ from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.failures import unreadable
 
 GROUP_BYTES: Final = 32 << 20
-"""Size in memory of a row group's rows. Many small groups would cost a merge as much as many small files."""
+"""A row group that a mirror's file gets has about this size in memory. Many small row groups would cost a merge as much
+as many small files."""
 
 MATCHED_BYTES: Final = 48 << 20
-"""Bytes of a target's columns that are matched at a time. A file of a million rows with uuid keys has 40 MB of keys.
-Each match hashes all keys of the source (22 ms for 200,000 keys), so matching row groups one by one costs too much."""
+"""How many bytes of a target's columns are matched with the source at a time. A file of a million rows with uuid keys
+has 40 MB of keys. Each match hashes all keys of the source (22 ms for 200,000 keys), so matching row groups one by one
+costs too much."""
 
 WantedKeys = Mapping[str, NDArray[Any]]
-"""Wanted values, ascending, by the column's name in the feed. Only integers and texts: other types prune nothing."""
+"""The wanted values of each key column, ascending, by the column's name in the feed. Only integer and text columns are
+included: columns of other types cannot exclude a row group."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,14 @@ class MergeTarget:
 
     folder: Location
     schema: pa.Schema
-    """Names and types in the files."""
+    """The columns under the names and types that the files have."""
     names: tuple[str, ...]
-    """The feed's names of these columns."""
+    """The names of the same columns in the feed."""
     files: tuple[Added, ...] = ()
 
     @classmethod
     def of(cls, table: DeltaVersion) -> Self:
-        """All columns and files of a table, under the table's own names."""
+        """All columns and files of a table. The table's own column names are used in place of the feed's names."""
         columns = table.columns
         return cls(table.folder, physical(columns, table.schema), tuple(columns.names), table.files)
 
@@ -57,7 +60,8 @@ class MergeTarget:
             yield from groups
 
     def files_groups(self, wanted: WantedKeys) -> Iterator[list[RowGroup]]:
-        """The same row groups, file by file. A file stays open until the next file is asked for."""
+        """The row groups that :meth:`groups` returns, as one list per file. A file stays open until the next list is
+        requested."""
         for added in self.files:
             if all(_may_hold(values, self._bounds(added, name)) for name, values in wanted.items()):
                 with _opened(self.folder / added.path) as file:
@@ -86,14 +90,16 @@ class MergeTarget:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Row groups of one file, matched together, with some columns. A place is a row number within the groups."""
+    """Row groups of one file that are matched together, with some of their columns. A *place* is a row number that
+    counts through all of these row groups."""
 
     groups: Sequence[RowGroup]
     columns: pa.Table
 
     @classmethod
     def read(cls, groups: Iterable[RowGroup], names: Sequence[str]) -> Iterator[Self]:
-        """Read columns of row groups of one file, as many groups at a time as hold ``MATCHED_BYTES``."""
+        """Read columns from row groups of one file. Joins row groups until their columns have ``MATCHED_BYTES`` in
+        memory."""
         held: list[tuple[RowGroup, pa.Table]] = []
         for group in groups:
             held.append((group, group.read(names)))
@@ -109,22 +115,22 @@ class RowGroups:
 
     @property
     def path(self) -> str:
-        """Relative to the table's folder."""
+        """The file's path, relative to the table's folder."""
         return self.groups[0].path
 
     @cached_property
     def alive(self) -> Bools:
-        """Per place, whether the row is live."""
+        """For each place, whether the row is live (not deleted)."""
         return np.concatenate([group.alive for group in self.groups])
 
     @cached_property
     def positions(self) -> Ints:
-        """Per place, the row's position in the file."""
+        """For each place, the row's number in the file."""
         return np.concatenate([np.arange(group.start, group.start + group.rows) for group in self.groups])
 
     def apart(self, at: Ints) -> Iterator[tuple[RowGroup, Ints, Ints]]:
-        """Split the places ``at`` by row group: for each group with such places, the group, their indexes in ``at``,
-        and their places in that group alone."""
+        """Split the places ``at`` by row group. For each row group with such places, yields the group, the indexes of
+        its places in ``at``, and the row numbers within that group alone."""
         first = 0
         for group in self.groups:
             mine = np.flatnonzero((at >= first) & (at < first + group.rows))
@@ -134,7 +140,7 @@ class RowGroups:
 
 
 class RowGroup:
-    """A row group of one file; positions are counted from the beginning of the file."""
+    """A row group of one file. Row positions are counted from the beginning of the file."""
 
     def __init__(
         self, target: MergeTarget, path: str, file: pq.ParquetFile, number: int, start: int, alive: Bools
@@ -145,7 +151,7 @@ class RowGroup:
         self._facts = file.metadata.row_group(number)
         self.rows: int = self._facts.num_rows
         self.alive = alive[start : start + self.rows]
-        """Per row, whether it is live: no deletion vector has it."""
+        """For each row, whether it is live: no deletion vector contains it."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
         """Read columns by their names in the feed, including deleted rows. A column that the file lacks is NULL."""
@@ -170,15 +176,16 @@ class RowGroup:
 
 def _opened(path: Location) -> pq.ParquetFile:
     try:
-        # Spark writes INT96 by default, and a user's OPTIMIZE keeps that default: read as nanoseconds, these timestamps
-        # would be wrong before 1678 and after 2261.
+        # Spark writes INT96 timestamps by default, also in an OPTIMIZE by a user. Read as nanoseconds, timestamps
+        # before 1678 and after 2261 would be wrong.
         return opened_parquet(path, coerce_int96_timestamp_unit="us")
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from None
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """The key columns that can prune, with their values. Columns with a NULL, which matches any value, are left out."""
+    """The key columns that can exclude row groups, with their values. A column with a NULL is left out, because NULL
+    here matches any value."""
     return {
         name: _sorted(pc.unique(values))
         for name, values in keys.items()
@@ -187,7 +194,8 @@ def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
 
 
 def _sorted(values: pa.Array) -> NDArray[Any]:
-    """Sorted by Arrow, because numpy compares texts as Python objects. UTF-8 sorts by code points, as Python does."""
+    """The values sorted by Arrow, because numpy compares texts as slow Python objects. UTF-8 sorts by code points, as
+    Python does."""
     found: NDArray[Any] = values.take(pc.array_sort_indices(values)).to_numpy(zero_copy_only=False)
     return found
 
@@ -200,7 +208,8 @@ def _may_hold(values: NDArray[Any], bounds: tuple[Any, Any] | None) -> bool:
 
 
 def _leaves(schema: pa.Schema) -> dict[str, range]:
-    """The numbers of each column's leaf columns in a Parquet file. Names are not used: they may contain dots."""
+    """For each column, the numbers of its leaf columns in a Parquet file. The columns are numbered, not looked up by
+    name, because names may contain dots."""
     found: dict[str, range] = {}
     place = 0
     for field in schema:
@@ -216,7 +225,7 @@ def _width(type_: pa.DataType) -> int:
 
 
 def gathered(groups: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of row groups for a new file. Small groups are joined, up to the size of a row group."""
+    """Joins small row groups, so that a new file gets row groups of about ``GROUP_BYTES``."""
     held: list[pa.Table] = []
     for group in groups:
         held.append(group)

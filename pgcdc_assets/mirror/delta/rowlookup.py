@@ -1,9 +1,9 @@
 """Merges a net effect into a mirror's files: finds the rows to delete, and writes the rows to add.
 
-No file is rewritten. Rows to delete are named by file and position, for a deletion vector. Rows to add, including
-changed rows, make one new file. The merge also checks the target: a row that changes must be there, a row that is
-inserted must not. If the mirror disagrees, nothing is committed, so that a mirror that differs from its source is never
-overwritten. Imported by Spark's workers, so it must not import Spark.
+No file is rewritten. Rows to delete are named by file and position, for a deletion vector. Rows to add, including the
+new versions of changed rows, are written to one new file. The merge also checks the mirror: a row that changes must
+exist, and a row that is inserted must not exist yet. If this is not so, nothing is committed, because the mirror
+differs from its source. Imported by Spark's workers, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ TWICE = "the mirror holds a row twice"
 
 
 FETCHED_BYTES = 64 << 20
-"""Bytes of values fetched from the target that are held in memory before they are written with their rows. A change of
-a few bytes may need megabytes that were not sent."""
+"""How many bytes of values that were fetched from the target are kept in memory, before they are written with their
+rows. A change of a few bytes may need megabytes of values that were not sent."""
 
 Write = Callable[[pa.Table], None]
-"""Receives the rows to add, under feed names; they are discarded if the merge fails."""
+"""A function that receives the rows to add, under the feed's column names. If the merge fails, these rows are
+discarded."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The changes of a merge to a mirror, except the rows to add; counts are rows."""
+    """The result of a merge: the rows to delete from the mirror, and counts of rows. The rows to add are not
+    included."""
 
     gone: dict[str, BitMap64]
     """The positions of the rows to delete, by file."""
@@ -53,8 +55,9 @@ def merge_keyed(
     target: MergeTarget, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
     write: Write,
 ) -> Merged:  # fmt: skip
-    """Merge a source (of :func:`pgcdc_assets.mirror.net.neteffect.collapse`); it may lack values of the ``masked``
-    attnums. All rows of ``leaves`` are deleted. Raises MergeMismatch if source and target contradict each other."""
+    """Merge ``source`` (the result of :func:`pgcdc_assets.mirror.net.neteffect.collapse`) into the target. Columns
+    whose attnum is in ``masked`` may lack values in the source. All rows of ``leaves`` are deleted. Raises
+    MergeMismatch if source and target contradict each other."""
     match = _Match(source, columns, masked, write)
     emptied = _Emptied(leaves)
     gone = _Gone()
@@ -72,7 +75,8 @@ def merge_keyed(
 def merge_multiset(
     target: MergeTarget, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
 ) -> Merged:
-    """Delete as many copies of each removed row as its COUNT says. Raises MergeMismatch if a copy is missing."""
+    """Delete as many copies of each removed row as the row's COUNT says. Raises MergeMismatch if the target has fewer
+    copies."""
     emptied = _Emptied(leaves)
     gone = _Gone()
     copies = _Copies(net.removed, columns)
@@ -86,7 +90,7 @@ def merge_multiset(
 
 
 class _Gone:
-    """Positions of the rows to delete, by file; each position once."""
+    """The positions of the rows to delete, by file. A position that is added twice is counted once."""
 
     def __init__(self) -> None:
         self.positions: dict[str, BitMap64] = defaultdict(BitMap64)
@@ -112,7 +116,7 @@ class _Emptied:
         return [LEAF] if self.leaves else []
 
     def of(self, rows: RowGroups) -> Bools:
-        """Per row, whether it is live and in one of these leaves."""
+        """For each row, whether it is live and in one of these leaves."""
         if not self.leaves:
             return np.zeros(len(rows.alive), dtype=bool)
         names = rows.columns[LEAF]
@@ -144,9 +148,9 @@ class _Match:
         self._fetched: list[tuple[Ints, pa.Table]] = []
         self._fetched_count = np.zeros(source.num_rows, dtype=np.int64)
         self.hits = np.zeros(source.num_rows, dtype=np.int64)
-        """Per row of the source, how many rows of the target have its key."""
+        """For each row of the source, how many rows of the target have the same key."""
         self._emptied_hits = np.zeros(source.num_rows, dtype=np.int64)
-        """How many of these target rows lie in a truncated leaf."""
+        """For each row of the source, how many of the rows counted in ``hits`` lie in a truncated leaf."""
         self.live: Bools = _bools(pc.equal(source[OP], UPSERT))
 
     @property
@@ -163,7 +167,7 @@ class _Match:
         return list(dict.fromkeys([*self._own.columns, *self._from.columns]))
 
     def take(self, rows: RowGroups, emptied: Bools) -> Ints:
-        """The places of the live rows that have a key of the source."""
+        """Match these row groups. Returns the places of the live rows whose key is in the source."""
         at, of = _alive(rows, *self._own.find(rows.columns))
         self.hits += np.bincount(of, minlength=len(self.hits))
         self._emptied_hits += np.bincount(of[emptied[at]], minlength=len(self.hits))
@@ -184,7 +188,8 @@ class _Match:
             self._write_fetched()
 
     def check(self) -> None:
-        """Raise MergeMismatch if the target lacks a row, has a row that must not exist, or has a row twice."""
+        """Raise MergeMismatch if the target lacks a row that must exist, has a row that must not exist, or has a row
+        twice."""
         present = self._source[PRESENT]
         must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
         if (must & (self.hits == 0)).any() or (self._lacking & (self._fetched_count == 0)).any():
@@ -199,7 +204,7 @@ class _Match:
         self._write(self._source.filter(pa.array(self.live & (self._fetched_count == 0))))
 
     def _write_fetched(self) -> None:
-        """Write the rows whose kept values were found, with these values and their texts filled in."""
+        """Write the rows whose masked values were fetched, with these values and their texts filled in."""
         if not self._fetched:
             return
         rows = self._source.take(pa.array(np.concatenate([at for at, _ in self._fetched])))
@@ -216,7 +221,7 @@ class _Match:
 def _raw_filled(
     own: pa.ChunkedArray, given: pa.ChunkedArray, masks: Mapping[str, pa.ChunkedArray]
 ) -> pa.Array | pa.ChunkedArray:
-    """The ``_pgcdc_raw`` of each row. A masked column's text comes from the same row as its value."""
+    """The ``_pgcdc_raw`` of each row. The text of a masked column is taken from the same row as the column's value."""
     if own.null_count + given.null_count == 2 * len(own):
         return own
     names = pc.unique(pa.concat_arrays([map_keys(own), map_keys(given)])).to_pylist()
@@ -227,7 +232,8 @@ def _raw_filled(
 
 
 class _Copies:
-    """Selects the rows to delete: the first rows found that equal the removed rows of a multiset."""
+    """Selects the target rows to delete from a table without a key: the first rows found that equal a removed row, as
+    often as its COUNT says."""
 
     def __init__(self, removed: pa.Table, columns: Sequence[FeedColumn]) -> None:
         own = [name for name in (HASH, LEAF) if name in removed.column_names]
@@ -244,7 +250,8 @@ class _Copies:
         return np.concatenate(taken) if taken else at
 
     def _take(self, group: RowGroup, at: Ints) -> Ints:
-        """Which of the rows ``at`` of a row group are copies to delete. Their hashes are hashes of removed rows."""
+        """Selects those of the rows ``at`` of a row group that are to be deleted. The hash of each row ``at`` equals
+        the hash of a removed row."""
         theirs = group.read(self._names).take(pa.array(at))
         asked = np.flatnonzero(_bools(pc.is_in(self._removed[HASH], pc.unique(theirs[HASH]))))
         both = [self._removed.take(pa.array(asked)), theirs]

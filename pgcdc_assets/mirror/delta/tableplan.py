@@ -1,4 +1,4 @@
-"""One table's part of an apply: the work on its mirror, and the commit of that work."""
+"""One table's part of an apply: the work on the table's mirror, and the commit of that work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows of the mirror."""
+    """Numbers of rows that an apply changes in the mirror."""
 
     inserted: int = 0
     updated: int = 0
@@ -40,7 +40,7 @@ class Counts:
 
     @property
     def metrics(self) -> dict[str, int]:
-        """The counts as named in the table's history."""
+        """The counts, under the names that the Delta table's history uses."""
         return {
             "numTargetRowsInserted": self.inserted,
             "numTargetRowsUpdated": self.updated,
@@ -60,7 +60,7 @@ class TablePlan:
     def of(
         cls, mirrors: Mirrors, part: FeedPart, upto: Lsn, known: Mapping[TableName, Table] | None = None
     ) -> TablePlan | None:
-        """None if the mirror has already applied the whole part, or if the part holds nothing."""
+        """The plan for a part. None if the mirror has already applied the whole part, or if the part has no changes."""
         mirror = mirrors.open(part.table.name)
         stands = mirror.replay_lsn
         if stands is None:
@@ -75,8 +75,8 @@ class TablePlan:
         return self.pending.table
 
     def begin(self) -> Applied | tuple[TablePlan, list[Collapsing]]:
-        """Do what is possible without Spark: set the table aside, or add new columns and link the files. Otherwise
-        return the work on the mirror with its new columns, and the units to collapse."""
+        """Do the work that needs no Spark job: set the table aside, or add new columns and link the feed's files. If
+        this is not enough, return the plan with the widened mirror, and the units to collapse."""
         if self.refused is not None:
             return self.set_aside(self.refused)
         work = self.widened()
@@ -84,9 +84,10 @@ class TablePlan:
 
     @property
     def linkable(self) -> bool:
-        """Whether the feed's files can become files of the mirror: they hold only inserts, all of their rows are
-        wanted, and their columns are the mirror's. The mirror's present state decides: a mapped mirror stays mapped
-        after its odd column name was dropped, and the feed lacks columns that another writer added."""
+        """Whether the feed's files can become files of the mirror: they contain only inserts, no row outside the
+        pending span, and the mirror's columns. The mirror's present state is checked, because a mirror with column
+        mapping stays mapped after the column that required mapping was dropped, and because the feed lacks columns that
+        another writer added."""
         if not (self.pending.part.insert_only and self.pending.whole) or self.mirror.mapped:
             return False
         files = (read_footer(path).schema.to_arrow_schema() for path in self.pending.paths)
@@ -99,7 +100,8 @@ class TablePlan:
         return {app_id: self.pending.span.end}
 
     def widened(self) -> TablePlan:
-        """Add the new columns to the mirror, before the data; returns the work on the wider mirror. No row changes."""
+        """Add the new columns to the mirror in a commit of its own, before the data. Returns the plan with the widened
+        mirror. No row changes."""
         missing = pa.schema(_missing(self.table, self.mirror))
         if not missing.names:
             return self
@@ -131,11 +133,11 @@ class TablePlan:
 
     @property
     def _alone(self) -> bool:
-        """Whether the mirror's files need not be read: the table was emptied, or there are only inserts."""
+        """Whether the mirror's files need not be read, because the table was truncated or there are only inserts."""
         return self.pending.emptied or self.pending.part.insert_only
 
     def commit(self, effects: Sequence[Effect], seconds: float) -> Applied:
-        """Commit the effects of the units, which took ``seconds`` of work."""
+        """Commit the effects of the units. ``seconds``: how long their work took."""
         started = time.monotonic()
         for effect in effects:
             if effect.mismatch is not None:
@@ -171,7 +173,7 @@ class TablePlan:
 
 
 def merged(mirror: DeltaVersion, effects: Sequence[Effect], position: Mapping[str, int]) -> int:
-    """Commit effects on the files of this version of a mirror; returns the new version."""
+    """Commit effects that were computed on this version of a mirror. Returns the new version."""
     gone: dict[str, BitMap64] = {}
     for effect in effects:
         for path, positions in effect.gone.items():
@@ -189,7 +191,8 @@ def total(effects: Sequence[Effect]) -> Counts:
 
 
 def _linked(path: Location, folder: Location, file: FeedFile) -> FileReport:
-    """Give the feed's file a second name, in the mirror's folder. Both names share the bytes if the store has links."""
+    """Give the feed's file a second name in the mirror's folder. If the store has links, both names share the bytes;
+    otherwise the file is copied."""
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
     storage.copy(path, target)
     return replace(file.report, path=target.name)
@@ -203,7 +206,7 @@ def _missing(table: Table, mirror: Mirror) -> list[pa.Field]:
 
 
 def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | None:
-    """Why the mirror cannot take the changes or the new columns, as text; None if it can."""
+    """Why the changes or the new columns cannot be written to the mirror, as text; None if they can."""
     reason = refusal(table)
     if reason is not None or mirror.delta is None:
         return reason
@@ -214,7 +217,7 @@ def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | No
 
 
 def _altered(table: Table, known: Table | None, mirror: Mirror, delta: DeltaVersion) -> str | None:
-    """What another writer changed in our columns of the mirror, as text; None if nothing."""
+    """How another writer changed columns that pgcdc writes in the mirror, as text; None if none was changed."""
     have = {field.name: str(field.type) for field in delta.schema.fields}
     lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
     if lacking:

@@ -1,10 +1,11 @@
-"""Which versions of a mirror stay readable: protects promised versions, and deletes what only other versions need.
+"""Decides which versions of a mirror stay readable: protects the promised versions, and deletes the files that only
+other versions need.
 
-A turn a second makes 86,400 versions a day, each with a commit and a deletion vector for every file that it touches.
-Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so are the versions between the points'
-versions. Each version that a point names gets a checkpoint and keeps its commit. From the newest checkpoint that is old
-enough, the log stays complete. Promised versions are protected because another writer's VACUUM or clean-up of the log
-could delete them.
+One turn a second makes 86,400 versions a day. Each version has a commit, and a deletion vector for every file in which
+it deletes rows. Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so are the versions between
+the points' versions. Each version that a point names gets a checkpoint and keeps its commit. The log stays complete
+from one checkpoint on: the newest checkpoint that is old enough. Table properties protect the promised versions from
+another writer's VACUUM or log clean-up.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ class Unneeded:
 
     mirror: Mirror
     alone: Set[int]
-    """Promised versions that the log keeps without the commits before them."""
+    """Promised versions below ``whole_from``. The log keeps them without the commits before them."""
     whole_from: int
     """The version of the checkpoint from which the log stays complete."""
     log_files: tuple[Location, ...]
-    """Commits, checkpoints, and the checksums that Spark keeps beside them."""
+    """Commits, checkpoints, and the checksum files that Spark writes next to them."""
     files: tuple[Location, ...]
-    """Data files and files of deletion vectors."""
+    """Data files and deletion vector files."""
     bytes: int
 
     def delete(self) -> None:
         """Delete these parts. After a kill or a power cut, the next search finds the remaining parts. LakeError if a
-        version that stays could not be read without these parts; then nothing is deleted."""
+        version that stays could not be read without these parts. Nothing is deleted in this case."""
         log = self.mirror.path / DELTA_LOG
         if self.log_files:
             self._keep_readable_alone(log)
@@ -60,7 +61,8 @@ class Unneeded:
         storage.settle([log])
 
     def _keep_readable_alone(self, log: Location) -> None:
-        """Make promised versions readable without earlier commits, and let readers begin at a kept checkpoint."""
+        """Make promised versions readable without earlier commits, and record a kept checkpoint as the one at which
+        readers start."""
         going, there = frozenset(self.log_files), checkpoint_files(log)
         try:
             for version in sorted(self.alone):
@@ -69,10 +71,10 @@ class Unneeded:
             if hinted(log) < self.whole_from:
                 make_checkpoint(self.mirror.path, self.mirror.version)
         except DeltaError as error:
-            # A failure of delta-rs to read a version concerns this mirror alone.
+            # If delta-rs fails to read a version, only this mirror is affected.
             raise LakeError(f"no checkpoint can be made ({type(error).__name__})",
                             thing=f"mirror {self.mirror.name}") from error  # fmt: skip
-        # Spark also writes checkpoints, and does not sync them.
+        # Spark also writes checkpoints, but does not sync them to disk.
         there = checkpoint_files(log)
         storage.settle([path for version in (*self.alone, self.whole_from) for path in there.get(version, ())])
         storage.settle([log])
@@ -80,16 +82,17 @@ class Unneeded:
 
 def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
     """Find parts that no kept version needs. Kept versions are the ``promised`` versions, versions younger than
-    ``grace``, and the newest version. Files younger than ``grace`` stay: a killed run's last process may still be
-    alive. LakeError if the log does not say what a version refers to, or if another writer commits during the
+    ``grace``, and the newest version. Files younger than ``grace`` stay, because a process of a killed run may still be
+    writing. LakeError if the log does not say which files a version needs, or if another writer commits during the
     search."""
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError("goes on meanwhile", thing=f"mirror {mirror.name}")
     before = time.time() - grace.total_seconds()
-    # A version that the log does not hold belongs to an earlier table in this folder, and nobody reads it.
+    # A promised version that the log does not hold belongs to an earlier table in this folder, and nobody reads it any
+    # more.
     kept = {version for version in promised if version <= mirror.version and listing.holds(version)}
-    # The newest promised version may be kept alone, without commits that connect it to the rest of the log.
+    # The newest promised version may be kept alone, without the commits between it and the next kept versions.
     young = max(listing.first_young(max(kept, default=mirror.version), before), listing.whole_since)
     whole_from = listing.whole_from(young)
     alone = {version for version in kept if version < whole_from}
@@ -99,12 +102,12 @@ def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) 
 
 
 QUIET: Final = timedelta(days=10)
-"""A third of the time that Delta keeps its log: see :func:`keep_readable`."""
+"""The default for :func:`keep_readable`: a third of the time that Delta keeps its log."""
 
 
 def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
-    """Set the properties of the mirror that keep every writer's VACUUM from deleting what is promised for
-    ``retention``; returns whether they changed."""
+    """Set the mirror's table properties so that no writer's VACUUM deletes a version promised for ``retention``.
+    Returns whether the properties changed."""
     properties = missing_properties(mirror.existing.configuration, retention)
     if properties:
         again_after_lost_races(lambda: commit_properties(mirror.again().existing, properties))
@@ -112,8 +115,8 @@ def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
 
 
 def unchanged_since(mirror: Mirror, version: int) -> bool:
-    """Whether the mirror has the same copy, ``replay_lsn`` and structure as at that version, as after an OPTIMIZE or a
-    repair. False if the version can no longer be opened."""
+    """Whether the mirror still has the copy, ``replay_lsn`` and structure that it had at that version. An OPTIMIZE or a
+    repair does not change these. False if the version can no longer be opened."""
     older = mirror.at(version)
     if older is None or mirror.snapshot_lsn is None:
         return False
@@ -127,8 +130,8 @@ def _standing(mirror: Mirror) -> tuple[Lsn | None, Lsn | None, str | None]:
 def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
     """Write a checkpoint of the newest version if it has been the newest for ``quiet``; returns whether that was
     needed. When Delta writes a checkpoint, it deletes commits and checkpoints older than
-    ``delta.logRetentionDuration``. After a longer quiet time, the first changes would delete the version, although the
-    points of the last days name it. A recent checkpoint of the version prevents this."""
+    ``delta.logRetentionDuration``. After a longer time without commits, the next commits would delete the version,
+    although the points of the last days name it. A recent checkpoint of the version prevents this."""
     before = time.time() - quiet.total_seconds()
     of_version = (entry for entry in storage.list_after(mirror.path / DELTA_LOG)
                   if (match := VERSIONED.match(entry.name)) and int(match[1]) == mirror.version)  # fmt: skip
