@@ -1,4 +1,5 @@
-"""Reports the state of source and lake, and whether the mirrors equal the source. Uses plain SQL and delta-rs, no JVM.
+"""Reports the state of source and lake, and checks whether the mirrors equal the source. Uses plain SQL and delta-rs,
+no JVM.
 
 source_facts, lake_facts -> slothealth, tablehealth -> status     reads facts, and states problems in words
 sides -> rendering -> compare -> verify                           compares every row and value at one LSN

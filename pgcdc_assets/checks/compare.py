@@ -1,7 +1,7 @@
-"""Compares the two sides of a table. If they differ, both are read again, to show examples of rows that differ. Each
-side is read as two 64-bit digests per row, one of the key and one of all values. Rows are matched by the digest of
-their key, and compared by the digest of their values. The probability of missing a difference is 2^-64 per row, for any
-data, because each comparison has a new seed."""
+"""Compares the two sides of a table: the source and the mirror. If they differ, both sides are read again, to show
+examples of rows that differ. Each side is read as two 64-bit digests per row, one of the key and one of all values.
+Rows are matched by the digest of their key, and compared by the digest of their values. The probability of missing a
+difference is 2^-64 per row, for any data, because each comparison has a new seed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _MAX_BITS = 12
 
 _ROW = np.dtype([("key", "<u8"), ("row", "<u8")])
 EXAMPLES = 10
-"""Rows shown for each table: enough to see a pattern, few enough to read."""
+"""The number of differing rows shown for each table: enough to see a pattern, few enough to read."""
 _SHOWN_LENGTH = 80
 
 
 @dataclass(frozen=True)
 class SourceDigests:
-    """The digests of a table's rows on the source."""
+    """Digests of the rows that a table has on the source."""
 
     seed: Seed
     rows_expected: int
@@ -48,8 +48,8 @@ class SourceDigests:
 
 @contextmanager
 def source_digests(source: SourceSide, rows_expected: int) -> Iterator[SourceDigests]:
-    """Read a table of the source into digests, which are deleted at the end of the block. CopyOutdated if the table no
-    longer is as the snapshot shows it."""
+    """Read a table of the source into digests, which are deleted at the end of the ``with`` block. CopyOutdated if the
+    table has changed so that it no longer equals what the snapshot shows."""
     with TemporaryDirectory(prefix="pgcdc-verify-") as folder:
         digests = SourceDigests(Seed(), rows_expected, DigestStore(Path(folder) / "source", rows_expected))
         _digest(source, source.comparison.key, digests.seed, digests.store)
@@ -79,7 +79,7 @@ def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | 
 
 
 def _shown_examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differences) -> list[Example]:
-    """Examples of rows that differ; empty if the table was truncated or altered after the comparison."""
+    """Examples of rows that differ. Empty if the table was truncated or altered after the comparison."""
     try:
         return _examples(source, mirror, seed, found)
     except CopyOutdated:
@@ -104,7 +104,8 @@ def _digest(side: Side, key: list[int], seed: Seed, store: DigestStore) -> None:
 
 
 def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Digests of keys and rows. They take 16 bytes per row, so they can be kept until the part ends."""
+    """Digests of the rows of a part: for each batch, one array for keys and one for whole rows. They take 16 bytes per
+    row, so they can be kept until the part ends."""
     found = []
     for batch in part():
         digests = [seed.of_texts(text) for text in batch.texts]
@@ -115,7 +116,8 @@ def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, n
 
 @dataclass(frozen=True)
 class _Sample:
-    """A row to show: its comparable texts by column, and its key in readable form by the column's place."""
+    """A row to show. It has the row's comparable texts by column, and the texts of its key in readable form by the
+    column's index."""
 
     texts: list[str | None]
     shown: dict[int, str | None]
@@ -142,7 +144,7 @@ def _examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differe
 
 
 def _sampled(side: Side, key: list[int], seed: Seed, wanted: np.ndarray) -> dict[int, _Sample]:
-    """The first row of each wanted key digest."""
+    """The first row that has each wanted key digest, by the key digest."""
     samples: dict[int, _Sample] = {}
     for part in side.parts(shown=True):
         for digest, sample in read_whole(partial(_samples, part, key, seed, wanted)):
@@ -171,7 +173,7 @@ def _readable(value: object, text: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Seed:
-    """The secret of one comparison."""
+    """The random secret of one comparison."""
 
     value: int = field(default_factory=lambda: secrets.randbits(64))
 
@@ -203,7 +205,8 @@ class Seed:
 
 
 def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Digests, seed: np.uint64) -> Digests:
-    """For each value, a sum over its 8-byte words, each mixed with its place. ``content`` is padded by 8 bytes."""
+    """For each value, a sum over its 8-byte words. Each word is mixed with its index before it is added. ``content`` is
+    padded by 8 bytes."""
     words = (lengths + 7) // 8
     ends = np.cumsum(words)
     total = int(ends[-1]) if len(ends) else 0
@@ -221,12 +224,13 @@ def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Dig
 
 
 def _mixed(values: Digests) -> Digests:
-    """One step of SplitMix64. Without the constant, 0 would be mixed to 0."""
+    """One step of SplitMix64 (a hash function for integers). It adds the constant because 0 would otherwise be mixed to
+    0."""
     return mixed(values + np.uint64(0x9E3779B97F4A7C15))
 
 
 class DigestStore:
-    """The digests of one side of one table, on disk in buckets by key."""
+    """The digests of one side of one table, on disk, divided into buckets by key."""
 
     def __init__(self, folder: Path, rows_expected: int) -> None:
         folder.mkdir()
@@ -262,7 +266,7 @@ class DigestStore:
 
 @dataclass
 class Differences:
-    """Counts of rows that differ, and some key digests of each kind."""
+    """Counts of the rows that differ, and some key digests for each kind of difference."""
 
     missing: int = 0
     extra: int = 0
@@ -275,8 +279,8 @@ class Differences:
 
 
 def compare(source: DigestStore, mirror: DigestStore, examples: int) -> Differences:
-    """Compare both sides as multisets of rows. A row is ``different`` if its key is on both sides with different
-    values. Otherwise it is missing or extra."""
+    """Compare both sides as multisets of rows. A row without an equal row on the other side is ``different`` if both
+    sides have its key. Otherwise it is missing or extra."""
     found = Differences()
     for left, right in _buckets(source, mirror):
         keys, surplus, lack = _unmatched(left, right)
@@ -294,7 +298,8 @@ def _buckets(source: DigestStore, mirror: DigestStore) -> Iterator[tuple[npt.NDA
 
 
 def _unmatched(left: npt.NDArray[np.void], right: npt.NDArray[np.void]) -> tuple[Digests, Ints, Ints]:
-    """The keys of rows without an equal row on the other side and, per key, how many such rows each side has."""
+    """The keys of the rows that have no equal row on the other side. For each key, also how many such rows each side
+    has."""
     keys = np.concatenate((left["key"], right["key"]))
     rows = np.concatenate((left["row"], right["row"]))
     sign = np.repeat(np.array([1, -1], np.int64), (len(left), len(right)))

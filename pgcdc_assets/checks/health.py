@@ -1,4 +1,5 @@
-"""The input and output of the health rules: the facts about source, log and lake at one moment, and the problems."""
+"""The input and output of the health rules. The input is the facts about source, log and lake at one moment; the output
+is the problems."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from pgcdc_assets.source.slot.slot import SlotStatus
 
 @dataclass(frozen=True)
 class Backend:
-    """The session that holds the slot."""
+    """The session that reads the slot."""
 
     pid: int
     application_name: str
@@ -44,7 +45,7 @@ class SourceFacts:
 
     identity: Identity
     flush_lsn: Lsn
-    """Read after the log's position. So a log that seems to be ahead of the source really is ahead."""
+    """This LSN is read after the log's position. So a log that seems to be ahead of the source really is ahead."""
     wal_level: str = "logical"
     max_slot_wal_keep_bytes: int | None = None
     """None: no limit (-1)."""
@@ -53,11 +54,11 @@ class SourceFacts:
     """idle_replication_slot_timeout of PostgreSQL 18. 0: off."""
     holder: Backend | None = None
     oldest: Blocker | None = None
-    """The oldest transaction of the whole cluster, open or prepared. It holds back ``restart_lsn``."""
+    """The oldest open or prepared transaction of the whole cluster. It keeps ``restart_lsn`` from moving up."""
     publications: Mapping[str, PublicationFacts | None] = field(default_factory=dict)
-    """The project's publications by name. None: the publication does not exist."""
+    """The project's publications by name. The value is None if the publication does not exist."""
     mirrored: frozenset[TableName] = frozenset()
-    """Published tables, under the names that their mirrors have: roots, not leaves."""
+    """The published tables, under the names of their mirrors: for partitioned tables the roots, not the leaves."""
     called: Mapping[int, TableName] = field(default_factory=dict)
     """Present names of the published tables, by OID."""
     meant: frozenset[TableName] = frozenset()
@@ -67,7 +68,7 @@ class SourceFacts:
     followable: frozenset[TableName] = frozenset()
     """Tables with a usable replica identity. A problem is reported if such a table is published for inserts only."""
     without_identity: frozenset[TableName] = frozenset()
-    """Published tables whose updates and deletes fail on the source, for lack of a usable replica identity."""
+    """Published tables whose updates and deletes fail on the source, because they have no usable replica identity."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +96,19 @@ class TableFacts:
     refused: bool = False
     """Whether the table cannot be mirrored at all."""
     kept_until: datetime | None = None
-    """For a table that was set aside: the time until which, at least, the log keeps all changes that the mirror lacks.
-    None if the log already lacks some of these changes."""
+    """For a table that was set aside: the log keeps all changes that the mirror lacks at least until this time. None if
+    the log already lacks some of these changes."""
 
 
 @dataclass(frozen=True)
 class LeftFacts:
-    """A mirror that is no longer followed. ``moved``: where a renamed table is followed now."""
+    """A mirror whose table is no longer followed under the mirror's name. ``moved``: the name under which a renamed
+    table is followed now."""
 
     lsn: Lsn
     moved: str | None = None
     waits_for: TableName | None = None
-    """The table's present name, if the mirror will be renamed to this name."""
+    """The table's new name, if the mirror will be renamed to it."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,13 @@ class MessageFacts:
 
 @dataclass(frozen=True)
 class UntakenFacts:
-    """Rows of the log that no mirror took."""
+    """Rows in the log that were not applied to any mirror."""
 
     rows: UntakenRows
     table: TableName | None = None
-    """The followed table to which the relation belongs now."""
+    """The followed table that the relation now belongs to."""
     copied: Lsn | None = None
-    """The consistent point of the mirror's copy. A copy that is later than the rows contains their effect."""
+    """The consistent point of the mirror's snapshot copy. A copy made after these rows contains their effect."""
 
     @property
     def held(self) -> bool:
@@ -136,7 +138,8 @@ class UntakenFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts that the rules check. ``source``, ``slot`` or ``log`` is None if it is missing or was not reached."""
+    """All facts that the rules check. ``source``, ``slot`` or ``log`` is None if it does not exist or could not be
+    read."""
 
     now: datetime
     slot_name: str
@@ -154,8 +157,8 @@ class Facts:
     """The outcome of the last operation of each kind."""
     two_phase: bool = False
     at_work: str | None = None
-    """The process that writes to the lake, in words. This process reads the slot or will read it soon, even if the slot
-    has no reader now: a process that drains a backlog by SQL functions does not hold the slot between calls."""
+    """The process that writes to the lake, as text. It reads the slot or will read it soon, even if the slot shows no
+    reader: a process that drains a backlog by SQL functions does not hold the slot between two calls."""
 
 
 Severity = Literal["error", "warning"]
@@ -166,7 +169,7 @@ MIB, GIB = 1 << 20, 1 << 30
 @dataclass(frozen=True)
 class Problem:
     """A problem: the affected thing, what is wrong, and what to do. An ``error`` means that the lake does not follow
-    the source, or that the source is at risk."""
+    the source, or that the source is at risk. Other problems are warnings."""
 
     severity: Severity
     thing: str

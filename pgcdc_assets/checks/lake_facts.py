@@ -1,6 +1,6 @@
 """Reads the facts about the lake: its log, the state and effective ``replay_lsn`` of each table, the feed of messages.
-The newest consistent point has the position of each streaming table. So hundreds of streaming tables cost one small
-read, and a check of each mirror for new commits of other writers."""
+The newest consistent point has the position of each streaming table. So hundreds of streaming tables cost only one
+small read, plus a check of each mirror for new commits of other writers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
 
 
 def _published(layout: Layout) -> Lsn | None:
-    """The LSN of the newest consistent point. None also if points cannot be read, which :func:`with_lake` reports."""
+    """The LSN of the newest consistent point. Also None if the points cannot be read; :func:`with_lake` then reports
+    the problem."""
     with suppress(*_UNREADABLE):
         newest = ConsistentPoints(layout).newest()
         return newest.replay_lsn if newest else None
@@ -101,7 +102,7 @@ def _messages(layout: Layout, facts: Facts) -> MessageFacts:
 
 
 def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedelta(0)) -> Iterator[TableFacts]:
-    """The facts about every table, in the catalog's order. ``retention``: of the change log."""
+    """The facts about every table, in the catalog's order. ``retention``: how long the change log is kept."""
     rows = TableStates(layout).all()
     points = ConsistentPoints(layout)
     newest = points.newest()
@@ -127,7 +128,7 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
 
 
 def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: timedelta) -> datetime | None:
-    """See :attr:`TableFacts.kept_until`. Only maintenance deletes data, and it may run later than this time."""
+    """See :attr:`TableFacts.kept_until`. Only ``pgcdc maintain`` deletes data, and it may run later than this time."""
     copied, lsn = mirror.snapshot_lsn, facts.replay_lsn
     if facts.state is not TableState.SET_ASIDE or copied is None or lsn is None:
         return None
@@ -139,7 +140,8 @@ def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: ti
 
 
 def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
-    """Mirrors that are no longer followed: their tables were dropped, renamed or removed from the publication."""
+    """Mirrors whose tables are no longer followed under that name, because they were dropped, renamed or removed from
+    the publication."""
     known = {table.name for table in catalog.tables}
     rows = TableStates(layout).all()
     left: dict[TableName, LeftFacts] = {}
@@ -154,7 +156,8 @@ def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
 
 
 def _goes_on_as(row: StateRow, tables: Sequence[Table], rows: Mapping[TableName, StateRow]) -> TableName | None:
-    """The new name of a renamed table, if a run has seen the new name and the mirror does not have it yet."""
+    """The new name of a renamed table, if a run has seen the new name and no mirror has this name yet. Otherwise
+    None."""
     oid = row.table.oid if row.table is not None and row.state.readable else None
     name = next((table.name for table in tables if table.oid == oid), None)
     there = rows.get(name) if name is not None else None
@@ -163,7 +166,7 @@ def _goes_on_as(row: StateRow, tables: Sequence[Table], rows: Mapping[TableName,
 
 
 def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:
-    """Rows in the log that no mirror took."""
+    """Rows in the log that were not applied to any mirror."""
     relations = {oid: table for table in catalog.tables for oid in (table.oid, *(leaf.oid for leaf in table.leaves))}
     for relation, rows in UntakenLedger(layout).all().items():
         table = relations.get(relation)
@@ -174,12 +177,14 @@ def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:
 
 
 def _readable(row: StateRow, newest: Point) -> bool:
-    """Whether the point lists the copy that the row describes, and not an earlier copy."""
+    """Whether the newest point lists the table's present copy, which the state ``row`` describes, and not an earlier
+    copy."""
     return row.state is TableState.CATCHING_UP and row.lsn <= newest.replay_lsn
 
 
 def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> str | None:
-    """A message if another writer has changed rows of the mirror since the point."""
+    """Text that describes how another writer has changed rows of the mirror since the newest point; None if no rows
+    were changed."""
     with suppress(LakeError):  # The operations that need this mirror report that it cannot be read.
         return change_since(layout.mirror(table.name), catalog.identity.app_id(), newest.tables[table.name])
     return None
@@ -190,7 +195,7 @@ def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoint
     of = partial(TableFacts, table.name, updates_seen=table.updates_seen)
     copied = mirror.snapshot_lsn
     if row.state is TableState.COPYING and (copied is None or copied < row.lsn):
-        # A stored reason means that the last copy could not read the table, which waits for the next copy.
+        # A stored reason means that the last copy could not read the table. The table then waits for the next copy.
         state = TableState.WAITING if row.reason else TableState.COPYING
         return of(state, reason=row.reason)
     replay_lsn = mirror.effective_replay_lsn(points)

@@ -1,6 +1,6 @@
-"""The positions of a lake's stream: written, flushed, replayed and end position, and whether changes are applied. The
-model is ``pgcopydb stream sentinel get``. This module uses plain SQL, reads small tables, and works while another
-process writes."""
+"""The positions of a lake's stream: the write, flush, replay and end positions, and whether applying is paused. The
+command ``pgcopydb stream sentinel get`` is the model. The module uses plain SQL, reads small tables, and works while
+another process writes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name 
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions. A position that does not exist yet is None."""
+    """The positions of a stream. None means that a position does not exist yet."""
 
     source: Lsn
     """The source's flush position."""
     write: Lsn | None
-    """The position up to which changes are received, or ``flush`` if no process streams."""
+    """The LSN up to which changes are received. The same as ``flush`` if no process streams."""
     flush: Lsn | None
-    """``transform_lsn``: changes up to here are durable in the log, and can be confirmed to the slot."""
+    """``transform_lsn``: changes up to this LSN are durable in the log, and can be confirmed to the slot."""
     replay: Lsn | None
-    """``replay_lsn``: the lowest position of the followed tables."""
+    """``replay_lsn`` of the lake: the lowest position of all followed tables."""
     endpos: Lsn | None
-    """The LSN at which following ends."""
+    """The LSN at which the running sync ends."""
     paused: bool
     at_work: str | None
     """The command that holds the lake's lock."""
@@ -55,7 +55,8 @@ def positions(settings: Settings) -> Positions:
     layout, catalog = settings.layout, load_catalog(settings.catalog_file)
     with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
         row = conn.execute(_WRITTEN, [settings.slot]).fetchone()
-        # The lowest position is read first, so that no position seems to be ahead of the position that it follows.
+        # Replay is read before flush, and flush before the source's position, so that replay never seems to be ahead of
+        # flush, and flush never ahead of the source.
         replayed = lowest_replayed(layout, catalog) if catalog is not None else None
         log = ChangeLog(layout)
         flushed = log.position() if log.exists else None

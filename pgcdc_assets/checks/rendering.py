@@ -57,8 +57,8 @@ class Rendering:
 
 @dataclass(frozen=True)
 class _Form:
-    """How a pair of types is rendered as text. ``value`` and ``fits`` map an SQL expression to an SQL expression.
-    Without ``fits``, every value fits the mirror's type."""
+    """How values of a pair of types are rendered as text. ``value`` and ``fits`` map an SQL expression to an SQL
+    expression. If ``fits`` is None, every value fits the mirror's type."""
 
     value: Callable[[str], str]
     text: Callable[[pa.Array], pa.Array]
@@ -73,7 +73,8 @@ def quoted(name: str) -> str:
 
 
 def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
-    """The rendering of ``column``, whose type in the mirror is ``kind`` (None: the mirror does not have the column)."""
+    """The rendering of ``column``. ``kind``: the column's type in the mirror, or None if the mirror does not have the
+    column."""
     name = quoted(column.name)
     if kind is None:
         return Rendering(column.name, name, name, "CAST(NULL AS VARCHAR)", _large)
@@ -91,7 +92,8 @@ def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
 
 
 def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) -> pa.Array:
-    """``text``, replaced by the texts in ``_pgcdc_raw`` for the column. In these rows the value must be NULL."""
+    """``text``, but rows with a text for the column in ``_pgcdc_raw`` get that text. In these rows, ``values`` must be
+    NULL."""
     if raw is None or raw.null_count == len(raw):
         return text
     written = pc.map_lookup(raw, pa.scalar(name), "first").cast(pa.large_string())
@@ -125,7 +127,7 @@ def _form_of(declared: PgType, kind: pa.DataType) -> _Form | None:
 
 
 def _moment(oid: int, kind: pa.DataType) -> _Form | None:
-    """The form of dates and timestamps: numbers, from 0001-01-01 to 9999-12-31."""
+    """The form of dates and timestamps. Their text is a number. Values from 0001-01-01 to 9999-12-31 fit."""
     if pa.types.is_date32(kind) and oid == DATE:
         return _Form(
             lambda e: f"({e} - '1970-01-01'::date)::text",
@@ -144,7 +146,8 @@ def _moment(oid: int, kind: pa.DataType) -> _Form | None:
 
 def _list_of(element: PgType, form: _Form) -> _Form:
     """The form of an array. The array fits if it has one dimension, starts at index 1, and all its elements fit."""
-    # unnest() would expand a composite element to columns. Other elements use unnest(): subscripts are slow.
+    # unnest() would expand a composite element to columns, so composite elements are read by subscripts, which are
+    # slow. Other elements use unnest().
     composite = (element.base or element).family == "c"
 
     def rows(array: str) -> tuple[str, str]:
@@ -193,8 +196,8 @@ def _float_bits(values: pa.Array) -> pa.Array:
 
 
 def _digits(values: pa.Array) -> pa.Array:
-    """The texts of decimals. DataFusion's texts stay. Arrow's decimals are written with all digits of their scale,
-    because Arrow itself writes small decimals with an exponent."""
+    """The texts of decimals. Texts that DataFusion returns stay unchanged. Arrow decimals are written here with all
+    digits of their scale, because Arrow itself writes small decimals with an exponent."""
     if not pa.types.is_decimal(values.type) or values.type.scale == 0:
         return _large(values)
     scale, buffers = values.type.scale, values.buffers()

@@ -12,7 +12,7 @@ from pgcdc_assets.core.names import TableName
 
 @dataclass(frozen=True)
 class Example:
-    """One row that differs, identified by its key, or by all its values if the table has no key."""
+    """An example of a row that differs. It is identified by its key, or by all its values if the table has no key."""
 
     kind: str
     """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
@@ -26,17 +26,18 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     UNKNOWN = "unknown"
-    """Unpublished updates and deletes could explain the whole difference. Whether they are the cause is not known."""
+    """Unpublished updates and deletes could explain the whole difference, but it is not known whether they are its
+    cause."""
     DIFFERS = "differs"
     NOT_COMPARED = "not_compared"
     """The table could not be compared: it is set aside, waits for a copy, or was altered or locked at each try."""
     FAILED = "failed"
-    """One side could not be read, and another try would not help."""
+    """One side could not be read, and another attempt would not help."""
 
 
 @dataclass(frozen=True)
 class TableReport:
-    """The comparison of one table at ``lsn``. ``reason``: why there is no comparison, or why a difference is
+    """The result of comparing one table at ``lsn``. ``reason``: why the table was not compared, or why a difference is
     expected."""
 
     table: TableName
@@ -67,8 +68,8 @@ class TableReport:
     @property
     def explained(self) -> bool:
         """Whether unpublished updates and deletes could explain the whole difference. A delete leaves one extra row in
-        the mirror. An update leaves one extra and one missing row. If more rows are missing than extra, rows were
-        lost."""
+        the mirror. An update leaves one extra and one missing row. If more rows are missing than extra, some rows were
+        lost for another reason."""
         return self.compared and not self.updates_seen and self.missing <= self.extra and not self.different
 
     def to_json(self) -> dict[str, Any]:
@@ -82,7 +83,7 @@ class TableReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The comparison of all tables, each at its own LSN."""
+    """The results for all tables. Tables may be compared at different LSNs."""
 
     tables: tuple[TableReport, ...]
 

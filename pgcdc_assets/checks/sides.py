@@ -1,4 +1,5 @@
-"""The two sides of a comparison as batches of text: a table under a snapshot, and its mirror at a version."""
+"""The two sides of a comparison, read as batches of text: a table under a snapshot, and the table's mirror at one
+version."""
 
 from __future__ import annotations
 
@@ -35,21 +36,23 @@ _BLOCK_BYTES = 8 << 20
 
 _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 8192
-"""Rows of a mirror read at a time. Fewer rows are read if they are wide."""
+"""Rows of a mirror that are read at a time. Wide rows are read in smaller batches."""
 _UNPACKED = 8
-"""How many times larger rows may be in memory than in Parquet files."""
+"""Rows may take this many times more space in memory than in Parquet files."""
 
 
 _PIECE_BYTES = 64 << 20
-"""Size of a piece on the source's disk. A piece is read again if another session waited for a lock on the table."""
+"""Size of a piece on the source's disk. A piece is read again if reading it was interrupted because another session
+waited for a lock on the table."""
 _MOST_ENTRIES: Final = 1664
-"""Columns that one SELECT may return (MaxTupleAttributeNumber). A table may have 1,600 columns."""
+"""The greatest number of columns that one SELECT may return (MaxTupleAttributeNumber). A table may have 1,600
+columns."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of rows: one array of comparable text per column. ``shown``: the key's columns in readable form, by
-    place. For a key column without a readable form, the comparable text is shown."""
+    """A batch of rows: one array of comparable text per column. ``shown``: the key's columns in readable form, by their
+    index. For a key column without a readable form, the comparable text is shown."""
 
     rows: int
     texts: list[pa.Array]
@@ -58,7 +61,7 @@ class Batch:
 
 @contextmanager
 def readable(name: TableName) -> Iterator[None]:
-    """Raise LakeError instead of the engine's own error if the mirror cannot be read."""
+    """Raises LakeError in place of the query engine's own error if the mirror cannot be read."""
     try:
         yield
     except (DeltaError, pa.ArrowException, OSError) as error:
@@ -80,12 +83,14 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The compared part of a table: published columns and, if it is partitioned, the name of each row's leaf."""
+    """What is compared of a table: its published columns and, if the table is partitioned, the name of each row's
+    leaf."""
 
     table: Table
     renderings: tuple[Rendering, ...]
     leaves: bool
-    """Whether the leaf's name is compared. False also if rows are published via the root, without the leaf's name."""
+    """Whether the leaf's name is compared. False if the table is not partitioned, or if rows are published via the root
+    and so without a leaf's name."""
     called: Mapping[TableName, TableName] = field(default_factory=dict)
     """Each leaf's name at the time of the mirror's copy. The mirror keeps this name if the leaf is renamed later."""
 
@@ -105,7 +110,7 @@ class Comparison:
 
     @property
     def key(self) -> list[int]:
-        """Places of the key's columns, or of all columns if there is no key."""
+        """Indexes of the key's columns, or of all columns if there is no key."""
         key = [place for place, column in enumerate(self.table.columns) if column.attnum in self.table.key]
         return key or list(range(len(self.names)))
 
@@ -133,7 +138,7 @@ class SourceSide:
             places = []
         expressions += [renderings[place].shown for place in places]
         names = [column.name for column in renderings] + [renderings[place].name for place in places] or [""]
-        # A table without columns can still have rows, which are counted.
+        # Select an empty string for a table without columns: its rows are still counted.
         chosen = replace(piece, columns=", ".join(expressions) or "''")
         for block in copy_blocks(self.conninfo, self.snapshot, chosen, _BLOCK_BYTES):
             fields = _parsed(block, len(names), self.comparison.table.name)

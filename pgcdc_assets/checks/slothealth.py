@@ -13,21 +13,22 @@ from pgcdc_assets.source.setup.findings import matches_standby_names
 from pgcdc_assets.source.slot.slot import PLUGIN, SlotStatus
 
 SAFE_WAL_BYTES = 256 * MIB
-"""A problem is reported if a slot may be invalidated after less WAL than this: a few minutes on a busy source."""
+"""A problem is reported if the slot may be invalidated after less WAL than this, which a busy source writes in a few
+minutes."""
 IDLE_WAL_BYTES = 64 * MIB
-"""A problem is reported if a slot that nobody reads holds more WAL than this. The limit is four WAL segments, so that a
-pause between two runs is not reported."""
+"""A problem is reported if a slot that no process reads keeps more WAL than this. The limit is four WAL segments, so
+that a pause between two runs of the sync is not reported."""
 HELD_WAL_BYTES = GIB
-"""A problem is reported if more WAL than this is held without a limit, or by a long transaction. The limit is reached
-before a disk of usual size is full."""
+"""A problem is reported if more WAL than this is kept by a slot without a limit, or by a long transaction. The limit is
+reached before a disk of usual size is full."""
 LONGEST_PAUSE = timedelta(days=1)
-"""The longest pause between two runs that the slot should survive, such as a night."""
+"""The longest pause between two runs of the sync that the slot should survive."""
 _NEARLY = 0.75
-"""An idle slot is reported after this share of the idle timeout. With a timeout of one day, six hours are then left."""
+"""An idle slot is reported after this share of the idle timeout. With a timeout of one day, six hours are left then."""
 _MORE_ROOM = "raise max_slot_wal_keep_size on the source"
 CATALOG_XMIN_AGE = 200_000_000
-"""The default of autovacuum_freeze_max_age. Beyond this age the source starts vacuums against wraparound, which cannot
-remove the rows that the slot keeps."""
+"""The default of autovacuum_freeze_max_age. When the slot's catalog_xmin is older than this, the source starts vacuums
+against wraparound, which cannot remove the rows that the slot keeps."""
 
 
 def _setup(facts: Facts) -> Iterator[Problem]:
@@ -77,7 +78,7 @@ def _slot(facts: Facts) -> Iterator[Problem]:
 
 
 def _slot_use(facts: Facts) -> Iterator[Problem]:
-    """Whether the slot is read, and by which session."""
+    """Problems with the reading of the slot: whether a session reads it, and which session."""
     slot, source = facts.slot, facts.source
     if slot is None or source is None:
         return
@@ -99,7 +100,7 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
 
 
 def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Iterator[Problem]:
-    """The idle timeout of PostgreSQL 18, which invalidates a slot that nobody reads."""
+    """Problems with the idle timeout of PostgreSQL 18, which invalidates a slot that no process reads."""
     limit = source.idle_slot_timeout
     if not limit:
         return
@@ -115,7 +116,7 @@ def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Itera
 
 
 def _wal_held(facts: Facts) -> Iterator[Problem]:
-    """How much WAL, and how many dead rows, the slot keeps on the source."""
+    """Problems with the amount of WAL, and of dead rows, that the slot keeps on the source."""
     slot, source = facts.slot, facts.source
     if slot is None or source is None or slot.restart_lsn is None:
         return
@@ -141,7 +142,8 @@ def _wal_held(facts: Facts) -> Iterator[Problem]:
 
 
 def _positions(facts: Facts) -> Iterator[Problem]:
-    """Compares the log's positions with the slot, the source's WAL and the tables (design, LSN rules)."""
+    """Problems with the order of positions: compares the log's positions with the slot, the source's WAL and the tables
+    (docs/concepts.md)."""
     log = facts.log
     if log is None:
         return

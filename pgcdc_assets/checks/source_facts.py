@@ -29,7 +29,8 @@ _PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate
 FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
 """
-# The rows of a leaf go into its root's mirror. A partitioned partition that is published by name has its own mirror.
+# Rows of a leaf are in the mirror of its root. But a partition that is itself partitioned, and is published by its own
+# name, has its own mirror.
 _MIRRORED = """
 SELECT DISTINCT c.oid, n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class p JOIN pg_catalog.pg_class c ON c.oid = CASE WHEN p.relispartition AND p.relkind <> 'p'
@@ -46,8 +47,8 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 def read_source(
     conn: SourceConnection, settings: Settings, status: SlotStatus | None, catalog: Catalog | None
 ) -> SourceFacts:
-    """The facts about the source. Read the log's position before calling this. WrongSource if the server is not this
-    project's source."""
+    """The facts about the source. The caller must have read the log's position before. WrongSource if the server is not
+    this project's source."""
     found = identity(conn, settings.slot)
     refuse_other_identity(settings, found)
     names = catalog.publications if catalog else (settings.publication,)
@@ -79,8 +80,8 @@ def read_source(
 
 
 def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:
-    """The session that holds the slot. None also without the rights of pg_read_all_stats, because the application name
-    of another role's session is then NULL."""
+    """The session that reads the slot. Also None if our role lacks the rights of pg_read_all_stats, because the
+    application name of another role's session is then NULL."""
     if status is None or status.active_pid is None:
         return None
     row = conn.execute(_HOLDER, [status.active_pid]).fetchone()
@@ -98,7 +99,8 @@ def _published_tables(
 
 
 def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
-    """Relations whose updates or deletes PostgreSQL refuses, by the replica identity of leaves, not of roots."""
+    """Relations whose updates or deletes PostgreSQL refuses. For partitioned tables, the replica identity of the leaves
+    decides, not that of the root."""
     published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

@@ -1,5 +1,5 @@
-"""Reports the state of slot, positions and tables, and what is wrong. Uses plain SQL and delta-rs, no JVM. Works before
-setup, without a lake, without the source, and during a sync. An unreadable part is reported as a problem."""
+"""Reports the state of slot, positions and tables, and the problems. Uses plain SQL and delta-rs, no JVM. Works before
+setup, without a lake, without the source, and during a sync. A part that cannot be read is reported as a problem."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ from pgcdc_assets.source.slot.slot import Decoded, SlotStatus, slot_status
 from pgcdc_assets.store import storage
 
 _CONNECT_SECONDS = 3
-"""connect_timeout. Status must answer within five seconds."""
+"""The connect_timeout of the connection to the source. Status must answer within five seconds."""
 
 _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
-"""Fields of the slot that are not columns of pg_replication_slots, or are always the same."""
+"""Fields of the slot that status leaves out, because they are not columns of pg_replication_slots or never change."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """``replay_lsn``: lowest position of followed tables. ``lag_bytes``: source's flush LSN minus ``replay_lsn``."""
+    """The state of the project. ``replay_lsn``: the lowest position of the followed tables. ``lag_bytes``: the source's
+    flush LSN minus ``replay_lsn``."""
 
     slot: SlotStatus | None
     transform_lsn: Lsn | None
@@ -66,20 +67,20 @@ class Status:
     last: Mapping[str, Outcome] = field(default_factory=dict)
     """The outcome of the last operation of each kind."""
     in_progress: Announcement | None = None
-    """Transactions in progress of which a running receiver already holds a part."""
+    """Transactions that are not committed yet, and of which the running receiver has already received a part."""
     prepared: tuple[PreparedTransaction, ...] = ()
     """Prepared transactions, oldest first. The lake keeps them until COMMIT PREPARED or ROLLBACK PREPARED."""
     hold: VerifyRequest | None = None
-    """The request of a running ``verify`` for a point at its LSN. Until the request has an LSN, the sync waits, up to a
-    time limit."""
+    """The request of a running ``verify`` for a consistent point at its LSN. As long as the request has no LSN, the
+    sync waits for it, up to a time limit."""
     at_work: str | None = None
     """See :attr:`Facts.at_work`."""
     uncopied: int = 0
-    """The number of tables without a mirror that the next run will copy."""
+    """The number of tables without a mirror that the next run of the sync will copy."""
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error. Warnings do not count."""
+        """Whether there is no problem that is an error. Warnings are ignored."""
         return not any(problem.severity == "error" for problem in self.problems)
 
     def to_json(self) -> dict[str, Any]:
@@ -113,8 +114,8 @@ class Status:
 
 def status(settings: Settings) -> Status:
     """Read the state of source, log and lake. Starts no server. Raises WrongSource or WrongLake if source or lake is
-    not the project's own, and StoreFailed if the lake is out of reach."""
-    # Check once that the store answers: each read of a store that does not answer takes long.
+    not the project's own, and StoreFailed if the lake's object store cannot be reached."""
+    # Check once whether the store answers. If it does not, each read would take long.
     storage.head(settings.layout.outcomes)
     refuse_other_lake(settings)
     facts = Facts(datetime.now(UTC), settings.slot, two_phase=settings.two_phase, at_work=_at_work(settings.layout))
@@ -130,7 +131,7 @@ def status(settings: Settings) -> Status:
     except (SettingsError, WrongSource):
         raise
     except SetupNeeded:
-        # The saved catalog cannot be read. This is already reported above.
+        # The saved catalog cannot be read. The code above already reports this.
         pass
     except PgcdcError as error:
         unread.append(problem_of(error, "source"))
@@ -151,13 +152,15 @@ def problems(facts: Facts, unread: Iterable[Problem] = ()) -> list[Problem]:
 
 
 def refused(error: SettingsError | StoreFailed) -> Status:
-    """A status with one problem: wrong settings, or a source or lake that is out of reach or not the project's own."""
+    """A status with one problem: a wrong setting, or a source or lake that cannot be reached or belongs to another
+    project."""
     thing = "lake" if isinstance(error, StoreFailed | WrongLake) else "source"
     return Status(None, None, None, None, (), (problem_of(error, thing),))
 
 
 def _at_work(layout: Layout) -> str | None:
-    """The process that writes to the lake, in words. None if the lock's holder gives no name and so is not a run."""
+    """The process that writes to the lake, as text. None if the holder of the lake's lock gives no pid: the holder is
+    then no process of ours."""
     found = lock.holder(layout)
     return str(found) if found is not None and found.pid else None
 
@@ -170,8 +173,9 @@ def _reachable(settings: Settings) -> str:
 
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
-    """Adds the facts about the source. The slot is read first, then the log, then the WAL. Positions only move up, so
-    a slot that seems to be ahead of the log, or a log ahead of the WAL, really is ahead."""
+    """Adds the facts about the source. The slot is read first, then the log, then the WAL. Positions only move up, so a
+    slot that seems to be ahead of the log really is ahead of it. The same holds for a log that seems to be ahead of the
+    WAL."""
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
         slot = slot_status(conn, settings.slot)
@@ -206,8 +210,8 @@ def _status(facts: Facts, found: Sequence[Problem]) -> Status:
 
 
 def _uncopied(facts: Facts) -> int:
-    """See :attr:`Status.uncopied`. Not counted: tables that wait with a reason, or whose mirror will be renamed. The
-    health rules report these tables."""
+    """See :attr:`Status.uncopied`. Tables that wait with a reason, or whose mirror will be renamed, are not counted,
+    because the health rules report them."""
     renamed = {left.waits_for for left in facts.left.values()}
     waiting = (table for table in facts.tables if table.state is TableState.WAITING and not table.reason)
     return sum(table.name not in renamed for table in waiting)
@@ -237,7 +241,7 @@ def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
 
 def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]:
     try:
-        # Prepared transactions that changed no published table are kept too, but not reported.
+        # Prepared transactions that changed no published table are stored too, but are not reported.
         found = [kept for kept in PreparedFolder(layout.change_log).pending() if kept.counted]
     except PgcdcError as error:
         return [], [problem_of(error, "prepared transactions")]
@@ -245,7 +249,7 @@ def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]
 
 
 def _nameless(layout: Layout) -> list[Problem]:
-    """Problems for lock files that another program holds. Such a file does not name its holder."""
+    """Problems for lock files that another program holds. Such a lock file does not name its holder."""
     stopped: dict[Location, tuple[Severity, str]] = {
         layout.lock: ("error", "nothing can be written to the lake"),
         layout.hold: ("warning", f"mirrors wait for it for {UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused"),

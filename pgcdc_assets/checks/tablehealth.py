@@ -39,7 +39,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
             do = COPY_ANEW if facts.slot or facts.log else "run `pgcdc setup`"
             yield error(f"publication {name}", "does not exist: changes are lost meanwhile", do)
     if len(present) < len(source.publications):
-        # The missing publication explains the problems of all its tables.
+        # The missing publication already explains the problems of all tables.
         return
     published = frozenset(chain.from_iterable(publication.tables for publication in present))
     if present and not published and catalog.tables:
@@ -47,7 +47,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
         do = "run `pgcdc setup`" if source.ours else "add the tables back, then run `pgcdc sync`"
         yield error(f"publication {names}", "lists no table: changes are lost meanwhile", do)
     elif present:
-        # _unpublished reports tables that the settings select and that are not published at all.
+        # These tables are selected by the settings and not published at all; _unpublished reports them.
         told = source.meant - source.mirrored
         tables = [table for table in catalog.tables if table.name not in told]
         renamed = [table for table in tables if source.called.get(table.oid, table.name) != table.name]
@@ -67,7 +67,8 @@ def _publications(facts: Facts) -> Iterator[Problem]:
 
 
 def _unpublished(facts: Facts) -> Iterator[Problem]:
-    """Existing tables that the settings select and that are not published. The saved catalog may still list them."""
+    """Problems for tables that exist and that the settings select, but that are not published. The saved catalog may
+    still list them."""
     source = facts.source
     if source is None or facts.catalog is None or not source.mirrored or None in source.publications.values():
         return
@@ -91,7 +92,8 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
 
 
 def _left(facts: Facts) -> Iterator[Problem]:
-    """Mirrors that are no longer followed. A reader cannot see this from the mirrors themselves."""
+    """Problems for mirrors whose tables are no longer followed. A reader cannot see this from the mirrors
+    themselves."""
     source = facts.source
     if source is None:
         return
@@ -113,7 +115,7 @@ def _left(facts: Facts) -> Iterator[Problem]:
 
 
 def _untaken(facts: Facts) -> Iterator[Problem]:
-    """Rows that were published and are in no mirror."""
+    """Problems for rows that were published but are in no mirror."""
     states = {table.name: table.state for table in facts.tables}
     for lost in facts.untaken:
         rows = lost.rows
@@ -164,7 +166,7 @@ def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bo
 
 
 def _outside(facts: Facts) -> Iterator[Problem]:
-    """Partitions whose rows logical decoding does not carry, so that no mirror can have them."""
+    """Problems for partitions whose rows logical decoding does not send, so that no mirror can have them."""
     for table in facts.catalog.tables if facts.catalog is not None else ():
         for leaf in table.outside:
             if leaf.oid != table.oid:
@@ -198,7 +200,8 @@ def _carried(table: Table) -> set[TableName]:
 def _identities(facts: Facts) -> Iterator[Problem]:
     left_out, leafless = _left_out(facts), _leafless(facts)
     if facts.source is not None:
-        # In a publication that setup did not make, a table may never have had a replica identity: only a warning.
+        # In a publication that setup did not make, a table may never have had a replica identity. This is only a
+        # warning.
         known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
         for name in sorted(facts.source.without_identity):
             say = warning if name in known else error
@@ -215,7 +218,7 @@ def _identities(facts: Facts) -> Iterator[Problem]:
                 "and deletes are not seen", "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
             )  # fmt: skip
         elif table.name in leafless:
-            continue  # Without partitions there are no updates. The first partition decides whether they are seen.
+            continue  # No partition, no updates. The first partition decides whether updates are published.
         elif not table.updates_seen and table.name in left_out:
             yield warning(
                 f"table {table.name}", f"is published without {left_out[table.name]}: its updates and deletes are not "
@@ -265,7 +268,8 @@ def _back(table: TableFacts) -> str:
 
 
 def _messages(facts: Facts) -> Iterator[Problem]:
-    """Whether the feed of messages is complete to the newest point. Otherwise readers of tables see a later state."""
+    """A problem if the feed of messages is not complete up to the newest point. Otherwise readers would see newer
+    tables than messages."""
     found, thing = facts.messages, FEED_OF_MESSAGES
     if found is None or facts.log is None:
         return

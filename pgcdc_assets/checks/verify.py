@@ -1,11 +1,11 @@
-"""Checks that the mirrors equal the source. Compares the values of every row, each table at one LSN.
+"""Checks whether the mirrors equal the source. Compares the values of every row of a table at one LSN.
 
-The source is read under a snapshot whose LSN is exact (a temporary slot's consistent point), and the mirrors are
-brought to exactly that LSN. Both sides are then rendered as text, independently of the codec that filled the mirrors.
-Memory is bounded: 16 bytes per row are kept on disk, and sorted bucket by bucket.
+The source is read under a snapshot whose LSN is exact (a temporary slot's consistent point), and changes are applied to
+the mirrors up to exactly that LSN. Both sides are then rendered as text, independently of the codec that filled the
+mirrors. Memory is bounded: 16 bytes per row are kept on disk, and sorted bucket by bucket.
 
-No lock keeps a table as the snapshot shows it. A table that was truncated, rewritten or altered before it was read is
-compared again under a new snapshot, at the new snapshot's LSN.
+No lock prevents other sessions from truncating or altering a table after the snapshot was taken. A table that was
+truncated, rewritten or altered before it was read is compared again under a new snapshot, at the new snapshot's LSN.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot, shown_tables
 
 SNAPSHOTS = 5
-"""The most snapshots under which a table is compared, if it was truncated or altered after each snapshot."""
+"""The greatest number of snapshots under which a table is compared, if it was truncated or altered after each
+snapshot."""
 AGAIN_SECONDS = 600.0
-"""Seconds after which no further snapshot is taken for tables that could not be compared."""
+"""After this time, no further snapshot is taken for tables that could not be compared."""
 
 
 class ComparisonPoint(Protocol):
@@ -64,12 +65,12 @@ def verify(
     *, conninfo: str | None = None, snapshot: TakeSnapshot | None = None,
     on_table: Callable[[TableReport], None] = lambda report: None,
 ) -> VerifyReport:  # fmt: skip
-    """Compare source and mirrors at a fresh consistent point C of the source. A sync and other writers may run.
-    ``tables``: None means all tables of the catalog. UnknownTable for a table that is not in the catalog. ``reach(C)``
-    returns the consistent point whose ``replay_lsn`` is exactly C, or raises. ``conninfo``: needed if the settings do
-    not name the source (embedded server). ``snapshot`` takes the snapshot, which stays open until all tables are read.
-    Tables that were altered between a snapshot and their reading are compared again under a new snapshot, up to
-    SNAPSHOTS times, and within AGAIN_SECONDS."""
+    """Compare source and mirrors at C, the consistent point of a new snapshot of the source. A sync, and writers to the
+    source, may run at the same time. ``tables``: None means all tables of the catalog. Raises UnknownTable for a table
+    that is not in the catalog. ``reach(C)`` returns the consistent point whose ``replay_lsn`` is exactly C, or raises.
+    ``conninfo``: needed if the settings do not name the source (embedded server). ``snapshot`` takes the snapshot,
+    which stays open until all tables are read. Tables that were altered between a snapshot and their reading are
+    compared again under a new snapshot, up to SNAPSHOTS times, and within AGAIN_SECONDS."""
     chosen = [_known(catalog, name) for name in tables] if tables is not None else [t.name for t in catalog.tables]
     source = conninfo or settings.source or ""
     comparing = _Comparing(settings, catalog, source, reach, snapshot or partial(exported_snapshot, source), on_table)
@@ -96,7 +97,7 @@ def verify(
 
 @dataclass(frozen=True)
 class _Seen:
-    """Schema and row count of a mirror, from an earlier comparison of this run."""
+    """Schema and row count of a mirror, kept from an earlier comparison of this verify."""
 
     schema: pa.Schema
     rows: int
@@ -123,7 +124,7 @@ class _Comparing:
     snapshot: TakeSnapshot
     on_table: Callable[[TableReport], None]
     seen: dict[TableName, _Seen] = field(default_factory=dict)
-    """The mirrors that this run has opened, for :meth:`_read_early`."""
+    """The mirrors that this verify has opened, for :meth:`_read_early`."""
 
     def under_a_snapshot(self, chosen: Sequence[TableName]) -> tuple[dict[TableName, TableReport], list[TableName]]:
         """The reports of the tables, and the tables that can be compared under another snapshot."""
@@ -157,8 +158,8 @@ class _Comparing:
     def _shown(
         self, snapshot: Snapshot, chosen: Sequence[TableName]
     ) -> tuple[dict[TableName, _Table], dict[TableName, CopyOutdated | CopyBlocked]]:
-        """The tables as published at the snapshot's LSN (the saved catalog may be older), and the tables that the
-        snapshot cannot show, with the reason."""
+        """The tables as they are published at the snapshot's LSN, because the saved catalog may be older. Also the
+        tables that cannot be read under the snapshot, with the reason."""
         shown, outdated = shown_tables(snapshot, chosen, self.catalog.publications)
         with snapshot.reading() as conn:
             via_root: Container[int] = read_published(conn, self.catalog.publications, unread=True).keys()
@@ -171,9 +172,10 @@ class _Comparing:
         outdated: dict[TableName, CopyOutdated | CopyBlocked],
         stack: ExitStack,
     ) -> dict[TableName, SourceDigests]:  # fmt: skip
-        """Read the source of tables that could not be compared under an earlier snapshot, before the mirrors are
-        brought to the snapshot's LSN: a table that is truncated again and again may not stay unchanged for that long.
-        How the source is read depends on the mirror's columns, which are known from the earlier comparison."""
+        """Read the source's rows of tables that could not be compared under an earlier snapshot. They are read before
+        changes are applied to the mirrors up to the snapshot's LSN, because a table that is truncated often may not
+        stay unchanged for that long. How the source is read depends on the mirror's columns, which are known from the
+        earlier comparison."""
         read: dict[TableName, SourceDigests] = {}
         for name, table in tables.items():
             if name not in self.seen or name in outdated:
@@ -194,8 +196,8 @@ class _Comparing:
     def _compared(
         self, name: TableName, table: _Table, version: int | None, snapshot: Snapshot, early: SourceDigests | None
     ) -> TableReport:
-        """The comparison of one table, or the reason why it cannot be made, so that a failure of one table does not
-        prevent other reports. CopyOutdated if the table is not as the snapshot shows it."""
+        """Compares one table. If this fails, the report contains the reason, so that other tables are still reported.
+        CopyOutdated if the table is no longer as the snapshot shows it."""
         try:
             if (refused := refusal(table.table)) is not None:
                 return TableReport(name, compared=False, reason=f"is set aside: {refused}")
