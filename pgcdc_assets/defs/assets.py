@@ -1,7 +1,7 @@
 """The assets from slot to mirrors, created from the saved catalog.
 
-All assets of a stage share one op, which can run for any subset of the tables. The reason is that the work is shared:
-one Spark job decodes the changes of all tables, and one turn applies them.
+All assets of a stage share one op, which can run for any subset of the tables, because the tables share the work: one
+Spark job decodes the changes of all tables, and one turn applies them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pgcdc_assets.flow.reports import RangeReport
 
 IN_ONE_RUN = dg.BackfillPolicy.single_run()
-"""The engine processes a contiguous selection as one range, with one start of Spark."""
+"""Dagster makes one run for a backfill. The engine processes the selected ranges as one range, and starts Spark
+once."""
 
 COPY_AGAIN = "Copy the selected tables again. Without it, only tables that have no copy yet are copied."
 
@@ -32,12 +33,12 @@ Chosen = Mapping[str, Table]
 """The tables that a run selects, by the names of their op outputs."""
 Outputs = Iterator[dg.Output[None]]
 Process = Callable[["Engine", LsnRange], "RangeReport"]
-"""What a run does with a range."""
+"""The function that a Dagster run calls to process a range."""
 
 
 def pipeline_assets(of: Replication, catalog: Catalog) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets except the slot. The asset of logical messages exists only if the setting ``messages`` asks for
-    them."""
+    """All assets except the slot. The asset of logical messages is included only if the setting ``messages`` is not
+    empty."""
     tables = list(catalog.tables)
     return [
         change_log_asset(of),
@@ -87,7 +88,7 @@ def _asset_of_ranges(
     process: Process,
     found: Callable[["RangeReport"], metadata.Metadata],
 ) -> dg.AssetsDefinition:
-    """An asset that is for all tables, and has an op of its own. ``found``: what a report says of the asset."""
+    """An asset with its own op, which covers all tables. ``found``: makes the asset's metadata from a report."""
 
     @dg.asset(
         key=key,
@@ -120,7 +121,7 @@ def _over_selection(
 
 
 def source_tables(of: Replication, tables: Sequence[Table]) -> list[dg.AssetSpec]:
-    """The tables in PostgreSQL, at which the lineage of columns begins."""
+    """The tables in PostgreSQL as external assets, where the lineage of columns starts."""
     return [
         dg.AssetSpec(
             of.names.source_table(table.name),
@@ -203,8 +204,8 @@ def mirror_assets(of: Replication, tables: Sequence[Table]) -> dg.AssetsDefiniti
         sources[op_name("from_changes", table.name)] = dg.AssetIn(
             of.spec("changes", table).key, dagster_type=dg.Nothing
         )
-        # A mirror depends on its newest copy, which has a key of its own. By default Dagster would look for a copy with
-        # the key of the range.
+        # A mirror depends on the newest copy of its table, and the partition key of a copy is not the key of a range.
+        # By default Dagster would look for a copy with the key of the range.
         sources[op_name("from_snapshot", table.name)] = dg.AssetIn(
             of.spec("snapshot", table).key, dagster_type=dg.Nothing, partition_mapping=dg.AllPartitionMapping()
         )
@@ -230,11 +231,12 @@ def _assets_of_tables(
     materialise: Callable[[dg.AssetExecutionContext, Chosen], Outputs],
     config_schema: Mapping[str, dg.Field] | None = None,
 ) -> dg.AssetsDefinition:
-    """One op for all assets of a stage, with one asset per table. ``materialise`` gets the tables that a run selects.
+    """The assets of a stage: one asset per table, and one op for all of them. ``materialise`` gets the tables that a
+    run selects.
 
-    Dagster would derive the names of an op's outputs from asset keys, and give the same name to different keys. So the
-    outputs are named here, and a run's selection is read from them. It also stays right if the user's project puts a
-    prefix before the keys.
+    Dagster would derive the names of an op's outputs from asset keys, and give the same name to different keys. So this
+    function names the outputs, and reads a run's selection from their names. This works also if the user's project puts
+    a prefix before the keys.
     """
     by_out = {op_name(stage, table.name): table for table in tables}
 
@@ -276,8 +278,8 @@ def consistent_points(of: Replication, tables: Sequence[Table]) -> dg.AssetSpec:
 
 
 def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Selection, found: metadata.Metadata) -> None:
-    """Record the bounds of each partition. The counts exist only for all partitions together. They are recorded with
-    the last partition, so that plots and sums count nothing twice."""
+    """Record the bounds of each partition. The report has counts only for all partitions together, so the counts are
+    recorded with the last partition alone. Plots and sums then count nothing twice."""
     last = selection.ranges[-1]
     for span in selection.ranges:
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)

@@ -22,7 +22,8 @@ MIRROR_CHECK = "followed"
 
 
 def slot_asset(of: Replication) -> dg.AssetsDefinition:
-    """The slot, which can be observed. It is made from a spec, so that a project can change its spec as any other."""
+    """The slot as an observable asset. It is created from a spec, so that a project can change its spec like the spec
+    of any other asset."""
     spec = dg.AssetSpec(
         of.names.slot,
         group_name=of.names.source,
@@ -64,7 +65,7 @@ def evaluations(of: Replication, health: "Status") -> list[dg.AssetCheckEvaluati
     from pgcdc_assets.checks.tablehealth import FEED_OF_MESSAGES
 
     catalog, facts = load_catalog(of.settings.catalog_file), {table.name: table for table in health.tables}
-    # A status that could not read the lake has no tables.
+    # If the status could not read the lake, it has no tables. The saved catalog then has their names.
     tables = list(facts) or [table.name for table in (catalog.tables if catalog else ())]
     of_table = {name: [p for p in health.problems if p.thing == f"table {name}"] for name in tables}
     rest = [p for p in health.problems if not any(p in found for found in of_table.values())]
@@ -85,14 +86,15 @@ def evaluations(of: Replication, health: "Status") -> list[dg.AssetCheckEvaluati
 def news(
     instance: dg.DagsterInstance, found: Sequence[dg.AssetCheckEvaluation]
 ) -> list[dg.AssetCheckEvaluation]:  # fmt: skip
-    """The evaluations that are worth recording: all except checks that pass and also passed when last recorded."""
+    """The evaluations that are worth recording: all failed checks, and passed checks that did not pass when they were
+    last recorded."""
     passed = passed_checks(instance, [one.asset_check_key for one in found])
     return [one for one in found if not (one.passed and one.asset_check_key in passed)]
 
 
 def health_digest(health: "Status") -> str:
-    """A digest that changes when a problem appears, goes away or changes its advice. Numbers in the description of a
-    problem do not change it."""
+    """A digest that changes when a problem appears, disappears or gets other advice. It does not change when only the
+    numbers in a problem's description change."""
     found = sorted(f"{problem.severity}|{problem.thing}|{problem.do}" for problem in health.problems)
     return sha256("\n".join(found).encode()).hexdigest()[:16]
 

@@ -34,7 +34,7 @@ class PgcdcFreshness(dg.Model, dg.Resolvable):
     warn: Annotated[str | None, Field(description="The policy warns after this time: 5 minutes.")] = None
 
     def policy(self) -> dg.FreshnessPolicy:
-        """Raises SettingsError for a text that is no duration."""
+        """Raises SettingsError for a text that is not a duration."""
         return dg.FreshnessPolicy.time_window(_duration(self.fail), _duration(self.warn) if self.warn else None)
 
 
@@ -81,7 +81,7 @@ class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
     ] = None
 
     def get_asset_spec(self, data: PgcdcTable) -> dg.AssetSpec:
-        """The spec of one of a table's assets. Override it in a subclass to change what Dagster shows."""
+        """The spec of one asset of a table. Override it in a subclass to change what Dagster shows."""
         spec = PgcdcTranslator().get_asset_spec(data)
         return self.translation(spec, data) if self.translation else spec
 

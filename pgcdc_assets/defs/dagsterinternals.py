@@ -1,4 +1,4 @@
-"""All that the definitions use of Dagster's private API. A new version of Dagster may need changes here."""
+"""Everything that the definitions use of Dagster's private API. A new version of Dagster may require changes here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def passed_checks(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
 
 
 def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
-    """The newest result of a check. Runs that planned the check, and did not evaluate it, do not count."""
+    """The newest result of a check. Runs that planned the check but did not evaluate it are skipped."""
     ended = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
     for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=1, status=ended):
         if record.event is not None and record.event.dagster_event is not None:
@@ -38,7 +38,7 @@ def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dg.A
 
 
 def location_of(context: Any) -> dg.RepositoryDefinition | None:
-    """The code location of a run or a sensor. None for a run that was started without a location."""
+    """The code location of a run or a sensor. None if the run was started without a code location."""
     with suppress(CheckError):
         repository: dg.RepositoryDefinition | None = context.repository_def
         return repository

@@ -1,4 +1,5 @@
-"""Decides whether a sync run is needed now. The rule is pure: its input is one check of slot, log and runs."""
+"""Decides whether a run of the sync is needed now. The rule is pure: its input is what one check has read about slot,
+log and runs."""
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.lsn import ZERO, Lsn
 
 FOREIGN_WAL_BYTES = 16 << 20
-"""One WAL segment. The slot may hold this much WAL of tables that are not followed before a run is requested."""
+"""One WAL segment. The slot may keep this much WAL of unfollowed tables before a run is requested to confirm it."""
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
-"""The pause between runs that fail one after another. It begins with the first value, and doubles up to the second
-value."""
+"""The longest pause after runs that fail one after another. The first pause has the first value. Each further failure
+doubles the pause, up to the second value."""
 
 
 @dataclass(frozen=True)
 class SourceState:
-    """What one tick of the sensor has read from source and lake. Nothing was received or changed."""
+    """What one tick of the sensor has read from source and lake. The tick receives and changes nothing."""
 
     now: float
     flush_lsn: Lsn
@@ -31,13 +32,14 @@ class SourceState:
     to_copy: int = 0
     """Published tables without a finished copy."""
     unapplied: int = 0
-    """Batches in the log that are not in the mirrors yet."""
+    """Batches in the log that are not yet applied to the mirrors."""
     paused: bool = False
-    """Whether applying is paused by the operator. Then nothing is applied or copied."""
+    """Whether the operator has paused applying. Then nothing is applied or copied."""
     endpos: Lsn | None = None
-    """The LSN at which following ends."""
+    """The LSN at which a sync that follows the source must end, at the operator's request."""
     published: bool | None = None
-    """Whether the slot has a published change waiting. None if this was not checked, or cannot be checked."""
+    """Whether the slot holds a published change that was not received. None if this was not checked, or cannot be
+    checked."""
     tables: str = ""
     """A digest of the tables that the settings select. Empty if it was not read. It is read only if the source has
     written WAL without a published change: the WAL may be a CREATE TABLE."""
@@ -47,7 +49,7 @@ class SourceState:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs that are at work, and how the last runs ended."""
+    """The live Dagster runs, and how the last runs ended."""
 
     holder: str | None = None
     """The command that holds the lake's lock."""
@@ -56,27 +58,27 @@ class Runs:
     failures: int = 0
     """The number of sync runs that failed in a row."""
     why: str = "see the newest"
-    """Why the last of these runs failed, if the lake has recorded it."""
+    """Why the last of these runs failed, if the lake has recorded the reason."""
     last_ended: float = 0.0
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """What a tick of the sensor remembers for the next tick."""
+    """What a tick of the sensor stores for the next tick."""
 
     position: Lsn = ZERO
     since: float = 0.0
-    """When the lake's present position was first seen."""
+    """The time at which the lake's present position was first seen."""
     empty_to: Lsn = ZERO
-    """The slot held no published change up to this LSN."""
+    """Up to this LSN, the slot held no published change when it was last checked."""
     tables: str = ""
     """The newest digest of the selected tables."""
     told: float = 0.0
-    """When the slot's observation was last recorded."""
+    """The time at which an observation of the slot was last recorded."""
     fresh: float = 0.0
-    """When it was last recorded that the newest consistent point is still current."""
+    """The time at which a tick last recorded that the newest consistent point is still current."""
     health: str = ""
-    """A digest of the check results at that time. The checks are recorded again when the digest changes."""
+    """A digest of the check results that were last recorded. The results are recorded again when the digest changes."""
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
@@ -104,11 +106,11 @@ class Decision:
     wanted: bool
     why: str
     current: bool = False
-    """Whether the mirrors are known to hold all that the source has published."""
+    """Whether it is known that the mirrors contain everything that the source has published."""
 
 
 def busy(runs: Runs, now: float) -> str | None:
-    """Why no run may be requested now, even if there is work. None if a run may be requested."""
+    """The reason why no run may be requested now, even if there is work. None if a run may be requested."""
     if runs.holder is not None:
         return f"`pgcdc {runs.holder}` is at work"
     if runs.under_way:
@@ -122,7 +124,8 @@ def busy(runs: Runs, now: float) -> str | None:
 
 
 def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision:
-    """Request a run when a mirror is behind, or when WAL has grown by 16 MiB or for ``range_seconds``."""
+    """Requests a run if there are changes to apply or tables to copy, or if the source is 16 MiB of WAL ahead. If it is
+    not known whether anything was published, requests a run after WAL has grown for ``range_seconds``."""
     if state.unapplied and not state.paused:
         return Decision(True, f"{state.unapplied} batches of the log are not applied")
     if state.endpos is not None and state.position >= state.endpos:

@@ -1,5 +1,5 @@
-"""The names that Dagster sees of one source: asset keys, jobs, ops, partition sets, resources. All of them contain the
-name of the source, so that one Dagster instance can hold any number of sources."""
+"""The names that Dagster sees of one source: asset keys, jobs, ops, partition sets, resources. All of these names
+contain the name of the source, so that one Dagster instance can hold any number of sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
 _KEPT_ASCII = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. ")
 
 SOURCE_TAG = "pgcdc/source"
-"""The tag of every run of ours. Its value is the name of the source."""
+"""The tag of every run of pgcdc in Dagster. Its value is the name of the source."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Names:
     source: str
     """The name of the source: letters, digits and ``_``."""
     prefix: tuple[str, ...] = ()
-    """Parts before the name in every asset key."""
+    """Parts before the source's name in every asset key."""
 
     def key(self, *parts: str) -> dg.AssetKey:
         return dg.AssetKey([*self.prefix, self.source, *parts])
@@ -66,7 +66,8 @@ class Names:
 
     @property
     def owner(self) -> str:
-        """The partition set whose only key names the stream that the source's other partition sets belong to."""
+        """The partition set that states which stream the source's other partition sets belong to. It has one key, the
+        name of the stream."""
         return self.of("owner")
 
     @property
@@ -92,7 +93,7 @@ class Names:
 
     @property
     def engines(self) -> str:
-        """The key of the resource that makes engines."""
+        """The key of the resource that creates engines."""
         return self.of("engines")
 
     @property
@@ -102,7 +103,7 @@ class Names:
 
     @property
     def watcher(self) -> str:
-        """The key of the resource that gets a run's reports besides Dagster."""
+        """The key of the resource that receives a run's reports in addition to Dagster."""
         return self.of("watcher")
 
     @property
@@ -112,7 +113,7 @@ class Names:
 
     @property
     def pool(self) -> str:
-        """The pool of every op that writes. One of them runs at a time."""
+        """The pool of every op that writes. The pool has one slot, so one such op runs at a time."""
         return self.of("lake")
 
     @property
@@ -124,10 +125,10 @@ class Names:
 
 
 def readable(part: str) -> str:
-    """A name as one part of an asset key. Different names give different parts.
+    """A name of a schema or table, as one part of an asset key. Different names give different parts.
 
-    The UI puts keys into paths, selections and patterns. Characters that are syntax there (``/``, ``*``, quotes, ...)
-    are written as ``~<hex>~``. Letters of any script stay as they are.
+    The UI puts keys into paths, selections and patterns. Characters that have a meaning in them (``/``, ``*``, quotes,
+    ...) are written as ``~<hex>~``. Letters of any script stay as they are.
     """
     if part in (".", ".."):
         return "".join(f"~{ord(letter):x}~" for letter in part)

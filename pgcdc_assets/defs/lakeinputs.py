@@ -22,8 +22,8 @@ TABLE_NAME = "dagster/table_name"
 class PgcdcLake(dg.ConfigurableIOManager):
     """The lake of one source, as a resource and as an IO manager for inputs.
 
-    As an input manager it gives the mirror of an upstream asset as ``pyarrow.Table``, or as ``pandas.DataFrame`` or
-    ``polars.DataFrame`` if the parameter has this type. The point is the newest that was published before the run was
+    As an IO manager, it loads the mirror of an upstream asset as ``pyarrow.Table``, or as ``pandas.DataFrame`` or
+    ``polars.DataFrame`` if the parameter has this type. It reads the newest point that was published before the run was
     created, so all inputs of all steps of a run are read at the same LSN. As a resource, :meth:`at` reads any point.
     """
 
@@ -49,7 +49,7 @@ class PgcdcLake(dg.ConfigurableIOManager):
 
 
 def _created(context: dg.InputContext) -> datetime | None:
-    """When the run was created. None outside a run."""
+    """The time at which the run was created. None outside a run."""
     try:
         run_id = context.step_context.run_id
     except dg.DagsterInvariantViolationError:
@@ -64,7 +64,7 @@ def _table(context: dg.InputContext) -> TableName:
         return TableName.parse(str(given))
     upstream: Mapping[str, Any] = (context.upstream_output.definition_metadata if context.upstream_output else {}) or {}
     if TABLE_NAME in upstream:
-        # The source's name stands before the schema.
+        # The text is `<source>.<schema>.<table>`. The source's name is removed.
         return TableName.parse(str(getattr(upstream[TABLE_NAME], "value", upstream[TABLE_NAME])).partition(".")[2])
     return TableName(*context.asset_key.path[-2:])
 

@@ -1,7 +1,8 @@
 """The job that keeps the lake and Dagster's storage small, and its schedule.
 
-The job also deletes our old runs from Dagster's storage, once the ranges that they wrote are deleted. A run of half an
-hour records about ten thousand events if a hundred tables change all the time. Dagster itself deletes no events.
+The job also deletes old runs of pgcdc from Dagster's storage, once the ranges that the runs wrote are deleted. Dagster
+itself deletes no events, and a run of half an hour records about ten thousand events if a hundred tables change all the
+time.
 """
 
 import time
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
 MAINTAIN_OP = "maintain_lake"
 QUIET_HOUR = "40 3 * * *"
-"""Every night, but not at the full hour, when many other jobs start."""
+"""Cron schedule: every night, but not at the full hour, when many other jobs start."""
 SCHEDULED_SECONDS = 600.0
-"""After this time no further table is started, because the sync waits during the maintenance. The next night does the
-remaining tables."""
+"""After this time, maintenance starts no further table, because the sync waits during the maintenance. The remaining
+tables are maintained in the next night."""
 _ENDED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PAGE: Final = 500
 
@@ -39,10 +40,10 @@ class MaintainConfig(dg.Config):
     command: str = "maintain"
     """The name of the command in the lake's lock."""
     max_seconds: float | None = None
-    """Start no further table after this time."""
+    """After this time, no further table is started."""
     give_way: bool = False
-    """If another process writes and does not give way, succeed without doing anything, and leave the work to the next
-    run. End early if another run is queued."""
+    """If another process writes and does not pause for this run, succeed without doing anything, and leave the work to
+    the next run. End early if another run is queued."""
 
 
 def maintain_job(of: Replication) -> dg.JobDefinition:
@@ -101,10 +102,10 @@ def forget_runs(
     oldest: datetime,
     runs_out: Callable[[], bool],
 ) -> int:
-    """Delete runs that worked on the source alone and ended before ``oldest``, with their events and logs. Returns how
-    many.
+    """Delete runs that worked on this source alone and ended before ``oldest``, with their events and logs. Returns the
+    number of deleted runs.
 
-    Never deletes a run that is under way, that closed a range whose key still exists, or that recorded an asset's
+    Never deletes a run in progress, a run that closed a range whose key still exists, or a run that recorded an asset's
     newest materialisation. Once ``runs_out`` returns True, the remaining runs are left to the next maintenance.
     """
     names = of.names
@@ -121,7 +122,7 @@ def forget_runs(
             break
         delete_run(instance, run_id)
         gone += 1
-    # The sensor records an observation of the slot every half minute.
+    # The sensor records an observation of the slot every half minute. These observations belong to no run.
     delete_observations(instance, of.placed(names.slot), oldest)
     return gone
 
@@ -175,7 +176,8 @@ def of_maintenance(report: "MaintenanceReport") -> metadata.Metadata:
 
 
 def maintenance_schedule(of: Replication, job: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """The schedule. It is on under ``pgcdc up``, like the sensor. A running sync gives way to the queued run."""
+    """The schedule of the job. ``pgcdc up`` turns it on, like the sensor. A running sync ends early for the queued
+    run."""
     config = {"max_seconds": SCHEDULED_SECONDS, "give_way": True}
     return dg.ScheduleDefinition(
         name=of.names.of("maintenance_schedule"),

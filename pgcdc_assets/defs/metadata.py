@@ -46,7 +46,7 @@ def _rounded(value: float) -> dg.MetadataValue:
 
 
 def of_range(report: RangeReport) -> Metadata:
-    """The metadata that every asset of a closed range has."""
+    """The metadata that all assets have in common for a closed range."""
     span = report.span
     positions = lsns(
         start_lsn=span.start, end_lsn=span.end, transform_lsn=report.transform_lsn, replay_lsn=report.replay_lsn
@@ -150,7 +150,7 @@ def of_table(table: Table) -> Metadata:
 
 
 def lineage(table: Table, upstream: dg.AssetKey) -> Metadata:
-    """Each column comes from the column of the same name in the asset before."""
+    """Lineage metadata: each column comes from the column of the same name in the upstream asset."""
     columns = [column.name for column in table.columns]
     deps = {name: [dg.TableColumnDep(asset_key=upstream, column_name=name)] for name in columns}
     return {"dagster/column_lineage": dg.MetadataValue.column_lineage(dg.TableColumnLineage(deps_by_column=deps))}
@@ -168,13 +168,13 @@ def _column(column: Column, table: Table) -> dg.TableColumn:
 
 
 def shortened(comment: str | None) -> str | None:
-    """A comment from the source, cut to the length that is shown. Dagster stores it again with every
+    """A comment from the source, cut to ``_LONGEST`` characters, because Dagster stores the comment again with every
     materialisation."""
     return comment if comment is None or len(comment) <= _LONGEST else f"{comment[:_LONGEST]}..."
 
 
 def _type_name(type_: PgType) -> str:
-    """The name of the source's type. docs/types.md has the mirror's type for it."""
+    """The name of a PostgreSQL type. docs/types.md lists the mirror's type for each PostgreSQL type."""
     if type_.element is not None:
         return f"{_type_name(type_.element)}[]"
     return type_.name

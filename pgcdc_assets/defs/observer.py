@@ -1,4 +1,5 @@
-"""Turns a run's reports into Dagster events. Registers a partition and records materialisations when a range closes."""
+"""Turns the reports of a run of the engine into Dagster events. When a range closes, registers its partition and
+records materialisations."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Watcher(Protocol):
     """Receives a run's reports in addition to Dagster, for example to show progress on a command's terminal."""
 
     stop: threading.Event
-    """Set to end the run at a boundary."""
+    """Set this event to end the run at the next boundary."""
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None: ...
 
@@ -40,7 +41,7 @@ class Watcher(Protocol):
 
 
 class Nobody:
-    """The watcher of a run that no command waits for. It ignores all reports."""
+    """The watcher of a run that no command waits for. All its methods ignore the report."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -57,10 +58,10 @@ class Nobody:
 
 
 class DagsterObserver:
-    """The engine's observer inside a run.
+    """The engine's observer inside a Dagster run.
 
     Events are recorded by asset key, without a look-up of the asset definition, because the catalog may have gained
-    tables since the code location was loaded. Nothing is recorded for a table that did not change, because each event
+    tables since the code location was loaded. No event is recorded for a table that did not change, because each event
     costs two SQLite transactions. The asset ``consistent_points`` shows every range for all tables.
     """
 
@@ -72,13 +73,13 @@ class DagsterObserver:
         self._ranges = of.register(context.instance)
         self._health = ""
         self._unchecked: set[dg.AssetKey] = set()
-        """Mirrors that this run has materialised, and whose check it has not recorded yet."""
+        """Mirrors that this run has materialised, but whose check it has not recorded since."""
         self._checked: set[dg.AssetKey] = set()
         """Assets whose check this run has recorded."""
 
     def known_ranges(self) -> list[LsnRange]:
-        """The registered ranges. This first drops keys whose ranges the log no longer holds, and registers ranges whose
-        keys were deleted. The engine calls it under the lake's lock."""
+        """The registered ranges. Before it returns them, it drops keys whose ranges the log no longer holds, and
+        registers ranges whose keys were deleted. The engine calls it under the lake's lock."""
         from pgcdc_assets.log.reader import ChangeLog
 
         log = ChangeLog(self._layout)
@@ -105,7 +106,7 @@ class DagsterObserver:
         self._context.log_event(self._mirror_copied(report, found))
         self._materialised([report.table])
         if not self._health:
-            # All checks are recorded here, so that further copies of this run need not record their checks again.
+            # All checks are recorded here, so that the next copies in this run need not record their checks again.
             self._tell_health(all_tables=True)
         passed(FaultPoint.COPY_RECORDED)
         self._watcher.copied(report)
@@ -116,11 +117,11 @@ class DagsterObserver:
         self._context.log_event(event)
 
     def _mirror_copied(self, report: CopyReport, found: metadata.Metadata) -> dg.AssetMaterialization:
-        """The mirror's materialisation for a copy. Without it, the mirror of a table that never changes would have no
-        materialisation.
+        """A materialisation of the mirror for a snapshot copy. Without it, the mirror of a table that never changes
+        would never be materialised.
 
-        The mirror holds every range up to its copy, so the materialisation is for the newest of these ranges. Before
-        the first range is closed, it has no partition.
+        The copy contains the changes of every range up to the copy's LSN, so the materialisation is for the newest of
+        these ranges. It has no partition if no range is closed yet.
         """
         held = [span for span in self._ranges.known() if span.end <= report.consistent_point]
         newest = held[-1] if held else None
@@ -145,7 +146,7 @@ class DagsterObserver:
         self._unchecked |= {self._of.key("mirror", table) for table in tables} - self._checked
 
     def _tell_health(self, *, all_tables: bool = False) -> None:
-        """Record checks once per run, and again when their results change. A check that passes and passed before is
+        """Record check results once per run, and again when they change. A check that passes and passed before is
         recorded only if this run has materialised its mirror.
 
         Reason: Dagster shows a check as not evaluated if the asset was materialised after the check, unless check and

@@ -1,4 +1,5 @@
-"""LSN ranges as dynamic partitions, the register that writes them, and the project that they belong to."""
+"""LSN ranges as dynamic partitions: the register of their keys, the selection of a run, and the project to which the
+keys belong."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ DELETE: Final = 'delete it in the UI, by "Delete partitions" of the asset `chang
 
 class RangeRegister:
     """The keys of the partition set ``<source>_lsn_ranges``, in LSN order and without gaps. Only the holder of the
-    lake's lock writes them.
+    lake's lock writes these keys.
 
     Users can add and delete keys in the UI. A key that is not a range, or that overlaps an earlier key, is ignored and
     reported.
@@ -31,24 +32,24 @@ class RangeRegister:
         self.name = str(names.lsn_ranges.name)
 
     def known(self) -> list[LsnRange]:
-        """The ranges in LSN order. If a user deleted keys, there are holes until :meth:`mend` is called."""
+        """The ranges in LSN order. If a user deleted keys, ranges are missing until :meth:`mend` is called."""
         return sorted(self._read()[0])
 
     def odd(self) -> list[str]:
-        """Keys that are ignored: they are not ranges of ours, or overlap an earlier key."""
+        """The keys that are ignored, because they are not ranges or overlap an earlier key."""
         return self._read()[1]
 
     def add(self, span: LsnRange) -> LsnRange:
-        """Register a closed range. Returns the registered range that stands for it.
+        """Register a closed range. Returns the registered range whose key represents it.
 
         If the last key ends below the start of ``span`` (ranges were closed on another instance), the hole is
-        registered as a range of its own, without a materialisation. If the last key ends above the start, only the rest
-        of ``span`` is registered.
+        registered as a range of its own, without a materialisation. If the last key ends above the start of ``span``,
+        only the part of ``span`` above the last key is registered.
         """
         known = self.known()
         if span in known:
             return span
-        # A user added these keys by hand during the run: no range above ``span`` is closed yet.
+        # No range above ``span`` is closed yet, so a user added these keys by hand during the run.
         ahead = [old for old in known if old.start >= span.end]
         self._delete(ahead)
         known = known[: len(known) - len(ahead)]
@@ -62,18 +63,18 @@ class RangeRegister:
         return next((old for old in reversed(known) if old.start < span.end), known[0])
 
     def prune(self, log_start: Lsn, log_end: Lsn) -> list[LsnRange]:
-        """Drop the keys whose ranges the log does not hold: retention deleted the ranges, or they belong to an earlier
-        lake. Returns the dropped ranges."""
+        """Drop the keys of ranges that the log does not hold, because retention deleted the ranges or they belong to an
+        earlier lake. Returns the dropped ranges."""
         all_ = (_range(key) for key in self._instance.get_dynamic_partitions(self.name))
         gone = [span for span in all_ if span is not None and (span.start < log_start or span.end > log_end)]
         self._delete(gone)
         return gone
 
     def mend(self) -> list[LsnRange]:
-        """Register one key for each hole that deleted keys have left. Returns the holes.
+        """Register one key for each hole between ranges, which is where a user deleted keys. Returns the holes.
 
         Dagster keeps keys in the order in which they were added. So the keys above a hole are deleted and added again.
-        Everything that was recorded for a key stays.
+        The events that were recorded for a key stay.
         """
         registered, _ = self._read()
         ordered = sorted(registered)
@@ -117,14 +118,16 @@ class Selection:
     """The partition keys of a run, as one range.
 
     Raises BadRange for an empty list, or if no key is a range of the log. Raises RangeGap if a registered range between
-    the keys is left out, or if a key is not registered. Dagster checks neither: a selection against the order of the
-    keys is an empty list for Dagster, and the run would succeed.
+    the keys is left out, or if a key is not registered. Dagster itself checks neither. If the first and last key of a
+    selection are in the wrong order, Dagster makes an empty list of them, and the run would succeed without doing
+    anything.
     """
 
     def __init__(self, keys: Sequence[str], register: RangeRegister) -> None:
         odd, known, self._of = set(register.odd()), register.known(), register.name
         self.odd = [key for key in keys if key in odd]
-        """Keys that are ignored. A user added them by hand, and they are selected easily, by "all partitions"."""
+        """Selected keys that are ignored. A user added them by hand, and "all partitions" in the UI selects them
+        too."""
         self.ranges = sorted(LsnRange.from_key(key) for key in keys if key not in odd)
         if keys and not self.ranges:
             raise BadRange(f"partition {keys[0]!r} of {register.name} is no range of the log", do=DELETE)
@@ -133,13 +136,13 @@ class Selection:
                 raise RangeGap(f"no range {span.key} is registered", do="choose among the partitions that the UI lists")
         gaps = [LsnRange(left.end, right.start) for left, right in pairwise(self.ranges) if left.end < right.start]
         self.holes = [gap for gap in gaps if not any(gap.start <= old.start < gap.end for old in known)]
-        """Holes between the selected ranges that are processed too. Their keys were deleted, so they cannot be
-        selected."""
+        """Holes between the selected ranges. They are processed too, but cannot be selected, because their keys were
+        deleted."""
         self.span = merged([*self.ranges, *self.holes])
 
     @property
     def told(self) -> list[str]:
-        """Warnings about the selection, in words."""
+        """Warnings about the selection, as text."""
         return [
             *(f"partition {key!r} of {self._of} is no range of the log: passed over; {DELETE}" for key in self.odd),
             *(f"range {hole} has no partition key any more: it is done with its neighbours" for hole in self.holes),
@@ -147,7 +150,7 @@ class Selection:
 
 
 def _range(key: str) -> LsnRange | None:
-    """The range that a key stands for. None if the key is not exactly as we write it."""
+    """The range that a key means. None if the text of the key is not exactly as pgcdc writes it."""
     try:
         span = LsnRange.from_key(key)
     except BadRange:
@@ -156,17 +159,19 @@ def _range(key: str) -> LsnRange | None:
 
 
 def register_snapshot(instance: dg.DagsterInstance, names: Names, consistent_point: Lsn) -> str:
-    """Register the key of a copy, and return it. It stands for everything up to the copy's consistent point."""
+    """Register the key of a snapshot copy, and return it. The key represents everything up to the copy's consistent
+    point."""
     key = LsnRange(ZERO, consistent_point).key
     instance.add_dynamic_partitions(str(names.snapshot_ranges.name), [key])
     return key
 
 
 def claim(instance: dg.DagsterInstance, names: Names, identity: Identity) -> None:
-    """Note that the names belong to this stream. Raises WrongInstance if they belong to another stream.
+    """Record in Dagster that the source's names belong to this stream. Raises WrongInstance if they belong to another
+    stream.
 
-    Names without ranges and copies are free, even if another stream has them, because there is nothing that a second
-    project could damage.
+    If another stream has the names but no keys of ranges or copies, this stream gets the names, because there is
+    nothing that it could damage.
     """
     own, owner = _named(identity), _owner(instance, names)
     guarded = (str(names.lsn_ranges.name), str(names.snapshot_ranges.name))
@@ -175,7 +180,7 @@ def claim(instance: dg.DagsterInstance, names: Names, identity: Identity) -> Non
         owner = None
     if owner is None:
         instance.add_dynamic_partitions(names.owner, [own])
-        # Another project may have added its key at the same time. The first key counts.
+        # Another project may have added its key at the same time. The key that was added first decides.
         owner = _owner(instance, names)
     if owner != own:
         instance.delete_dynamic_partition(names.owner, own)
@@ -186,7 +191,7 @@ def claim(instance: dg.DagsterInstance, names: Names, identity: Identity) -> Non
 
 
 def release(instance: dg.DagsterInstance, names: Names, identity: Identity) -> None:
-    """Delete this project's note, because the project was torn down. The note of another project stays."""
+    """Delete the record of :func:`claim`, because the project was torn down. Another project's record stays."""
     instance.delete_dynamic_partition(names.owner, _named(identity))
 
 
@@ -195,6 +200,6 @@ def _owner(instance: dg.DagsterInstance, names: Names) -> str | None:
 
 
 def _named(identity: Identity) -> str:
-    """The project as slot and system: a slot's name is unique in a system. So a renamed database or a new log is still
-    the same project."""
+    """The text that identifies a project: slot and system identifier. A slot's name is unique in a system. So after its
+    database was renamed or its log was created again, the project is still the same."""
     return f"slot {identity.slot} of system {identity.system_identifier}"

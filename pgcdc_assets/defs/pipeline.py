@@ -30,12 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 def pipeline(of: Replication, catalog: Catalog | None) -> dg.Definitions:
-    """The source's definitions. Without a catalog there are no assets, and the jobs report what to do."""
+    """The source's definitions. If there is no catalog yet, there are no assets, and the jobs report what to do."""
     followed = catalog if catalog is not None and catalog.tables else None
     sync, maintain = sync_job(of), maintain_job(of)
     pyspark = lake_spark(of.settings).configure_at_launch()
     with warnings.catch_warnings():
-        # Backfill policies and observable assets are beta; one test holds both ends of the versions that we allow.
+        # Backfill policies and observable assets are beta features. One test checks the oldest and newest allowed
+        # versions of Dagster.
         warnings.simplefilter("ignore", category=dg.BetaWarning)
         slot = slot_asset(of)
         return dg.Definitions(
@@ -65,7 +66,8 @@ def build_pgcdc_defs(
     key_prefix: Sequence[str] = (),
     freshness: dg.FreshnessPolicy | None = None,
 ) -> dg.Definitions:
-    """The definitions of one source, to be merged with those of other sources and with a project's own.
+    """The Dagster definitions of one source. They can be merged with the definitions of other sources and of the
+    project.
 
     Args:
         name: The source's name. Every name that Dagster sees of it begins with this name. It must be unique in a

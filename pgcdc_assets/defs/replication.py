@@ -28,21 +28,23 @@ class Replication:
     outside: tuple[str, ...] = ()
     """Parts that the project put before our keys, for example by ``load_assets_from_modules(key_prefix=...)``."""
     shown: frozenset[dg.AssetKey] = frozenset()
-    """The keys of the code location. This and ``outside`` are known to :meth:`within` alone."""
+    """The asset keys of the code location. Only :meth:`within` sets this and ``outside``."""
     running: bool = False
-    """Whether sensor and schedule are on from the start."""
+    """Whether sensor and schedule are on when Dagster first loads them."""
     freshness: dg.FreshnessPolicy | None = None
     """The policy of ``consistent_points``."""
     pooled: bool = True
-    """Whether the ops wait for the slot of the source's pool. Commands wait for the lake instead."""
+    """Whether the ops wait for the slot of the source's pool. For commands this is False: they wait for the lake's lock
+    instead."""
 
     @cached_property
     def names(self) -> Names:
         return Names(self.settings.name, self.prefix)
 
     def within(self, context: dg.OpExecutionContext | dg.SensorEvaluationContext) -> Self:
-        """The source as the code location of a run or sensor shows it: with the parts that stand before our keys there.
-        The assets of a location do not say who changed their keys, so the key of the change log is looked for."""
+        """A copy of this with ``outside`` (the prefix that the code location of a run or sensor puts before our asset
+        keys) and ``shown``. Dagster does not report the prefix, so it is derived from the location's key of the change
+        log."""
         repository = location_of(context)
         if repository is None:
             return self
@@ -51,8 +53,8 @@ class Replication:
         return replace(self, outside=tuple(found[0][: -len(own)]), shown=shown) if len(found) == 1 else self
 
     def placed(self, key: dg.AssetKey) -> dg.AssetKey:
-        """The key under which events of one of our assets are recorded. Dagster puts a prefix before assets with an op,
-        but not before all others."""
+        """The key under which events of one of our assets are recorded. Dagster puts the prefix before every asset with
+        an op, but not before every asset without an op."""
         outer = key.with_prefix(self.outside)
         return outer if outer in self.shown or key not in self.shown else key
 
@@ -61,12 +63,12 @@ class Replication:
         return SavedCatalog(self.settings.catalog_file)
 
     def table(self, name: TableName) -> Table | None:
-        """The table as the saved catalog has it now. A running sync changes the catalog."""
+        """The table as the saved catalog now describes it. A running sync changes the saved catalog."""
         catalog = self._catalog.read()
         return catalog.table(name) if catalog else None
 
     def spec(self, stage: Stage, table: Table) -> dg.AssetSpec:
-        """The spec of one of the table's assets, with the lineage of its columns: source table, changes, mirror."""
+        """The spec of one asset of the table. It has the lineage of the columns: source table, changes, mirror."""
         if (known := self._specs.get((stage, table))) is None:
             known = self._specs[stage, table] = self._with_lineage(stage, table)
         return known
@@ -88,7 +90,8 @@ class Replication:
         return self.translator.get_asset_spec(PgcdcTable(self.names, stage, table, uri))
 
     def key(self, stage: Stage, name: TableName) -> dg.AssetKey:
-        """The key under which events of the table are recorded: the translator's, if the table is in the catalog."""
+        """The key under which events of the table's asset are recorded. If the table is in the catalog, the translator
+        decides the key."""
         table = self.table(name)
         return self.placed(self._spec(stage, table).key if table else self.names.of_stage(stage, name))
 
@@ -98,7 +101,7 @@ class Replication:
 
     @property
     def resource_keys(self) -> set[str]:
-        """The resources that every op that writes needs."""
+        """The keys of the resources that every writing op needs."""
         return {self.names.engines, self.names.watcher}
 
     def register(self, instance: dg.DagsterInstance) -> RangeRegister:

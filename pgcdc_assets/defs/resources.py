@@ -26,7 +26,8 @@ class LakeSpark(LazyPySparkResource):
 
     spark_config: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
     project: ClassVar[Settings]
-    """The settings of the source. No field, because Dagster's UI shows the fields of a resource."""
+    """The settings of the source. This is a class variable and not a field, because Dagster's UI shows the fields of a
+    resource."""
 
     def settings(self) -> Settings:
         """The source's settings, with ``spark_config`` merged into the setting ``spark``. Raises SettingsError."""
@@ -41,7 +42,7 @@ class LakeSpark(LazyPySparkResource):
             self._spark_session = spark_session(self.settings())
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        # If the process has been asked to end, the session need not be stopped: the JVM ends with the process.
+        # If the process has been asked to end, the session is not stopped, because the JVM ends with the process.
         if self._spark_session is not None and not ENDING.asked:
             from pgcdc_assets.spark.session import stop_session
 
@@ -50,7 +51,7 @@ class LakeSpark(LazyPySparkResource):
 
 
 def lake_spark(settings: Settings) -> type[LakeSpark]:
-    """A subclass of LakeSpark whose sessions have this project's settings."""
+    """A subclass of LakeSpark whose sessions use these settings."""
 
     class SourceSpark(LakeSpark):
         project = settings
@@ -59,7 +60,7 @@ def lake_spark(settings: Settings) -> type[LakeSpark]:
 
 
 class Source(dg.ConfigurableResource[Any]):
-    """The source, for plain SQL. Runs of the pipeline open their own replication connections."""
+    """The connection to the source for plain SQL. Runs of the pipeline open their own replication connections."""
 
     def conninfo(self, settings: Settings) -> str:
         """The source's conninfo. This does not start the embedded server."""
@@ -68,7 +69,7 @@ class Source(dg.ConfigurableResource[Any]):
         return source_of(settings)
 
     def started(self, settings: Settings) -> str:
-        """The conninfo of the project's own source. This starts the embedded server if it does not run."""
+        """The conninfo of the project's own source. Starts the embedded server if it is the source and does not run."""
         from pgcdc_assets.projectsource import started_source
 
         return started_source(settings)
@@ -82,7 +83,7 @@ class Source(dg.ConfigurableResource[Any]):
 
 
 class Engines(dg.ConfigurableResource[Any]):
-    """Makes the engine that works on the project's lake."""
+    """Creates the engine that works on the project's lake."""
 
     pyspark: LakeSpark
     source: Source
@@ -94,7 +95,7 @@ class Engines(dg.ConfigurableResource[Any]):
         return Engine(settings, conninfo, observer, lambda: self.pyspark.spark_session, command)
 
     def engine_at_rest(self, settings: Settings, observer: "Observer", command: str) -> "Engine":
-        """An engine for work on the lake alone. It does not connect to the source, and does not start it."""
+        """An engine that works only on the lake. It does not connect to the source, and does not start it."""
         from pgcdc_assets.flow.engine import Engine
 
         conninfo = self.source.conninfo(settings)

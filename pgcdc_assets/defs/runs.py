@@ -1,4 +1,4 @@
-"""Finds runs whose process has died and runs that wait, and asks a run to end.
+"""Finds Dagster runs whose process has died and runs that wait, and asks a run to end.
 
 Dagster's run status does not say whether a run still writes: a run whose processes were all killed stays STARTED
 forever and blocks the queue. So every run of ours names its process in a tag.
@@ -29,17 +29,17 @@ WAITING = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.Dagst
 RUNNING = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 _START_GRACE_SECONDS = 120
-"""A run without the tag may still be importing its code. After this time it counts as dead. Dagster's run monitoring
-waits longer."""
+"""A run without the process tag may still be importing its code. After this time, the run is treated as dead. Dagster's
+own run monitoring waits longer."""
 _ELSEWHERE_SECONDS = 180
-"""A run on another host counts as dead if nobody has held the lake for this long. A live run holds the lake, except
-while it waits for it (the lease of a writer that was killed ends after a minute) and while it ends. The value is
-generous, because it compares the clocks of two hosts."""
+"""A run on another host is treated as dead if nobody has held the lake's lock for this long. A live run holds the lock,
+except while it ends or while it waits for the lock (for a minute at most, until the lease of a killed writer ends). The
+value is generous, because the clocks of two hosts are compared."""
 _MOST_RUNS = 500
-"""The newest runs of an instance that are looked at. Behind a longer queue of other runs, a run of ours may be missed,
-and then waits until the sync at work ends by itself."""
+"""The number of newest runs of an instance that are checked. If more runs of other projects are queued, a waiting run
+of ours may be missed. It then waits until the running sync ends by itself."""
 _LOOK_SECONDS = 2.0
-"""Seconds between two checks of a run whether another run waits."""
+"""A run checks at this interval, in seconds, whether another run waits."""
 
 
 def mark_process(context: dg.OpExecutionContext, names: Names) -> None:
@@ -51,24 +51,24 @@ def mark_process(context: dg.OpExecutionContext, names: Names) -> None:
 
 
 def runs_of(instance: dg.DagsterInstance, names: Names, statuses: Sequence[dg.DagsterRunStatus]) -> list[dg.RunRecord]:
-    """The runs with these statuses that write to the source's lake. A run that the UI asked for has no tag of ours
-    before it begins, but Dagster notes the pools of its ops."""
+    """The runs with these statuses that write to the source's lake. A run that was started in the UI does not have our
+    tag before it begins. Such a run is found by the pools of its ops, which Dagster stores."""
     found = instance.get_run_records(dg.RunsFilter(statuses=[*statuses]), limit=_MOST_RUNS)
     return [record for record in found if _is_of(record.dagster_run, names)]
 
 
 def _is_of(run: dg.DagsterRun, names: Names) -> bool:
     if run.job_name == names.verify_job:
-        # It only reads, unless no sync runs.
+        # A verify run only reads, as long as a sync runs.
         return False
     pools = run.run_op_concurrency.all_pools if run.run_op_concurrency else None
     return run.tags.get(SOURCE_TAG) == names.source or names.pool in (pools or ())
 
 
 def report_dead_runs(instance: dg.DagsterInstance, names: Names, layout: Layout, now: float | None = None) -> list[str]:
-    """Mark runs of ours as failed if Dagster shows them as running, their process is gone, and nobody holds the lake.
-    A process on another host cannot be checked. It counts as gone if nobody has held the lake for a long time. Returns
-    the ids of the marked runs."""
+    """Mark runs of ours as failed if Dagster shows them as running, their process has ended, and nobody holds the
+    lake's lock. A process on another host cannot be checked. It is treated as ended if nobody has held the lock for a
+    long time. Returns the ids of the marked runs."""
     if lock.holder(layout) is not None:
         return []
     records = runs_of(instance, names, RUNNING)
@@ -86,15 +86,15 @@ def _died(record: dg.RunRecord, names: Names, now: float, silence: float) -> boo
         return record.dagster_run.job_name in names.jobs and now - started > _START_GRACE_SECONDS
     lives = ProcessName.parse(mark).lives()
     if lives is None:  # The process is on another host or in another container.
-        # A run of assets may have other steps there, which do not hold the lake.
+        # A run of assets may have other steps on that host, which do not hold the lake's lock.
         return record.dagster_run.job_name in names.jobs and min(silence, now - started) > _ELSEWHERE_SECONDS
     return not lives
 
 
 @contextmanager
 def stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set ``stop``, so that the run ends at a boundary. A second signal interrupts the run. So does
-    the end of a time limit of some seconds.
+    """SIGINT and SIGTERM set ``stop``, so that the run ends at a boundary. A second signal interrupts the run, and so
+    does a time limit of some seconds after the first signal.
 
     Dagster also cancels a run by such a signal to its process.
     """
@@ -104,8 +104,8 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def stop_for_waiting_runs(context: dg.OpExecutionContext, names: Names, stop: threading.Event) -> Iterator[None]:
-    """During the block, set ``stop`` when another run of the source waits, so that a backfill gets its turn within
-    seconds. It waits in the queue, or has started and waits for the slot of the source's pool."""
+    """Sets ``stop`` when another run of the source waits, so that a backfill starts within seconds. The other run waits
+    in Dagster's queue, or has started and waits for the slot of the source's pool."""
     done = threading.Event()
     thread = threading.Thread(target=_watch_queue, args=(context, names, stop, done), name="queue", daemon=True)
     thread.start()
@@ -125,7 +125,7 @@ def _watch_queue(context: dg.OpExecutionContext, names: Names, stop: threading.E
 
 
 def waiting_for_pool(instance: dg.DagsterInstance, names: Names) -> set[str]:
-    """Ids of live runs that have started, and wait for the slot of the source's pool."""
+    """Ids of runs that have started, whose process is alive, and that wait for the slot of the source's pool."""
     storage = instance.event_log_storage
     if not storage.supports_global_concurrency_limits:
         return set()
@@ -138,8 +138,8 @@ def _lives(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 
 def limit_pool(instance: dg.DagsterInstance, names: Names) -> None:
-    """Give the source's pool one slot, if nobody has set a limit for it, and take from it the runs that have ended.
-    Dagster itself does so only if its run monitoring is asked to."""
+    """Limit the source's pool to one slot, unless a limit is already set, and free the slots of runs that have ended.
+    Dagster frees such slots itself only if its run monitoring is configured to do so."""
     storage = instance.event_log_storage
     if not storage.supports_global_concurrency_limits:
         return
@@ -175,8 +175,9 @@ def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading
 
 
 class NamedFailure(dg.Failure):
-    """One of our errors as a failure of Dagster: one line that names the thing and what to do. The error is kept here,
-    and not as the cause, because Dagster would show a second stack trace for a cause."""
+    """One of our errors as a Dagster failure. The text is one line that names the thing and what to do. The error is
+    kept in this attribute and not as the exception's cause, because Dagster would show a second stack trace for a
+    cause."""
 
     def __init__(self, error: PgcdcError) -> None:
         found = {"what": error.what, "thing": error.thing, "lsn": str(error.lsn or ""), "do": error.do}
@@ -187,7 +188,7 @@ class NamedFailure(dg.Failure):
 
 @contextmanager
 def as_failures() -> Iterator[None]:
-    """Raise our own errors as failures of Dagster."""
+    """Raise Dagster failures in place of our own errors."""
     try:
         yield
     except PgcdcError as error:

@@ -1,8 +1,8 @@
-"""The sensor that keeps the mirrors up to date. It checks source and lake, and requests a run of ``sync`` when one is
+"""The sensor that keeps the mirrors up to date. It checks source and lake, and requests a run of ``sync`` when a run is
 needed.
 
 The check is cheap: plain SQL, and reads of small tables. It opens no replication connection, does not start Spark, and
-moves no position.
+changes no position.
 """
 
 import hashlib
@@ -38,16 +38,17 @@ if TYPE_CHECKING:
     from pgcdc_assets.source.connect.connection import SourceConnection
 
 _TELL_SECONDS = 30.0
-"""Seconds between two checks of the project's health. Each check is recorded as one observation of the slot. So a fault
-is in the asset checks within a minute, even if a tick is late and the connection to the source takes some seconds to
-fail."""
+"""Seconds between two checks of the project's health. Each check is recorded as one observation of the slot. With this
+value, asset checks show a fault within a minute, even if a tick is late and the connection to the source takes some
+seconds to fail."""
 
 _CURRENT_SECONDS = 60.0
-"""Seconds between two records that the newest consistent point is current, if there is a freshness policy."""
+"""If there is a freshness policy, it is recorded at this interval, in seconds, that the newest consistent point is
+current."""
 
 _PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
-"""The maximum number of bytes of WAL that one check decodes. Decoding always begins at restart_lsn, so a check would be
-too expensive while a long transaction is open."""
+"""The greatest number of bytes of WAL that one check may decode. Decoding always begins at restart_lsn, so a check
+would be too expensive while a long transaction is open."""
 _PEEK_MILLISECONDS = 10_000
 
 _POSITIONS = f"""
@@ -56,8 +57,8 @@ SELECT active, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn,
 FROM pg_replication_slots WHERE slot_name = %s
 """  # noqa: S608  (put together of our own constants)
 
-# Whether the slot holds a committed transaction that changes a published table, or a message if messages are asked for.
-# Nothing is consumed.
+# Whether the slot holds a committed transaction that changes a published table, or a message if the setting `messages`
+# is not empty. The query consumes nothing.
 _PEEK = f"""
 SELECT EXISTS (
   SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL, VARIADIC %s::text[])
@@ -91,7 +92,7 @@ def tick(of: Replication, context: dg.SensorEvaluationContext, source: Source) -
     try:
         reserve(of, context.instance)
     except WrongInstance as error:
-        # Nothing is recorded, because the asset checks in this instance belong to the other project.
+        # The health is not recorded, because the asset checks in this instance belong to the other project.
         return dg.SkipReason(str(error))
     cursor = Cursor.parse(context.cursor)
     try:
@@ -128,7 +129,7 @@ def _decided(
 
 
 def _source_state(conn: "SourceConnection", catalog: Catalog, settings: Settings, cursor: Cursor) -> SourceState:
-    """The present positions of source and lake. Raises SlotMissing, or an error of the connection."""
+    """The present positions of source and lake. Raises SlotMissing, or an error of the connection to the source."""
     from pgcdc_assets.flow.requests import operator_requests
     from pgcdc_assets.log.reader import ChangeLog
 
@@ -179,8 +180,8 @@ def _to_copy(catalog: Catalog, layout: Layout) -> int:
 
 
 def _unapplied(log: "ChangeLog", settings: Settings) -> int:
-    """The number of batches after the newest consistent point that have transactions, or messages if these are asked
-    for."""
+    """The number of batches above the newest consistent point that contain transactions, or messages if the setting
+    ``messages`` is not empty."""
     from pgcdc_assets.points.points import ConsistentPoints
 
     if not log.exists:
@@ -193,8 +194,8 @@ def _unapplied(log: "ChangeLog", settings: Settings) -> int:
 
 
 def _published(conn: "SourceConnection", catalog: Catalog, upto: Lsn, settings: Settings) -> bool | None:
-    """Whether the slot holds a published change, or a message if messages are asked for. None if PostgreSQL could not
-    check it, because another session began to read the slot or the time ran out."""
+    """Whether the slot holds a published change, or a message if the setting ``messages`` is not empty. None if
+    PostgreSQL could not check this, because another session began to read the slot, or the time limit was reached."""
     conn.execute("SELECT set_config('statement_timeout', %s, false)", [str(_PEEK_MILLISECONDS)])
     try:
         version, origins = conn.info.server_version // 10000, Origins(settings.origin)
@@ -207,7 +208,8 @@ def _published(conn: "SourceConnection", catalog: Catalog, upto: Lsn, settings: 
 
 
 def run_config(of: Replication) -> dict[str, Any]:
-    """The configuration of a run that follows until it is idle or out of time. It ends early if another run waits."""
+    """The configuration of a run that follows the source until there are no changes for a time or its time is over. The
+    run ends early if another run waits."""
     config = {
         "follow": True,
         "max_seconds": of.settings.run_seconds,
@@ -218,8 +220,8 @@ def run_config(of: Replication) -> dict[str, Any]:
 
 
 def _told(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
-    """The events to record in this tick: an observation of the slot every _TELL_SECONDS, and with it the asset checks
-    if their results have changed."""
+    """The events to record in this tick: an observation of the slot every _TELL_SECONDS. The asset checks are added if
+    their results have changed."""
     now = time.time()
     if now - cursor.told < _TELL_SECONDS:
         return [], cursor
@@ -232,8 +234,9 @@ def _told(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> tupl
 
 
 def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
-    """Says that the newest consistent point holds all that the source has published. Without it, a source without
-    changes would break the freshness policy, which counts materialisations only. None until it is due."""
+    """A materialisation which says that the newest consistent point contains everything that the source has published.
+    Without it, a source without changes would break the freshness policy, which only sees materialisations. None if it
+    is not due."""
     if of.freshness is None or time.time() - cursor.fresh < _CURRENT_SECONDS:
         return None
     known = of.register(instance).known()
@@ -244,7 +247,7 @@ def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance
 
 
 def _why(settings: Settings) -> dict[str, str]:
-    """The reason of the last failed sync, if the lake has recorded it. A run may have failed before it reached the
+    """Why the last sync failed, if the lake has recorded the reason. A run may have failed before it could write to the
     lake."""
     with suppress(LakeError):
         failed = outcomes.read(settings.layout).get(outcomes.OperationKind.SYNC, outcomes.Outcome()).failed

@@ -20,25 +20,27 @@ if TYPE_CHECKING:
 
 
 SYNC_OP = "sync_changes"
-"""The op's name, after the name of the source."""
+"""The op's name. The name of the source is put before it."""
 REPAIR_OP = "repair_range"
 
 
 class SyncConfig(dg.Config):
-    """What one run has to do. With the defaults it catches up with the source's present position and ends."""
+    """What one run of the sync does. With the defaults, it applies all changes up to the source's present position and
+    ends."""
 
     until: str | None = None
-    """The LSN to reach. Without it, the source's position at the start of the run."""
+    """The LSN at which the run ends. None: the source's position at the start of the run."""
     follow: bool = False
-    """Go on until the run is idle, stopped or out of time."""
+    """Continue to receive and apply changes until there are no changes for a time, or the run is stopped or out of
+    time."""
     max_seconds: float | None = None
     idle_seconds: float | None = None
     receive_only: bool = False
-    """Only write changes to the log, so that the slot can release WAL. Apply nothing to the mirrors."""
+    """Only write changes to the log, so that the slot can release WAL. Apply no changes to the mirrors."""
     copy_anew: list[str] = []  # noqa: RUF012  (pydantic copies it)
-    """Tables to copy again, before anything else."""
+    """Tables to copy again before the other work of the run."""
     heal: list[str] = []  # noqa: RUF012
-    """Tables that were set aside, and are to be followed again from the log."""
+    """Tables that were set aside, and whose changes are to be applied again, from the log."""
     command: str = "sync"
     """The name of the command in the lake's lock."""
     give_way: bool = False
@@ -48,7 +50,7 @@ class SyncConfig(dg.Config):
 class RepairConfig(dg.Config):
     table: str
     span: str
-    """``X/Y..X/Y`` or a partition key. The range is widened to whole batches."""
+    """``X/Y..X/Y`` or a partition key. The range is widened to whole batches of the log."""
 
 
 def sync_job(of: Replication) -> dg.JobDefinition:
@@ -95,8 +97,8 @@ def repair_job(of: Replication) -> dg.JobDefinition:
 def job_of_one_op(
     of: Replication, name: str, description: str, op: str, about_op: str, work: Callable[..., None]
 ) -> dg.JobDefinition:
-    """A job whose only op does ``work``, with the op's context and config. ``op``: the op's name, after the name of the
-    source."""
+    """A job whose only op does ``work``, with the op's context and config. ``op``: the op's name, before which the name
+    of the source is put."""
     decorated = dg.op(
         name=of.names.of(op),
         out=dg.Out(dg.Nothing),
@@ -113,7 +115,7 @@ def job_of_one_op(
 
 
 def run_sync(of: Replication, context: dg.OpExecutionContext, config: SyncConfig) -> "SyncReport":
-    """One bounded run of the engine, in this process."""
+    """One run of the engine within the bounds of ``config``, in this process."""
     from pgcdc_assets.flow.decide import Bounds
 
     stop = watcher(of, context).stop
@@ -148,13 +150,13 @@ def of_sync(report: "SyncReport") -> metadata.Metadata:
 
 
 def watcher(of: Replication, context: dg.OpExecutionContext) -> Watcher:
-    """Gets the run's reports besides Dagster."""
+    """The resource that receives the run's reports in addition to Dagster."""
     found: Watcher = getattr(context.resources, of.names.watcher)
     return found
 
 
 def engine_at_rest(of: Replication, context: dg.OpExecutionContext, command: str) -> "Engine":
-    """The engine of a run that works on the lake alone. It does not connect to the source, and does not start it."""
+    """The engine of a run that works only on the lake. It does not connect to the source, and does not start it."""
     engines: Engines = getattr(context.resources, of.names.engines)
     observer = DagsterObserver(context, of.within(context), watcher(of, context))
     return engines.engine_at_rest(of.settings, observer, command)

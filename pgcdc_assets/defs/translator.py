@@ -1,4 +1,5 @@
-"""What Dagster shows of each table: the hook by which users change keys, groups, owners and all else of an asset."""
+"""What Dagster shows of each table. Users change keys, groups, owners and other properties of the assets by a
+subclass."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ class PgcdcTable:
     stage: Stage
     table: Table
     uri: str
-    """The place of the table's mirror."""
+    """The URI of the table's mirror."""
 
     @property
     def key(self) -> dg.AssetKey:
-        """The asset's key, if the user does not choose another one."""
+        """The asset's key, unless the user chooses another key."""
         return self.names.of_stage(self.stage, self.table.name)
 
 
@@ -35,7 +36,7 @@ class PgcdcTranslator:
     """Makes the spec of each table's assets. Override :meth:`get_asset_spec` to change what Dagster shows."""
 
     def get_asset_spec(self, data: PgcdcTable) -> dg.AssetSpec:
-        """The spec of one asset. Its dependencies and its partitions are set by the pipeline."""
+        """The spec of one asset. The pipeline adds dependencies and partitions to it."""
         name, table = data.table.name, data.table
         group = data.names.of(data.stage)
         if data.stage == "snapshot":

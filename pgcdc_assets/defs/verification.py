@@ -28,11 +28,11 @@ _REPEATED = " (the last result: a run that materialises assets does not verify t
 
 
 def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
-    """One op for all checks, because one reading of source and lake is enough for all of them, and each op of a run is
-    a process.
+    """One op for all asset checks, because one reading of source and lake is enough for all checks, and each op of a
+    run is a process.
 
-    The op is made without Dagster's decorator, because the decorator derives the names of inputs and outputs from asset
-    keys. It refuses keys with special characters, and gives the same name to different keys.
+    The op is created without Dagster's decorator, because the decorator derives the names of inputs and outputs from
+    asset keys. The decorator refuses keys with special characters, and may give the same name to different keys.
     """
     specs = {
         "slot": dg.AssetCheckSpec(SLOT_CHECK, asset=of.names.slot, description="Slot, publication, source settings")
@@ -92,8 +92,8 @@ def verify_specs(of: Replication, catalog: Catalog) -> dict[str, dg.AssetCheckSp
 
 
 def verification(of: Replication, context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-    """The results of the checks that the run selects. The source's pool is not needed, because a running sync makes the
-    point.
+    """The results of the checks that the run selects. The run does not wait for the source's pool, so a running sync
+    can make the consistent point.
 
     Dagster adds all checks of the assets to a run that materialises them. Reading whole tables takes long, so such a
     run verifies nothing, and repeats each check's last result. Otherwise Dagster would show the check as skipped.
@@ -134,7 +134,8 @@ def verify_job(of: Replication, catalog: Catalog) -> Any:
 
 
 def _verified(of: Replication, context: dg.OpExecutionContext, tables: "list[TableName]") -> "VerifyReport":
-    """A running sync makes the consistent point at the snapshot's LSN. Without a running sync, this run does."""
+    """Verifies these tables. A running sync makes the consistent point at the snapshot's LSN. If no sync runs, this run
+    makes the point."""
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.flow.boundary import Boundary
     from pgcdc_assets.flow.decide import Bounds
@@ -150,7 +151,7 @@ def _verified(of: Replication, context: dg.OpExecutionContext, tables: "list[Tab
         of.settings, conninfo, sync_to, lambda holders: context.log.info(f"waits for {'; '.join(map(str, holders))}")
     )
     boundary.prepare()
-    # The sync of `prepare` may have given renamed tables their new names.
+    # The sync that `prepare` ran may have given renamed tables their new names.
     catalog = required_catalog(of.settings.catalog_file)
     known = [name for name in tables if catalog.table(name) is not None]
     return verify(of.settings, catalog, known, boundary.reach, conninfo=conninfo, snapshot=boundary.snapshot)
