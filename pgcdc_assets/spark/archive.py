@@ -1,8 +1,8 @@
 """Packs this environment as an archive that Spark unpacks for its executors: our package, and what its tasks import.
 
 ``lib/`` holds the installed files of these packages, unchanged. ``bin/python`` is a script that starts the node's own
-Python of the same minor version with these packages. An archive of the virtual environment would also hold Dagster and
-pyspark, which no task needs, and would name the driver's Python by its path.
+Python of the same minor version with these packages. An archive of the virtual environment is not used, because it
+would also contain Dagster and pyspark, which no task needs, and would depend on the path of the driver's Python.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from pgcdc_assets.spark.attempt import PACKAGE, versions
 
 NAME: Final = "pgcdc_env.tar.gz"
 OF_TASKS: Final = ("numpy", "pyarrow", "pyroaring", "obstore", "psycopg", "psycopg-binary", "pyyaml", "deltalake")
-"""The packages that tasks import. A test imports all modules of the tasks from an archive alone."""
+"""The packages that tasks import. A test imports all modules that tasks use, from an archive alone."""
 PYTHON_VARIABLE: Final = "PGCDC_ASSETS_PYTHON"
-"""The environment variable with the path of a node's Python, if that is not on the PATH under its usual name."""
+"""The environment variable with the path of a node's Python. It is needed if that Python is not on the PATH under its
+usual name."""
 
 _NOT_NEEDED: Final = re.compile(r"(^|/)(__pycache__|tests)/|^pyarrow/(include|src)/|\.(pth|pyi|pxd|pyx)$|^__editable__")
 _REQUIRED: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -78,7 +79,8 @@ def _needed() -> list[Distribution]:
         if key in found:
             continue
         found[key] = _installed(name)
-        # Requirements with a marker (for a Python or a system) are not needed if they are not installed here.
+        # Requirements that have a marker (for a Python version or an operating system) and are not installed here are
+        # not needed.
         for line in found[key].requires or ():
             required = _REQUIRED.match(line)
             if required and "extra ==" not in line and (";" not in line or _is_installed(required[0])):
@@ -106,7 +108,8 @@ def _is_installed(name: str) -> bool:
 
 
 def _files(found: list[Distribution]) -> Iterator[tuple[str, Path]]:
-    """Yields the name in ``lib/`` and the path of each file. An editable package does not list our modules."""
+    """Yields each file's name in ``lib/`` and its path. Reads our own package's folder directly, because an editable
+    installation does not list its modules."""
     root = Path(pgcdc_assets.__file__).parent
     for one in found:
         for file in one.files or ():

@@ -1,4 +1,5 @@
-"""One attempt at a task, in a worker. Each side unpickles the other's data, so both must have the same versions.
+"""One attempt at a task, in a Spark worker. Driver and worker unpickle each other's data, so both must have the same
+versions.
 
 Every job imports this module in the worker, so it must not import Spark or the driver's modules.
 """
@@ -25,13 +26,15 @@ Versions = dict[str, str]
 class Kind(StrEnum):
     DONE = "done"
     FAILED = "failed"
-    """Content: the worker's host name, and an error that the driver raises unchanged."""
+    """Kind of a result whose content is the worker's host name, and an error that the driver raises unchanged."""
     OTHER = "other"
-    """The task was not run. Content: the worker's host name, and how the worker differs from the driver."""
+    """Kind of a result for a task that was not run. Content: the worker's host name, and how the worker differs from
+    the driver."""
 
 
 def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
-    """Returns the kind and pickled content of a result. Errors are values, because Spark turns them into text."""
+    """Runs the task. Returns the kind and the pickled content of the result. Errors are returned as values, because
+    Spark turns raised errors into text."""
     if (other := difference(versions(), driver)) is not None:
         return Kind.OTHER, pickle.dumps((socket.gethostname(), other))
     try:
@@ -48,7 +51,8 @@ def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
 
 @cache
 def versions() -> Versions:
-    """Returns this process's versions: our package with a digest of its code, Python's minor, pyarrow's major."""
+    """Returns this process's versions: our package with a digest of its code, Python's minor version, pyarrow's major
+    version."""
     return {
         PACKAGE: f"{_version(PACKAGE)} ({_code()})",
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -72,7 +76,8 @@ def _version(name: str) -> str:
 
 
 def _code() -> str:
-    """Returns a short digest of the package's source: two checkouts may have the same version."""
+    """Returns a short digest of the package's source, because two checkouts with different code may have the same
+    version."""
     digest, root = hashlib.sha256(), Path(__file__).parent.parent
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())

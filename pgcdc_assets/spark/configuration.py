@@ -1,4 +1,5 @@
-"""The settings of a session: our settings, the user's settings, and the settings that a cluster's executors need."""
+"""The settings of a Spark session: our settings, the user's settings, and the settings that a cluster's executors
+need."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ DRIVER_MEMORY: Final = "2g"
 PYTHON: Final = "spark.pyspark.python"
 ARCHIVES: Final = "spark.archives"
 UNPACKED: Final = "pgcdc_env"
-"""Folder in an executor's working directory into which Spark unpacks the archive."""
+"""The folder in an executor's working directory in which Spark unpacks the archive."""
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def configuration(settings: Settings) -> dict[str, str]:
-    """Returns the session's settings. The user's settings override ours, except settings that correctness needs."""
+    """Returns the session's settings. The user's settings override ours, except where ours are needed for correct
+    results."""
     master = settings.master
     base = {
         "spark.driver.memory": DRIVER_MEMORY,
@@ -65,7 +67,8 @@ def configuration(settings: Settings) -> dict[str, str]:
 
 
 def worker_python(settings: Settings) -> str:
-    """Returns the Python of the tasks: the user's choice, the archive's Python, or else the driver's path."""
+    """Returns the path of the Python that runs the tasks: the user's choice, or the archive's Python, or else the
+    driver's own."""
     if given := settings.spark.get(PYTHON):
         return given
     if ARCHIVE in settings.spark:
@@ -77,7 +80,7 @@ def _archives(settings: Settings) -> dict[str, str]:
     archive = settings.spark.get(ARCHIVE)
     if archive is None:
         return {}
-    # The driver may have another working directory when it sends the archive.
+    # An absolute path, because the driver may have another working directory when it sends the archive.
     archive = archive if "://" in archive else str(Path(archive).absolute())
     own = settings.spark.get(ARCHIVES)
     return {ARCHIVES: ",".join([f"{archive}#{UNPACKED}", *([own] if own else [])])}
@@ -85,7 +88,8 @@ def _archives(settings: Settings) -> dict[str, str]:
 
 @cache
 def _local_folder() -> str:
-    """Creates Spark's folder for spilled rows, deleted at exit. A folder made by Spark is open to all users."""
+    """Creates the folder in which Spark stores spilled rows. It is deleted at exit. If Spark created the folder, all
+    users could read it."""
     folder = tempfile.mkdtemp(prefix="pgcdc-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

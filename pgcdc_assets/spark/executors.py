@@ -1,4 +1,4 @@
-"""How many tasks run at a time, and waiting until a cluster's executors have registered.
+"""Finds out how many tasks run at a time, and waits until a cluster's executors have registered.
 
 Until an executor has registered, Spark reports a parallelism of 2 for any cluster.
 """
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 EXECUTOR_SECONDS: Final = 600.0
 """Time limit for the first executor. A cluster that adds machines on demand takes minutes."""
 _SETTLED_SECONDS: Final = 3.0
-"""Executors of one application register almost together. If none registers for this long, all have registered."""
+"""The executors of one application register almost together. If no executor has registered for this long, all executors
+have registered."""
 _POLL_SECONDS: Final = 0.1
 _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 _CAN_START: Final = "see in its UI whether it has the cores and the memory that `spark.executor.*` ask for"
@@ -29,7 +30,8 @@ def beside(session: SparkSession) -> bool:
 
 
 def cores(session: SparkSession) -> int:
-    """Returns how many tasks run at a time, on registered executors, or executors that Spark may add on demand."""
+    """Returns how many tasks can run at a time: on the registered executors, or on the executors that Spark may add on
+    demand."""
     context = session.sparkContext
     standing = max(1, int(context.defaultParallelism))
     if is_local(context.master):
@@ -41,8 +43,8 @@ def cores(session: SparkSession) -> int:
 
 
 def await_executors(session: SparkSession, seconds: float = EXECUTOR_SECONDS) -> None:
-    """Waits until the executors have registered. Does not wait with dynamic allocation: executors then start later.
-    Raises MachineError if no executor registers, or if the cluster ends the application."""
+    """Waits until the executors have registered. With dynamic allocation it does not wait, because executors start
+    later, on demand. Raises MachineError if no executor registers, or if the cluster ends the application."""
     context = session.sparkContext
     if is_local(context.master) or context.getConf().get(_DYNAMIC, "false") == "true":
         return

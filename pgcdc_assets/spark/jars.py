@@ -1,8 +1,9 @@
-"""The Java that Spark starts, and Delta's jars that pyspark lacks, resolved once and kept in a private cache.
+"""Finds the Java that Spark starts, and the jars of Delta that pyspark lacks. The jars are resolved once and kept in a
+private cache.
 
 delta-spark's wheel contains no jar. ``--packages`` would query Maven Central at every start and fetch 33 jars, 25 of
-which pyspark already has. So the resolver runs once, without these 25 jars. It is pyspark's resolver (Ivy), with
-separate settings and a separate cache: a ``~/.m2`` that holds a pom without its jar breaks the usual chain.
+which pyspark already has. So the resolver runs once, without these 25 jars. It is pyspark's resolver (Ivy), but with
+separate settings and a separate cache, because Ivy's usual settings fail if ``~/.m2`` contains a pom without its jar.
 
 The jars run in a JVM that holds the source's password, so their SHA-256 is checked (``jars.sha256``) at each start.
 """
@@ -40,8 +41,9 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def delta_jars() -> list[Path]:
-    """Returns the jars to add to pyspark's own, in name order. Fetches them at the first use. Raises MachineError for a
-    missing or old Java, an unwritable cache, a failed download, or a jar with a wrong hash."""
+    """Returns the jars that the session needs in addition to pyspark's own, in name order. Downloads them on first use.
+    Raises MachineError for a missing or old Java, a cache that cannot be written, a failed download, or a jar with a
+    wrong hash."""
     delta = version("delta-spark")
     folder = cached(f"jars/delta-{delta}_{pyspark.__version__}_{SCALA}", _fetch)
     _check(folder)
@@ -67,7 +69,7 @@ def _check(folder: Path) -> None:
 
 
 def _fetch(folder: Path) -> None:
-    """Fetches Delta's artifact without the modules that pyspark already has in any version."""
+    """Downloads Delta's artifact, without the modules of which pyspark already has some version."""
     line = ".".join(pyspark.__version__.split(".")[:2])
     delta = version("delta-spark")
     own = Path(pyspark.__file__).parent / "jars"
@@ -98,7 +100,7 @@ def java_command() -> str:
 
 @dataclass(frozen=True)
 class Artifact:
-    """Maven's coordinates. ``title`` and ``size`` are for the error if the artifact cannot be fetched."""
+    """The Maven coordinates of an artifact. ``title`` and ``size`` are for the error if the download fails."""
 
     organisation: str
     name: str
@@ -108,9 +110,9 @@ class Artifact:
 
 
 def cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """Returns the folder ``name`` of the cache. If it is missing, ``fill`` makes the folder at the path that it gets.
-    One process fills the folder, and other processes wait. A half-filled folder is never visible. Raises MachineError
-    if the cache cannot be written, and all errors of ``fill``."""
+    """Returns the folder ``name`` of the cache. If the folder is missing, ``fill`` creates it at the path that is
+    passed to ``fill``. One process fills the folder, and other processes wait. A half-filled folder is never visible.
+    Raises MachineError if the cache cannot be written, and passes on errors of ``fill``."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "pgcdc_assets" / name
     if not folder.is_dir():
@@ -167,7 +169,7 @@ def retrieve(artifact: Artifact, folder: Path, *, without: Collection[str] = ())
 
 
 def _settings(cache: Path) -> str:
-    # If `root` is not set, Ivy's Maven resolver reads Maven Central.
+    # If `root` is not set, Ivy's Maven resolver reads from Maven Central.
     mirror = os.environ.get(REPOSITORY_VARIABLE)
     root = f" root={quoteattr(mirror)}" if mirror else ""
     return (

@@ -1,4 +1,4 @@
-"""Starts and stops Spark's session, one for all parts of a run, and cancels its jobs."""
+"""Starts and stops the Spark session, which all parts of a run share, and cancels its jobs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class SparkOnDemand:
-    """Starts the session at the first call, and returns it. A run without changes never starts a session."""
+    """Starts the session at the first call, and returns it. A run without work for Spark never starts a session."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
         self._starting = threading.Lock()
-        """Copies and turns request the session in different threads."""
+        """A lock, because copies and turns request the session in different threads."""
         self.started: SparkSession | None = None
 
     def __call__(self) -> SparkSession:
@@ -56,7 +56,7 @@ def spark_session(settings: Settings) -> SparkSession:
         _refuse_far_executors(running, settings)
         return running
     java_command()
-    # Spark takes the tasks' Python only from the environment.
+    # Spark reads the path of the tasks' Python only from the environment.
     os.environ["PYSPARK_PYTHON"] = worker_python(settings)
     builder = SparkSession.builder.appName("pgcdc_assets").master(settings.master)
     for key, value in configuration(settings).items():
@@ -78,7 +78,8 @@ def spark_session(settings: Settings) -> SparkSession:
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    """Starts the session in another thread. In the main thread PySpark would replace our handler of SIGINT."""
+    """Starts the session in a new thread. If PySpark started it in the main thread, it would replace our handler of
+    SIGINT."""
     started: Future[SparkSession] = Future()
 
     def start() -> None:
@@ -87,7 +88,7 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
         except BaseException as error:  # noqa: BLE001 - raised to the caller that waits
             started.set_exception(error)
 
-    # py4j's log lines about an interrupted call are not needed, because our own errors report the interruption.
+    # Our own errors report an interrupted call, so py4j's log lines about it are dropped.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     logging.getLogger("py4j").propagate = False
     threading.Thread(target=start, name="spark-start", daemon=True).start()
@@ -104,7 +105,7 @@ def stop_session(session: SparkSession) -> None:
 
 
 def cancel_jobs(session: SparkSession) -> None:
-    """Cancels every running job of this session's Spark. The callers of these jobs get an error."""
+    """Cancels every running job of the session. The jobs' callers get an error."""
     session.sparkContext.cancelAllJobs()
 
 
@@ -114,7 +115,7 @@ def jvm_death_told() -> Iterator[None]:
     try:
         yield
     except (Py4JError, ConnectionError) as error:
-        # The JVM's sockets close a moment before its process has ended.
+        # The JVM's sockets close a moment before its process ends.
         if isinstance(error, Py4JJavaError) or not _jvm_ended(5):
             raise
         raise SparkDied("ended while it was used", thing="Spark's JVM") from error

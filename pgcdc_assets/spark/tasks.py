@@ -31,9 +31,10 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
     """Runs ``task`` once per spec, each in its own Spark task. Returns the results in the order of the specs.
 
     Task, specs and results are pickled; each spec goes only to its own Spark task. ``task`` must be a module's
-    function. It may run more than once for a spec (a retried or speculative attempt), so its files must have unique
-    names, and only files that the returned results name count. A task's PgcdcError is raised unchanged. MachineError is
-    raised for what the system refuses, such as a full disk, and for an executor whose Python or packages differ.
+    function. It may run more than once for a spec (a retried or speculative attempt). So the files that it writes must
+    have unique names, and the caller may use only the files that the returned results name. A task's PgcdcError is
+    raised unchanged. MachineError is raised for what the system refuses, such as a full disk, and for an executor whose
+    Python or packages differ.
     """
     if not specs:
         return []
@@ -41,7 +42,7 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
     try:
         attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt()).collect()
     except Exception as error:
-        # PySpark keeps only the worker's text. The host's name is in the Java error that PySpark handled.
+        # PySpark keeps only the text from the worker. The host's name is in the Java error that PySpark handled.
         if (unfit := _unfit(f"{error} {error.__context__}")) is None:
             raise
         raise unfit from error
@@ -72,7 +73,8 @@ def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
 
 
 def _result(kind: str, packed: bytes, *, here: bool) -> Any:
-    """``here``: the workers run on the driver's machine, so the error names no host."""
+    """Unpacks a result, or raises its error. ``here``: the workers run on the driver's machine, so the error names no
+    host."""
     found = pickle.loads(packed)
     if kind == Kind.DONE:
         return found
@@ -80,13 +82,14 @@ def _result(kind: str, packed: bytes, *, here: bool) -> Any:
     if kind == Kind.OTHER:
         raise MachineError(failed, thing=f"executor on {host}", do=_GIVE)
     if isinstance(failed, MachineError) and not here:
-        # A full disk, or a store without credentials, may be a problem of that host alone.
+        # A full disk, or an object store without credentials, may be a problem of that host alone.
         failed.what += f", on the executor on {host}"
     raise failed
 
 
 def _unfit(told: str) -> MachineError | None:
-    """Returns the error for a worker that Spark could not start or refuses; None for all other errors."""
+    """Returns the error for a worker that Spark could not start, or that refused the task. None for all other
+    errors."""
     host = _HOST.search(told)
     thing = f"executor on {host[1]}" if host else "executor"
     if found := _NO_PYTHON.search(told):
