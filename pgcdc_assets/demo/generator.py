@@ -14,19 +14,22 @@ from pgcdc_assets.demo.shop import WEIGHTS, Conn, Shop
 
 _CONNECTIONS = 4
 _ROLLED_BACK = 0.05
-"""The share of transactions that are rolled back on purpose."""
+"""The share of transactions that the generator rolls back on purpose."""
 _LARGE_AFTER, _LARGE_EVERY, _LARGE_ROWS = 3.0, 60.0, 20_000
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
-"""Seconds to the first truncate, and between truncates: short, so that a short demo has some truncates."""
+"""Seconds before the first truncate, and seconds between truncates. They are short, so that a short demo has some
+truncates."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
 """Seconds after which truncates become rare, and seconds between rare truncates. On a slow machine, a copy or
-comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes either start again."""
+comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes the copy or comparison start
+again."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
     psycopg.errors.ForeignKeyViolation, psycopg.errors.SerializationFailure,
 )  # fmt: skip
-"""Errors that concurrent writers cause each other. The transaction is rolled back, and the next transaction begins."""
+"""Errors that concurrent writers cause for each other. The transaction is rolled back, and the session begins its next
+transaction."""
 
 
 class Generator:
@@ -50,7 +53,7 @@ class Generator:
         self._stop.set()
 
     def run(self) -> None:
-        """Write until :meth:`stop` is called. Raises the first error of a session."""
+        """Write to the shop until :meth:`stop` is called. Raises the first error of a session."""
         sessions = [
             threading.Thread(target=self._session, args=(number,), name=f"shop-{number}", daemon=True)
             for number in range(_CONNECTIONS)
@@ -67,7 +70,7 @@ class Generator:
         try:
             with psycopg.connect(
                 self._conninfo, application_name=f"shop-{number}", autocommit=True,
-                # A truncate must not wait long for its lock, because all other sessions would queue behind it.
+                # A truncate must not wait long for its lock, because all other sessions would wait behind it.
                 options="-c lock_timeout=500ms -c search_path=public",
             ) as conn:  # fmt: skip
                 self._work(conn, random.Random(f"1:{number}"), number)

@@ -36,13 +36,16 @@ PORT = 5432
 
 _SOCKET = f".s.PGSQL.{PORT}"
 _SOCKET_PATH_LIMIT = 100
-"""sun_path holds 107 bytes and a NUL. This limit leaves room for the suffix of the lock file."""
+"""The longest path of a socket. sun_path has room for 107 bytes and a NUL. This limit leaves room for the suffix of the
+lock file."""
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_/.\-]+")
-"""Paths that need no quoting. libpq and unix_socket_directories split paths at commas, and quote differently."""
+"""Paths that need no quoting. libpq and unix_socket_directories split paths at commas, and have different rules for
+quoting."""
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
-"""Seconds for a fast shutdown, which waits for walsenders until clients confirm. An immediate shutdown follows."""
+"""Time limit of a fast shutdown, which waits for walsenders until their clients confirm. After it, an immediate
+shutdown follows."""
 
 SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -61,9 +64,9 @@ SETTINGS: Mapping[str, str] = {
 @dataclass
 class EmbeddedServer:
     """A server in ``folder``. ``start()`` creates the cluster if there is none, or uses the server that already runs.
-    Everybody who may use the folder is trusted. ``version``: the major version of a new cluster. ``database``: the
-    database in ``conninfo``. ``fsync=False`` is for tests. ``programs``: the folder with initdb and postgres of another
-    installation of the same version."""
+    Every user with access to the folder may connect without a password. ``version``: the major version of a new
+    cluster. ``database``: the database in ``conninfo``. ``fsync=False`` is for tests. ``programs``: the folder with
+    initdb and postgres of another installation of the same version."""
 
     folder: Path
     version: int = NEWEST
@@ -129,7 +132,8 @@ class EmbeddedServer:
 
     @property
     def system_identifier(self) -> str | None:
-        """The cluster's system identifier (first field of pg_control), also if it is stopped; None without cluster."""
+        """The cluster's system identifier (first field of pg_control), even if the server is stopped. None if there is
+        no cluster."""
         try:
             with (self.data / "global" / "pg_control").open("rb") as file:
                 return str(int.from_bytes(file.read(8), sys.byteorder))
@@ -141,8 +145,8 @@ class EmbeddedServer:
         return self.pid is not None
 
     def start(self, *, survive: bool = True) -> Self:
-        """Start the server, unless it runs. With ``survive=False``, a server that this call started ends when this
-        process ends, also if the process is killed."""
+        """Start the server, unless it runs. With ``survive=False``, a server that this call has started ends when this
+        process ends, even if the process is killed."""
         with self._alone():
             if not self.running:
                 self._prepare()
@@ -185,7 +189,8 @@ class EmbeddedServer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let only one command at a time start the server. Another command waits, and finds the server running."""
+        """Let only one command at a time start the server. A second command waits, and then finds the server
+        running."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with (self.folder.parent / f".{self.folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -207,7 +212,8 @@ class EmbeddedServer:
                 )
         self._write_settings()
         for stale in (self.data / "postmaster.pid", self.socket_folder / f"{_SOCKET}.lock"):
-            # In a restarted container another program may have this pid. PostgreSQL would take it for a running server.
+            # In a restarted container, an unrelated program may have the pid in this file. PostgreSQL would take that
+            # program for a running server.
             stale.unlink(missing_ok=True)
 
     def _refuse_planted(self, runner: Runner) -> None:
@@ -235,7 +241,7 @@ class EmbeddedServer:
         done = self._control("start", "-w", "-t", str(_START_SECONDS), "-l", str(self.log))
         deadline = time.monotonic() + _STOP_SECONDS
         while done.returncode and not self.running and time.monotonic() < deadline:
-            # Child processes of a killed server may not have ended yet, and still hold its shared memory.
+            # Child processes of a killed server may still be running and use its shared memory.
             if "shared memory" not in self._log_tail():
                 break
             time.sleep(0.2)

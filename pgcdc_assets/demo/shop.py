@@ -46,7 +46,8 @@ _WORDS = ("blue", "green", "ümlaut", "naïve", "日本語", "🐘", "tab\there"
 
 @dataclass(frozen=True)
 class Shop:
-    """The shop's actions: each method runs one transaction's statements. The same ``random`` makes the same choices."""
+    """The shop's actions: each method runs the statements of one transaction. With an equal ``random``, the same
+    choices are made."""
 
     random: random.Random
 
@@ -74,7 +75,8 @@ class Shop:
         )  # fmt: skip
 
     def pay(self, conn: Conn) -> None:
-        """An order's status changes, and a payment is inserted. The order's long note, stored out of line, stays."""
+        """An order's status changes, and a payment is inserted. The order's long note, which PostgreSQL stores out of
+        line, does not change."""
         order = self._pick(conn, "orders")
         conn.execute("UPDATE orders SET status = 'paid' WHERE id = %s", [order])
         conn.execute(
@@ -134,13 +136,14 @@ class Shop:
     # Rarer writes ---------------------------------------------------------------------------------
 
     def renumber(self, conn: Conn) -> None:
-        """A key changes, and with it the order lines that refer to it. The long description is not sent."""
+        """A key changes, and also the order lines that refer to it. The long description is not sent, because it does
+        not change."""
         conn.execute(
             "UPDATE products SET sku = %s WHERE sku = %s", [f"N-{self.random.getrandbits(48):x}", self._sku(conn)]
         )
 
     def merge_orders(self, conn: Conn) -> None:
-        """Lines move to another order. This changes a key of two columns."""
+        """Order lines move to another order. This changes a key of two columns."""
         one, other = self._pick(conn, "orders"), self._pick(conn, "orders")
         conn.execute(
             "UPDATE order_lines SET order_id = %s, line = line + "
@@ -149,7 +152,7 @@ class Shop:
         )
 
     def swap_lines(self, conn: Conn) -> None:
-        """Two rows exchange their keys in one transaction, by way of a third value."""
+        """Two rows exchange their keys in one transaction. The first row gets a third value in between."""
         order = self._pick(conn, "orders")
         for old, new in ((1, -1), (2, 1), (-1, 2)):
             conn.execute("UPDATE order_lines SET line = %s WHERE order_id = %s AND line = %s", [new, order, old])
@@ -172,7 +175,7 @@ class Shop:
             conn.execute("INSERT INTO orders (id, customer_id, note) VALUES (%s, %s, 'again')", list(found))
 
     def forget_events(self, conn: Conn) -> None:
-        """Some events are deleted and some change, also if several rows are equal."""
+        """Some events are deleted and some are changed. Several of them may be equal rows."""
         conn.execute(
             "DELETE FROM events WHERE ctid = ANY(ARRAY(SELECT ctid FROM events LIMIT 3 FOR UPDATE SKIP LOCKED))"
         )
@@ -182,7 +185,7 @@ class Shop:
         )
 
     def savepoint(self, conn: Conn) -> None:
-        """A subtransaction is rolled back in a transaction that commits."""
+        """A subtransaction is rolled back inside a transaction that commits."""
         conn.execute("INSERT INTO events (kind) VALUES ('before')")
         with conn.transaction() as inner:
             conn.execute("INSERT INTO events (kind) VALUES ('never seen')")
@@ -196,7 +199,7 @@ class Shop:
         )
 
     def import_events(self, conn: Conn, rows: int) -> None:
-        """One large transaction."""
+        """Many rows are inserted in one large transaction."""
         conn.execute(
             "INSERT INTO events (kind, session, duration) SELECT 'import', md5(g::text)::uuid, g FROM "
             "generate_series(1, %s) AS g", [rows],
@@ -206,7 +209,7 @@ class Shop:
     # Choices ----------------------------------------------------------------------------------------
 
     def _pick(self, conn: Conn, table: str) -> Any:
-        """The id of a random row, found by the index. None if the table is empty."""
+        """The id of a random row, found through the index. None if the table is empty."""
         query = sql.SQL("SELECT id FROM {t} WHERE id >= %s * (SELECT max(id) FROM {t}) ORDER BY id LIMIT 1")
         row = conn.execute(query.format(t=sql.Identifier(table)), [self.random.random()]).fetchone()
         return row[0] if row else None
