@@ -36,5 +36,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """``dg`` finds the component by this list of names."""
+    """The public names. ``dg`` finds the component by this list."""
     return [*globals(), *__all__]

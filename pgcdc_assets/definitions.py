@@ -9,7 +9,7 @@ from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import SENSOR_ON, enter_project, load_catalog
 
 settings = enter_project()
-# Runs of the pipeline are short of cores, not of processes: one process a run is enough.
+# The number of cores limits runs of the pipeline, not the number of processes. So one process per run is enough.
 defs = dg.Definitions.merge(
     pipeline(Replication(settings, running=os.environ.get(SENSOR_ON) == "on"), load_catalog(settings.catalog_file)),
     dg.Definitions(executor=dg.in_process_executor),

@@ -1,5 +1,5 @@
-"""The errors of this project: one class for each situation that stops us. An error says what happened, to which object,
-at which LSN, and what to do next. Messages hold names, LSNs and counts; never row values, never secrets."""
+"""The errors of this project: one class for each situation that stops a command. An error says what happened, to which
+object, at which LSN, and what to do next. Messages hold names, LSNs and counts; never row values, never secrets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PgcdcError(Exception):
 
 
 class UsageError(PgcdcError):
-    """A wrong argument or option."""
+    """A command got a wrong argument or option."""
 
     exit_code = 2
 
@@ -56,7 +56,8 @@ class SettingsError(UsageError):
 
 
 class WrongSource(SettingsError):
-    """The settings name no source, or another source than the project's. Nothing was started or written."""
+    """The settings name no source, or another source than the source that the project was set up with. Nothing was
+    started or written."""
 
 
 class WrongInstance(SettingsError):
@@ -77,8 +78,8 @@ class BadRange(UsageError):
 
 
 class RangeGap(PgcdcError):
-    """Part of the ranges is missing: the log lacks part of a range, a range is not registered, or two ranges do not
-    follow each other. Names the ranges or LSNs."""
+    """Ranges have a gap: the log lacks part of a range, a range is not registered, or the second of two ranges does not
+    begin where the first range ends. Names the ranges or LSNs."""
 
 
 class UnknownTable(PgcdcError):
@@ -98,11 +99,11 @@ class MachineError(PgcdcError):
 
 
 class StoreFailed(MachineError):
-    """An object store refuses a request, or does not answer. This concerns all files alike, and damages no file."""
+    """An object store refuses a request, or does not answer. This concerns all files, and no file is damaged."""
 
     advice = "nothing is lost: the next run goes on from what is durable"
     passing = False
-    """Whether trying again may help."""
+    """Whether another attempt may succeed."""
 
 
 class UnknownFormat(PgcdcError):
@@ -141,16 +142,19 @@ class SourceFailed(PgcdcError):
 
 
 class SourceNotReady(PgcdcError):
-    """The source lacks a setting, a right, a free slot or a free connection; says which, and what to change."""
+    """The source lacks a setting, a right, a free slot or a free connection. The text says which, and what to
+    change."""
 
 
 class RightLacking(SourceNotReady):
-    """Our role may not read one table. The table waits until the right is granted; says which statement grants it."""
+    """Our role may not read one table. The table waits until the right is granted. The text has the statement that
+    grants it."""
 
 
 class SetupRefused(SourceNotReady):
-    """Lists everything that ``setup`` found to be wrong on the source. Nothing was created. ``str()`` has one line for
-    one finding, otherwise a line for each finding and for each statement that fixes a finding."""
+    """Lists everything that ``setup`` found to be wrong on the source. Nothing was created. ``str()`` is one line if
+    there is one finding. Otherwise it has a line for each finding, and a line for each statement that fixes a
+    finding."""
 
     def __init__(self, lines: Sequence[str], do: str | None = None) -> None:
         super().__init__("is not ready", thing="source", do=do)
@@ -172,7 +176,7 @@ class SlotMissing(PgcdcError):
 
 
 class SlotLost(PgcdcError):
-    """The slot was invalidated: the WAL that it needs is gone. Only a new slot and new copies help."""
+    """The slot was invalidated, and the WAL that it needs was removed. Only a new slot and new copies help."""
 
 
 class SlotActive(PgcdcError):
@@ -190,11 +194,11 @@ class PreparedLost(PgcdcError):
 
 
 class IdentityMismatch(PgcdcError):
-    """The source is another system, database, slot or timeline than the change log belongs to."""
+    """The source's system, database, slot or timeline is not the one that the change log belongs to."""
 
 
 class LogAhead(PgcdcError):
-    """The log holds positions that the source's WAL has not reached: the source was restored from a backup."""
+    """The log has positions that the source's WAL has not reached, because the source was restored from a backup."""
 
 
 class EmptyPublication(PgcdcError):
@@ -208,7 +212,8 @@ class CopyBlocked(PgcdcError):
 
 
 class CopyOutdated(PgcdcError):
-    """A table was truncated, rewritten or dropped between the snapshot and its copy: take a new snapshot."""
+    """A table was truncated, rewritten or dropped after the snapshot was taken and before the table was copied. A new
+    snapshot is needed."""
 
     retryable = True
 
@@ -221,11 +226,11 @@ class ProtocolError(PgcdcError):
 
 
 class LogCorrupt(PgcdcError):
-    """A segment of the change log is missing, damaged, or not what its commit says."""
+    """A segment of the change log is missing, damaged, or differs from what its commit says."""
 
 
 class LogConflict(PgcdcError):
-    """Another writer moved the log's position while this process was writing."""
+    """Another writer changed the log's position while this process was writing."""
 
 
 class ReceiverDied(PgcdcError):
@@ -249,13 +254,13 @@ class LakeError(PgcdcError):
 
 
 class CommitLost(LakeError):
-    """Another writer took the commit's number first. Nothing was committed. A new attempt may succeed."""
+    """Another writer committed first under the commit's number. Nothing was committed. A new attempt may succeed."""
 
     retryable = True
 
 
 class TornLog(LakeError):
-    """A commit or a checkpoint of a Delta log is incomplete. A power cut may leave it so."""
+    """A commit or a checkpoint of a Delta log is incomplete. A power cut may be the cause."""
 
     advice = (
         "the next `pgcdc sync` puts it aside where nothing published rests on it; if it is still there then, "
@@ -268,12 +273,13 @@ class MergeMismatch(LakeError):
 
 
 class NotRepairable(LakeError):
-    """A table cannot be repaired from the change log, for example because a key's old row is neither in the log nor in
-    the copy. Copy the table again."""
+    """A table cannot be repaired from the change log, for example because neither the log nor the copy has a key's old
+    row. The table must be copied again."""
 
 
 def of_plain(plain: Mapping[str, str | None], *, otherwise: type[PgcdcError]) -> PgcdcError:
-    """Recreates an error from another process, as class ``otherwise`` if its own class cannot be created here."""
+    """Recreates an error from another process. If its class cannot be created here, the error has the class
+    ``otherwise``."""
     kind = globals().get(plain["class"] or "")
     if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
         kind = otherwise

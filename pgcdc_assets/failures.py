@@ -1,10 +1,10 @@
 """Decides whether an error concerns one table or all tables. If it concerns one table, the table waits or is set aside,
 with the reason. If it concerns all tables, it ends the run.
 
-An error concerns one table if only that table's files, commits, values, rights or statements can cause it. It concerns
-all tables if the next table would fail in the same way: a full disk, a dead JVM, a lost source, a damaged change log, a
-bug of this program. :data:`WHOSE` lists our own errors. An error of the source gets its class by its SQLSTATE, in
-:mod:`pgcdc_assets.source.connect.failures`. Spark's workers import this module, so it imports no Delta.
+An error concerns one table if only that table's files, commits, values, rights or statements can cause it. An error
+concerns all tables if the next table would fail in the same way: a full disk, a dead JVM, a lost source, a damaged
+change log, a bug of this program. :data:`WHOSE` lists our own errors. An error of the source gets its class by its
+SQLSTATE, in :mod:`pgcdc_assets.source.connect.failures`. Spark's workers import this module, so it imports no Delta.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pgcdc_assets.errors import (
 Result = TypeVar("Result")
 
 ATTEMPTS: Final = 3
-"""Attempts to commit to a mirror to which another writer commits at the same time."""
+"""How often a commit to a mirror is attempted if another writer commits to the mirror at the same time."""
 
 
 class Whose(Enum):
-    """Whom an error concerns, and what happens then."""
+    """Which tables an error concerns, and what happens then."""
 
     WAITS = auto()
     """One table, which waits and is tried again automatically."""
@@ -63,8 +63,9 @@ WHOSE: Final[dict[type[PgcdcError], Whose]] = {
     SourceFailed: Whose.ASIDE,
     PgcdcError: Whose.ALL,
 }
-"""Whom each class of errors concerns; the nearest base class in this table counts. The table is for errors of one
-table's statements, files and rows. An error of the connection, the stream or the change log always ends the run."""
+"""For each class of errors, which tables it concerns. For a subclass that is not listed, its nearest base class
+decides. Only errors of one table's statements, files and rows are listed. All other errors, for example of the
+connection, the stream or the change log, end the run."""
 _OF_THE_MACHINE: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
 })  # fmt: skip
@@ -74,13 +75,13 @@ _BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
 
 
 def whose(error: PgcdcError) -> Whose:
-    """Whom one of our own errors concerns."""
+    """Which tables one of our own errors concerns."""
     return next(WHOSE[kind] for kind in type(error).__mro__ if kind in WHOSE)
 
 
 def of_one_table(error: BaseException) -> str | None:
-    """The failure as text if one table is set aside for it; None otherwise. Texts of errors of Arrow, Spark and Python
-    are left out, because they may quote values."""
+    """The failure as text, if one table is set aside because of it; None otherwise. The texts of errors from Arrow,
+    Spark and Python are left out, because they may quote values."""
     if isinstance(error, PgcdcError):
         return _named(error) if whose(error) is Whose.ASIDE else None
     if isinstance(error, MemoryError):
@@ -93,7 +94,7 @@ def of_one_table(error: BaseException) -> str | None:
 
 
 class contained:  # noqa: N801 (used as a statement)
-    """Contains a failure for which one table is set aside. Other failures are raised. After ``with contained() as
+    """Suppresses a failure for which one table is set aside. Other failures are raised. After ``with contained() as
     failed: ...``, ``failed.reason`` is the failure as text, or None. If the block ends with ``return``, the code below
     the block runs only after a failure, and ``failed.told`` is the failure there."""
 
@@ -125,8 +126,8 @@ def lost_race(error: BaseException) -> bool:
 
 
 def again_after_lost_races(step: Callable[[], Result]) -> Result:
-    """Run a step that reads a table and commits to it. If another writer's commit comes first, run the step again, up
-    to :data:`ATTEMPTS` times in all; then raise the last failure."""
+    """Run a step that reads a table and commits to it. If another writer's commit comes first, run the step again.
+    After :data:`ATTEMPTS` attempts in all, raise the last failure."""
     for _ in range(ATTEMPTS - 1):
         try:
             return step()
@@ -147,14 +148,15 @@ def unreadable(path: Location, error: Exception) -> PgcdcError:
 
 
 def of_the_machine(error: OSError) -> MachineError | None:
-    """The error in our words, if the operating system would refuse the same to every table; None otherwise."""
+    """The error in our words, if the operating system would also refuse the request for every other table; None
+    otherwise."""
     return MachineError(_system(error), thing="lake", do=ROOM) if _of_the_machine(error) else None
 
 
 @contextmanager
 def machine_told(lake: Location) -> Iterator[None]:
-    """Raise MachineError, which names the folder, for an error of the operating system that concerns all tables, no
-    matter whether Python, delta-rs, Arrow or Spark reports it."""
+    """Raise MachineError for an error of the operating system that concerns all tables, even if it is delta-rs, Arrow
+    or Spark that reports it. The MachineError names the folder."""
     try:
         yield
     except OSError as error:
@@ -173,7 +175,7 @@ def machine_told(lake: Location) -> Iterator[None]:
 
 
 def _refused_to_spark(error: Exception) -> str | None:
-    """What the operating system refused to a Spark job, which only the text of the job's failure says."""
+    """What the operating system refused to a Spark job. Only the text of the job's failure says this."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -184,8 +186,8 @@ def _refused_to_spark(error: Exception) -> str | None:
 
 
 def _by_spark(error: BaseException) -> str | None:
-    """An error of Spark's driver for one statement, as text; None for any other error. Failures within tasks do not
-    appear here, because tasks return them as values."""
+    """An error of Spark's driver about one statement, as text. None for any other error. Failures within tasks are not
+    seen here, because tasks return them as values."""
     # Imported here, because the receiver uses this module to read files, and has no Spark.
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException, PythonException

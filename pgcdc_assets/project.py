@@ -1,5 +1,5 @@
-"""The project directory: the saved catalog, the note of the project's own lake, and Dagster's home. The code imports no
-Dagster, so that ``pgcdc status`` starts fast."""
+"""The project directory: the saved catalog, the note that says which lake is the project's own, and Dagster's home.
+This module does not import Dagster, so that ``pgcdc status`` starts fast."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ retention:
 """
 
 OWN_DEFINITIONS = Path("definitions.py")
-"""The user's own definitions, for example assets downstream of mirrors. ``pgcdc up`` loads them beside ours."""
+"""The user's own definitions, for example assets downstream of mirrors. ``pgcdc up`` loads them together with ours."""
 WORKSPACE_YAML = f"""\
 load_from:
   - python_module:
@@ -69,8 +69,8 @@ load_from:
 
 
 def save_catalog(catalog: Catalog, path: Path) -> None:
-    """Save the source's catalog as setup or sync has read it. The file is written whole or not at all, because another
-    process may read it at any time. Dagster's code location loads nothing else."""
+    """Save the catalog of the source that setup or sync has read. The file is written completely or not at all, because
+    another process may read it at any time. It is the only file that Dagster's code location loads."""
     made = not path.parent.exists()
     private_folder(path.parent)
     write_whole(path, json.dumps({"format": FORMAT, **catalog.to_json()}, indent=1).encode())
@@ -79,14 +79,15 @@ def save_catalog(catalog: Catalog, path: Path) -> None:
 
 
 def load_catalog(path: Path) -> Catalog | None:
-    """The saved catalog; None if there is none. UnknownFormat for another format, SetupNeeded if it is unreadable."""
+    """The saved catalog; None if there is none. UnknownFormat if it has another format, SetupNeeded if it cannot be
+    read."""
     thing = f"saved catalog {path}"
     with reading(thing, SetupNeeded, "delete it, then run `pgcdc setup`"):
         try:
             content = json.loads(path.read_text())
         except FileNotFoundError:
             return None
-        # Every version states a format. So a file without one is damaged.
+        # Every version of pgcdc writes a format. So a file without a format is damaged.
         check_format(content.pop("format"), thing)
         return Catalog.from_json(content)
 
@@ -99,7 +100,8 @@ def required_catalog(path: Path) -> Catalog:
 
 
 class SavedCatalog:
-    """Reads the saved catalog once per write. Each write makes a new file, so the file's inode and time change."""
+    """Reads the saved catalog again only after it was written. Each write replaces the file, so the file's inode and
+    time change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -121,17 +123,18 @@ class SavedCatalog:
 
 @dataclass(frozen=True)
 class ProjectNote:
-    """What the project has noted: which lake is its own, and what ``setup`` created on the source. A lake is identified
-    by the id of its change log, not by its place: a lake that was moved is still the same lake."""
+    """A file of the project that records which lake is its own, and what ``setup`` created on the source. A lake is
+    identified by the id of its change log, not by its location, so a lake that was moved is still the same lake."""
 
     lake: str | None = None
-    """The place of the project's lake; None before the lake has a change log."""
+    """The location of the project's lake. None until the lake has a change log."""
     log: str | None = None
     made: tuple[str, ...] = ()
     """What ``setup`` created on the source, for example ``slot pgcdc``."""
 
     def is_at(self, lake: Location) -> bool:
-        """Whether the noted place is this lake's. Symbolic links to the same folder count as the same place."""
+        """Whether the noted location is this lake's location. Symbolic links to the same folder are the same
+        location."""
         if self.lake is None or self.lake == lake.text:
             return self.lake is not None
         with suppress(OSError):
@@ -140,12 +143,12 @@ class ProjectNote:
 
 
 def note_file(state: Path) -> Path:
-    """The file of the note, in the project's folder ``state``."""
+    """The path of the note. ``state``: the project's state folder."""
     return state / _NOTE
 
 
 def load_note(state: Path) -> ProjectNote:
-    """The note; an empty note if there is no file. Raises SettingsError if the file cannot be read."""
+    """The project's note. It is empty if there is no file. Raises SettingsError if the file cannot be read."""
     try:
         found = json.loads(note_file(state).read_text())
         return ProjectNote(_text(found["lake"]), _text(found["log"]), tuple(str(thing) for thing in found["made"]))
@@ -157,7 +160,7 @@ def load_note(state: Path) -> ProjectNote:
 
 
 def change_note(state: Path, **changed: Any) -> None:
-    """Save new values of these fields."""
+    """Save new values for these fields of the note."""
     before = load_note(state)
     after = replace(before, **changed)
     if after != before:
@@ -166,7 +169,7 @@ def change_note(state: Path, **changed: Any) -> None:
 
 
 def note_made(state: Path, things: list[str]) -> None:
-    """Note things that ``setup`` has created, or is about to create."""
+    """Record things that ``setup`` has created or is about to create on the source."""
     before = load_note(state).made
     change_note(state, made=(*before, *(thing for thing in things if thing not in before)))
 
@@ -178,9 +181,10 @@ def _text(value: object) -> str | None:
 
 
 def enter_project() -> Settings:
-    """Change to the ``working_directory`` of a code location, if it is a project's folder; returns the settings there.
-    While Dagster imports the definitions, also for a run, it puts that folder first on ``sys.path``, but does not make
-    it the current directory. A code location without a project has no assets; this logs a warning."""
+    """Change the current directory to the ``working_directory`` of a code location, if that is a project's folder.
+    Returns the settings found there. When Dagster imports the definitions, also for a run, it puts that folder first on
+    ``sys.path``, but does not make it the current directory. A code location without a project has no assets; this logs
+    a warning."""
     named = Path(sys.path[0] if sys.path else "").absolute()
     if (named / STATE_FOLDER).is_dir() or (named / SETTINGS_FILE).is_file():
         os.chdir(named)
@@ -195,7 +199,8 @@ def enter_project() -> Settings:
 
 
 def dagster_home() -> Path:
-    """The folder ``DAGSTER_HOME``, or else ``./.dagster``. A new or empty folder gets our instance settings."""
+    """The folder ``DAGSTER_HOME``, or ``./.dagster`` if that variable is not set. A new or empty folder gets our
+    instance settings."""
     if given := os.environ.get("DAGSTER_HOME"):
         home = Path(given).expanduser().absolute()
         if not home.is_dir():
@@ -211,7 +216,8 @@ def dagster_home() -> Path:
 
 
 def workspace_file(state: Path) -> Path:
-    """Write a workspace file next to the saved catalog: our package, and the project's ``definitions.py``, if any."""
+    """Write a workspace file next to the saved catalog. It names our package and, if it exists, the project's
+    ``definitions.py``."""
     path, own = state.absolute() / "workspace.yaml", OWN_DEFINITIONS.absolute()
     private_folder(path.parent)
     text = WORKSPACE_YAML

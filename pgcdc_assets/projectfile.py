@@ -1,5 +1,5 @@
-"""Reads ``pgcdc.yaml``, the settings file of a project directory, which must not hold secrets, and writes its
-``source`` line for setup."""
+"""Reads and writes ``pgcdc.yaml``, the settings file of a project directory. The file must not contain secrets. Only
+its ``source`` line is written, by setup."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pgcdc_assets.store.localfiles import write_whole
 
 SETTINGS_FILE = Path("pgcdc.yaml")
 EMBEDDED = "embedded"
-"""The value of the setting ``source`` that means the embedded PostgreSQL with the sample shop."""
+"""The value of the setting ``source`` that selects the embedded PostgreSQL with the sample shop."""
 NO_SOURCE = "is not a libpq conninfo or URL"
-"""Used in place of libpq's message, which would quote the text with its password."""
+"""This text replaces libpq's message, which would quote the conninfo with its password."""
 SOURCE_FORM = "write it like `host=db.example.org dbname=shop user=replicator`, or `postgresql://replicator@db/shop`"
 
 _SOURCE_LINE = re.compile(r"(?im)^source[ \t]*:.*$")
@@ -60,8 +60,8 @@ def without_secrets(source: str) -> str:
 
 
 def save_source(source: str) -> bool:
-    """Write the ``source`` line, without secrets; returns whether it changed. The rest of the file stays as it is.
-    Raises SettingsError, which quotes the line, if the line cannot be written into the file's text."""
+    """Write the ``source`` line, without secrets. Returns whether the line changed. The rest of the file stays as it
+    is. Raises SettingsError, which quotes the new line, if the line cannot be put into the file."""
     before = content()
     wanted = without_secrets(source)
     if before.get("source") == wanted:
@@ -73,7 +73,7 @@ def save_source(source: str) -> bool:
         written, count = _SOURCE_LINE.subn(lambda _: line, text, count=1)
         if not count:
             written = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
-        # A value that extends over several lines, or a text in braces, is not edited.
+        # A value that extends over several lines, or a map in braces, is not edited.
         if _parsed(written) != {**before, "source": wanted}:
             raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand)
         write_whole(SETTINGS_FILE, written.encode())
@@ -99,7 +99,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
-    """The names and values of the text; None if it is YAML of another form."""
+    """The names and values in the text; None if the YAML is not a map."""
     found = _Loader(text).get_single_data()
     found = {} if found is None else found
     named = isinstance(found, dict) and all(isinstance(name, str) for name in found)

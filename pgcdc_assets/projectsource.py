@@ -32,7 +32,7 @@ _CONNECT_SECONDS = 5
 
 @dataclass(frozen=True)
 class Saved:
-    """The identity of the stream to which the project's catalog, or its lake's log, belongs."""
+    """The saved identity of the stream to which the project's catalog, or the lake's change log, belongs."""
 
     thing: str
     identity: Identity
@@ -42,7 +42,7 @@ class Saved:
         own = self.identity
         named = _named(own)
         if own.database_oid:
-            # The database may have been renamed since.
+            # The database may have been renamed since its identity was saved.
             named = f"database of OID {own.database_oid}, called {own.database} then, of system {own.system_identifier}"
         with suppress(OSError, *MALFORMED):
             found = json.loads(self.origin_file.read_text())
@@ -52,7 +52,7 @@ class Saved:
 
 
 def origin_file(settings: Settings) -> Path:
-    """Where setup found the source, without secrets. Only messages use it."""
+    """The file that says where setup found the source, without secrets. Only messages use it."""
     return settings.state / "source.json"
 
 
@@ -65,8 +65,8 @@ def source_of(settings: Settings) -> str:
 
 
 def is_embedded(settings: Settings) -> bool:
-    """Whether the source is the embedded server, because the settings name it or the project was set up with it. Raises
-    WrongSource if no source is named and the project was set up with another source, or not at all."""
+    """Whether the source is the embedded server: the settings name it, or name no source and the project was set up
+    with it. Raises WrongSource if no source is named and the project was set up with another source, or not at all."""
     if settings.source is not None:
         return settings.embedded
     saved, own = _saved(settings), shop.server(settings.state).system_identifier
@@ -82,9 +82,9 @@ def is_embedded(settings: Settings) -> bool:
 
 
 def started_source(settings: Settings, *, survive: bool = True) -> str:
-    """The source's conninfo. Starts the embedded server, and fills its sample shop, if this server is the source.
-    Raises WrongSource, before anything is started, if the project was set up with another source, and SettingsError if
-    Spark's executors cannot reach the embedded server."""
+    """The source's conninfo. If the source is the embedded server, starts the server and fills its sample shop. Raises
+    WrongSource, before anything is started, if the project was set up with another source, and SettingsError if Spark's
+    executors cannot reach the embedded server."""
     require_same_source(settings)
     if not is_embedded(settings):
         return source_of(settings)
@@ -100,19 +100,19 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
 
 
 def refuse_other_source(settings: Settings) -> None:
-    """Raise WrongSource if the source that answers is not the saved source."""
+    """Raise WrongSource if the source answers and is not the saved source."""
     try:
         require_same_source(settings)
     except WrongSource:
         raise
     except (PgcdcError, psycopg.Error):
-        # The source does not answer, so nothing is known about it. The command that needs the source reports this.
+        # The source does not answer, so its identity is not known. The command that needs the source reports this.
         return
 
 
 def require_same_source(settings: Settings) -> None:
-    """Raise WrongSource if the source is not the saved source, or what :func:`connect` raises if it cannot be reached.
-    The embedded server is identified by its files, and not started."""
+    """Raise WrongSource if the source is not the saved source. If the source cannot be reached, raise the error of
+    :func:`connect`. The embedded server is identified by its files, and not started."""
     conninfo, saved = source_of(settings), _saved(settings)
     if not saved:
         return
@@ -130,19 +130,20 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
 
 
 def known_identity(settings: Settings, found: Identity) -> Identity:
-    """The identity under which log and catalog know the stream ``found``. Both keep a renamed database's old name."""
+    """The identity under which log and catalog know the stream ``found``. If the database was renamed, both keep its
+    old name."""
     return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
 
 
 def remember(settings: Settings, conninfo: str, found: Identity) -> None:
-    """Save the place where setup found the source. Messages show it."""
+    """Save where setup found the source. Messages show this."""
     where = EMBEDDED if is_embedded(settings) else redacted(conninfo)
     origin_file(settings).write_text(json.dumps({"source": where, "system_identifier": found.system_identifier}) + "\n")
 
 
 def _saved(settings: Settings) -> list[Saved]:
-    """The identities in the catalog and the log. An unreadable identity is left out: the commands that need catalog or
-    log report the failure."""
+    """The identities in the catalog and in the log. If one of the two cannot be read, its identity is left out: the
+    commands that need it report the failure."""
     found: list[Saved] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
         if catalog := load_catalog(settings.catalog_file):
@@ -155,7 +156,8 @@ def _saved(settings: Settings) -> list[Saved]:
 
 
 def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None) -> None:
-    """Raise WrongSource if ``found`` is not a saved identity (None: an embedded server that does not exist yet)."""
+    """Raise WrongSource if ``found`` is not one of the saved identities. None: an embedded server that does not exist
+    yet."""
     for one in saved:
         if found is not None and found.is_of_same_database(one.identity):
             continue

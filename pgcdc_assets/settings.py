@@ -1,5 +1,5 @@
-"""The settings. Each setting comes from the environment (``PGCDC_...``), else from ``pgcdc.yaml``, else from its
-default. The project directory is the working directory. Secrets come only from the environment, a service file or a
+"""The settings. Each setting is read from the environment (``PGCDC_...``), else from ``pgcdc.yaml``, else it has its
+default. The project directory is the working directory. Secrets are read only from the environment, a service file or a
 passfile. A password in ``pgcdc.yaml`` is refused."""
 
 from __future__ import annotations
@@ -46,27 +46,28 @@ STATE_FOLDER = Path(".pgcdc")
 MASTER, ARCHIVE = "master", "archive"
 """Keys of the setting ``spark`` that are not settings of Spark itself."""
 SPARK_MASTER = "spark.master"
-"""Spark's own name for the master. The setting ``spark`` refuses it: file and environment are merged by name, so the
-master must have only one name."""
+"""Spark's own name for the master. The setting ``spark`` refuses this name, because file and environment are merged by
+name, so the master must have only one name."""
 LOCAL_MASTER = "local[*]"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _LONGEST_RETENTION = timedelta(days=36_500)
-"""A hundred years. With a longer time, a date before or after now could be outside the calendar."""
+"""The longest retention, a hundred years. With a longer time, a date before or after now could be outside the
+calendar."""
 _NAME = re.compile(r"(?=.{1,40}$)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _URL = re.compile(r"\w+:/")
 _OBJECT_STORE = re.compile(r"(s3|gs)://[^/@:?#]+(/.*)?|abfss://[^/@:?#]+@[^/@:?#]+(/.*)?")
 _URLS = "s3://bucket/folder, gs://bucket/folder or abfss://container@account.dfs.core.windows.net/folder"
 _ODD_IN_KEY = re.compile(r"[\\%?#\x00-\x1f]|//|/\.{1,2}(/|$)")
-"""Characters and path parts that some programs that read the lake interpret differently."""
+"""Characters and parts of a path that some programs that read the lake interpret in different ways."""
 _UNOPENED = re.compile(r"\\|%[0-9A-Fa-f]{2}")
-"""delta-rs reads these characters as parts of a URL, and then finds no table."""
+"""delta-rs interprets these characters as parts of a URL, and then finds no table."""
 
 
 def _size(value: Any) -> Any:
-    """``256MiB`` as a number of bytes."""
+    """Converts a text such as ``256MiB`` to a number of bytes."""
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value.strip())
@@ -76,7 +77,7 @@ def _size(value: Any) -> Any:
 
 
 def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> timedelta:
-    """``7 days``, ``12 hours`` as a timedelta; ISO 8601 durations pass through."""
+    """Converts a text such as ``7 days`` or ``12 hours`` to a timedelta. ISO 8601 durations are left to pydantic."""
     try:
         if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*(day|hour|minute)s?", value.strip())):
             found = timedelta(**{match[2] + "s": int(match[1])})
@@ -93,7 +94,7 @@ def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> timedelta:
 
 
 def _spark_text(value: Any) -> str:
-    """A value as text for Spark's configuration. YAML's ``true`` stays ``true``, and does not become ``True``."""
+    """Converts a value to text for Spark's configuration. YAML's ``true`` becomes ``true``, not ``True``."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -122,7 +123,8 @@ Retention = Annotated[timedelta, WrapValidator(_days)]
 
 
 def _own_name(given: dict[str, Any]) -> str:
-    """The default of ``slot`` and ``publication``. Slots are global in a server, so each source has its own."""
+    """The default of ``slot`` and ``publication``. Slots are global in a server, so each source has a name of its
+    own."""
     name = given.get("name", OWN_NAME)
     return OWN_NAME if name == OWN_NAME else f"{OWN_NAME}_{name}"
 
@@ -134,7 +136,7 @@ class Settings(BaseSettings):
                                       hide_input_in_errors=True)  # fmt: skip
 
     name: str = OWN_NAME
-    """The source's name in Dagster: all keys of assets, jobs and partition sets begin with it."""
+    """The source's name in Dagster. All keys of assets, jobs and partition sets begin with this name."""
     source: str | None = None
     """A libpq conninfo or URL, or ``embedded`` for the embedded server with the sample shop."""
     lake: Path | str = Path("lake")
@@ -153,17 +155,18 @@ class Settings(BaseSettings):
     """``auto``: large transactions are received before their commit, if the server can; ``off``: after their commit."""
     two_phase: bool = False
     """Whether prepared transactions are received at their PREPARE, through a slot that was created with ``two_phase``.
-    Either way, they become readable with their COMMIT PREPARED."""
+    With either value, their changes become readable with their COMMIT PREPARED."""
     schema_changes: Literal["rewrite", "metadata", "set_aside"] = "rewrite"
     """How a mirror follows when its table's structure changes. ``rewrite``: the mirror's own rows get the new
-    structure; if these rows do not have all that is needed, the table is copied again. ``metadata``: the same, but rows
-    are not rewritten if Delta's column mapping and type widening, which fewer readers support, can express the change.
-    ``set_aside``: the table is set aside until the operator acts."""
+    structure; if these rows lack something that is needed, the table is copied again. ``metadata``: the same, but rows
+    are not rewritten if Delta's column mapping and type widening can express the change. Fewer readers support these
+    two features. ``set_aside``: the table is set aside until the operator acts."""
     recopy_bytes: Size = 10 << 30
-    """If only a new copy can follow a structure change, a table that is larger than this on the source is set aside
-    until the operator asks for the copy."""
+    """If a structure change requires a new copy, and the table is larger than this on the source, the table is set
+    aside until the operator asks for the copy."""
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
-    """``master``, ``archive`` (made by ``pgcdc pack``, for the executors of a cluster), and any ``spark.*`` setting."""
+    """``master``, ``archive`` (created by ``pgcdc pack``, for the executors of a cluster), and any ``spark.*``
+    setting."""
     range_bytes: Size = 256 << 20
     range_seconds: float = Field(default=60, gt=0)
     batch_bytes: Size = 32 << 20
@@ -174,7 +177,7 @@ class Settings(BaseSettings):
     sensor_seconds: int = Field(default=5, ge=1)
     retention: Retention = timedelta(days=7)
     state: Path = STATE_FOLDER
-    """The folder of what the project saves on this machine: catalog, note, logs, and the embedded server."""
+    """The folder on this machine in which the project saves its catalog, note, logs, and the embedded server."""
 
     @classmethod
     def settings_customise_sources(
@@ -206,7 +209,7 @@ class Settings(BaseSettings):
     def _spark_place(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         master, lake = value[MASTER], info.data.get("lake")
         if not is_known(master):
-            # The message does not quote the text, because it may contain a token.
+            # The message does not quote the given text, because the text may contain a token.
             raise ValueError(
                 "names an unknown master; use local[N], spark://HOST:PORT, yarn or k8s://URL; N is * or 1 and more"
             )
@@ -231,10 +234,10 @@ class Settings(BaseSettings):
             try:
                 given = conninfo_to_dict(value)
             except ProgrammingError:
-                # libpq's own message would quote the text, with the password.
+                # libpq's own message would quote the given text, with the password.
                 raise ValueError(f"{projectfile.NO_SOURCE}; {projectfile.SOURCE_FORM}") from None
             if "replication" in given:
-                # Some of our connections are replication connections. Our other connections must not be.
+                # Only some of our connections are replication connections.
                 raise ValueError("sets `replication`, which pgcdc sets for each connection itself; remove it there")
         return value
 
@@ -297,7 +300,7 @@ class Settings(BaseSettings):
     @classmethod
     def _streaming_form(cls, value: Any) -> Any:
         if value is False:
-            # YAML reads `off` without quotes as False.
+            # YAML reads `off` without quotes as False, so False is turned back into `off`.
             return "off"
         if value not in ("auto", "off"):
             raise ValueError(f"{value!r} is neither `auto` nor `off`")
@@ -305,8 +308,8 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **given: Any) -> Self:
-        """Read the settings. ``given`` overrides environment and file. Raises one SettingsError, which names the field
-        and never quotes a value, because the value may be secret."""
+        """Read the settings. Values in ``given`` override environment and file. Raises SettingsError, which names the
+        field and never quotes a value, because the value may be secret."""
         try:
             return cls(**given)
         except ValidationError as error:
@@ -344,12 +347,12 @@ class Settings(BaseSettings):
 
     @property
     def catalog_file(self) -> Path:
-        """The source's catalog as setup or sync last read it."""
+        """The file with the source's catalog, as setup or sync last read it."""
         return self.state / "catalog.json"
 
     @property
     def run_log(self) -> Path:
-        """The output of Java and libraries while a command runs."""
+        """The file with the output of Java and of libraries while a command runs."""
         return self.state / "run.log"
 
 
@@ -387,7 +390,7 @@ def _wrong(error: Mapping[str, Any]) -> SettingsError:
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A line for each variable that looks like a setting but is not a setting, and is probably misspelled."""
+    """One line for each environment variable that looks like a setting but is not, and so is probably misspelled."""
     known = {name.upper() for name in Settings.model_fields}
     found = [name for name in sorted(environment) if name.upper().startswith(PREFIX)]
     lines = []
