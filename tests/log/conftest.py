@@ -1,4 +1,4 @@
-"""A source with a slot, and the slot's log: the basis of the receiver's tests."""
+"""The source, slots and change logs that the tests of the receiver use."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ SECONDS = 30.0
 
 @dataclass
 class Source:
-    """Tables ``a`` and ``b`` in publication ``p``, ``foreign_table`` outside of it, and slots on request."""
+    """Tables ``a`` and ``b`` in publication ``p``, ``foreign_table`` outside of ``p``, and slots that tests request."""
 
     database: Database
     conn: psycopg.Connection[Any]
     folder: Path
     running: list[ReceiverProcess] = field(default_factory=list)
     bucket: Location | None = None
-    """The bucket of its logs. None if they are in the folder."""
+    """The bucket that contains the logs. None if the logs are in the folder."""
 
     def run(self, *statements: str) -> Lsn:
-        """Runs each statement as a transaction (or several statements, by BEGIN). Returns the insert position after
-        them."""
+        """Runs each statement as a transaction of its own. Use BEGIN and COMMIT for a transaction of several
+        statements. Returns the WAL insert position after the statements."""
         for statement in statements:
             self.conn.execute(statement.encode())
         return self.lsn()
@@ -72,11 +72,11 @@ class Source:
         return Lsn.parse(row[0])
 
     def slot(self, name: str) -> str:
-        """A slot name that no other database of the server uses."""
+        """A slot name that is unique on the server."""
         return f"{name}_{self.database.name}"
 
     def log(self, name: str = "s", *, copy_of: ChangeLog | None = None, two_phase: bool = False) -> ChangeLog:
-        """A new slot, or a copy of another log's slot, and the empty log that belongs to it."""
+        """Creates a slot (or copies another log's slot) and the empty log that belongs to the slot."""
         slot = self.slot(name)
         if copy_of is None:
             self.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", [slot, two_phase])
@@ -110,7 +110,8 @@ class Source:
         return receiver
 
     def receive(self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), **options: Any) -> list[Event]:
-        """One run to a goal, in this process, which saves a second of imports. Returns all its events."""
+        """Receives up to a goal in this process, because starting a process costs a second of imports. Returns all
+        events of this run."""
         settings = ReceiverSettings(
             self.database.conninfo, str(Layout.of(log.path.parent.parent).root), (PUBLICATION,), 32 << 20, 0.2,
             messages=tuple(messages), leader=log.leader, **options,
@@ -192,7 +193,7 @@ def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
 
 
 def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> list[dict[str, Any]]:
-    """Rows of the log in order, read by an engine other than ours."""
+    """Rows of the log in order, read by another engine than pgcdc."""
     query = (
         "SELECT commit_lsn, tx_ordinal, xid, commit_ts, origin, lsn, kind, relation_id, schema_id, payload "
         f"FROM log WHERE {where} ORDER BY commit_lsn, tx_ordinal, relation_id, lsn"
@@ -207,12 +208,12 @@ def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> li
 
 
 def batch_ends(log: ChangeLog) -> list[Lsn]:
-    """For each row of a transaction, the end of its batch, in the order of :func:`rows`."""
+    """For each row of a transaction, the end of the batch that contains the row, in the order of :func:`rows`."""
     batches = log.batches(log.start)
     commits = [row["commit_lsn"] for row in rows(log) if row["commit_lsn"] is not None]
     return [next(batch.end for batch in batches if batch.start <= commit < batch.end) for commit in commits]
 
 
 def content(log: ChangeLog, *, but: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-    """All columns of the rows except ``but``. They must not depend on how the stream was cut."""
+    """All columns of the rows except ``but``. The result must not depend on how the stream was divided into batches."""
     return [tuple(value for key, value in row.items() if key not in but) for row in rows(log)]

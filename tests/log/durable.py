@@ -1,7 +1,7 @@
-"""What a crash of the machine leaves of a folder: only what was fsynced.
+"""Computes what remains of a folder after a crash of the machine: only what was fsynced.
 
-This uses the rules of POSIX to the full: a file has the content of its last fsync (nothing without an fsync), and a
-folder lists the names of its own last fsync.
+The rules are the weakest that POSIX allows: a file has the content of its last fsync (no content without an fsync), and
+a folder has the names that it had at its own last fsync.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass
 class Disk:
-    """``root`` exists durably and is empty. ``fsync`` replaces ``os.fsync``."""
+    """Records what is durable. At the start, ``root`` exists durably and is empty. ``fsync`` replaces ``os.fsync``."""
 
     root: Path
     really: Callable[[int], None]
@@ -39,7 +39,7 @@ class Disk:
             self.folders |= {entry.inode() for entry in entries if entry.is_dir(follow_symlinks=False)}
 
     def left(self, target: Path) -> Path:
-        """A copy of the folder as a crash at this moment would leave it."""
+        """A copy of the folder as it would be after a crash at this moment."""
         with self._lock:
             self._restore(self.root.stat().st_ino, target)
         return target

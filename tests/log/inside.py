@@ -1,4 +1,4 @@
-"""The receiver in the test's own process, where each of its confirmations can be observed."""
+"""Runs the receiver in the test's own process, so that the test can observe each of its confirmations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECEIVING: Final = Limits(batch_bytes=1 << 20, batch_seconds=0.02)
 
 
 class Watched(ReplicationConnection):
-    """Calls the test with each confirmation before it is sent."""
+    """A connection that calls the test's function with each confirmation before it is sent."""
 
     confirming: Confirmation
 
@@ -36,7 +36,7 @@ class Watched(ReplicationConnection):
 
 
 def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnection:
-    """Calls the test with the target LSN before it advances a slot."""
+    """A connection that calls the test's function with the target LSN before it advances a slot."""
     execute = conn.execute
 
     def telling(query: Any, params: Any = None, **more: Any) -> Any:
@@ -60,7 +60,8 @@ def receive_inside(
     patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, plugin: PluginOptions = FIRST_VERSION,
     **options: Any,
 ) -> Lsn:  # fmt: skip
-    """One run, to a goal if there is one, as the receiver's process makes it. Returns the log's position afterwards."""
+    """Runs the receiver once, as the receiver's process would. ``until``: the goal; None to run without a goal. Returns
+    the log's position afterwards."""
     log.open()
     identity, timeline, position = log.identity, log.timeline, log.position()
     conninfo = conninfo or source.database.conninfo

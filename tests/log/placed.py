@@ -1,4 +1,5 @@
-"""The reference for protocol versions 2 to 4: it takes one message at a time and says where each message belongs."""
+"""The reference for protocol versions 2 to 4. It reads one message at a time and says to which transaction and block
+each message belongs."""
 
 from __future__ import annotations
 
@@ -12,26 +13,29 @@ from pgcdc_assets.protocol.messages import AnyMessage, BeginPrepare, LogicalMess
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A message, and the transaction of its block, if a block holds it. Begin Prepare to Prepare form one block."""
+    """A message and the transaction of the block that contains it, if any. The messages from Begin Prepare to Prepare
+    are one block."""
 
     message: AnyMessage
     top: int | None = None
-    """The top transaction's xid. The first and last message of a block belong to it, too."""
+    """The top transaction's xid. The first and last message of a block have it, too."""
     subxid: int | None = None
-    """The message's own xid. For a transaction that comes whole at its PREPARE, the transaction's xid."""
+    """The xid in the message itself. For a transaction that is sent completely at its PREPARE, the transaction's
+    xid."""
 
 
 class StreamDecoder:
-    """Decodes the messages of one connection, in order. ``parallel`` as for :func:`decode_any`."""
+    """Decodes the messages of one connection, in order. ``parallel``: as in :func:`decode_any`."""
 
     def __init__(self, *, parallel: bool) -> None:
         self._parallel = parallel
         self._opened: MessageKind | None = None
-        """The letter that began the open transaction or block."""
+        """The kind of the message that began the open transaction or block."""
         self._top: int | None = None
 
     def take(self, payload: bytes) -> Placed:
-        """The next message. Raises ProtocolError if it is malformed, or if no message of its kind may come here."""
+        """Reads the next message. Raises ProtocolError if it is malformed, or if a message of this kind is not allowed
+        here."""
         kind, subxid = payload[0], None
         if self._opened == MessageKind.STREAM_START and kind in CARRY_XID:
             subxid, payload = int.from_bytes(payload[1:5]), payload[:1] + payload[5:]

@@ -1,4 +1,4 @@
-"""Prepared transactions of a source that two receivers receive."""
+"""Prepared transactions on the source of :class:`Twins`, which is received by two receivers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.log.received_twice import Row, Twins
 
 
 def gid(source: Source, name: str = "g") -> str:
-    """gids belong to the server, not to the database."""
+    """A gid that is unique on the server, because gids belong to the server and not to the database."""
     return f"{source.database.name} it's {name}".replace("'", "''")
 
 
@@ -32,7 +32,8 @@ def durable(twins: Twins, lsn: Lsn) -> None:
 
 
 def recorded(source: Source, log: ChangeLog, receiver: ReceiverProcess, lsn: Lsn) -> None:
-    """Waits by a mark: the server's own records may follow what was received, and nothing is sent for them."""
+    """Waits until the log is recorded up to ``lsn``, and this is confirmed. It sets a mark, because the server sends
+    nothing for WAL records of its own, which may follow the last received message."""
     receiver.mark(lsn)
     until_event(receiver, "complete")
     eventually(lambda: source.confirmed(log) >= lsn)

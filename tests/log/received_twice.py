@@ -1,4 +1,5 @@
-"""One source received twice: transactions in progress, and whole transactions. Both logs must say the same."""
+"""Receives one source twice: with streaming of transactions in progress, and without. Both logs must have the same
+content."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Row = tuple[Any, ...]
 
 NO_DRAIN = 1 << 40
 SEGMENT_BYTES = 1 << 16
-"""As many bytes as a server with little memory sends at once, so nearly each block becomes a segment."""
+"""A server with little memory sends this many bytes at once, so nearly every block becomes a segment."""
 _SENT = """
 SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
 WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
@@ -29,17 +30,17 @@ WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
 
 @dataclass
 class Reading:
-    """The rows of a log that count, without rolled-back rows. Each file is read once."""
+    """The rows of a log, without the rows of rolled-back subtransactions. Each file is read once."""
 
     log: ChangeLog
     late: int = 0
-    """Number of files that were written before their transaction ended."""
+    """The number of files that were written before their transaction ended."""
     _rows: list[Row] = field(default_factory=list)
     _read: set[str] = field(default_factory=set)
     _described: dict[int, tuple[bytes, RelationFacts]] = field(default_factory=dict)
 
     def rows(self, *, facts: bool = False) -> list[Row]:
-        """The rows in commit order, each with its transaction's facts and the Relation message in force for it.
+        """The rows in commit order. Each row has its transaction's facts and the Relation message that applies to it.
 
         The ordinals of a transaction may have gaps, where rows were rolled back. ``facts`` adds what the catalog said
         of the relation, which depends on when the catalog changes.
@@ -93,11 +94,11 @@ class Twin:
         assert [event.lsn for event in told] == [lsn]
 
     def receive(self, goal: Lsn, **options: Any) -> None:
-        """One run to a goal, in this process."""
+        """Receives up to a goal, in this process."""
         self.source.receive(self.log, goal, drain_bytes=NO_DRAIN, **{**self.options, **options})
 
     def arrive(self, goal: Lsn) -> None:
-        """Wait until the running receiver ends at a goal."""
+        """Waits until the running receiver has reached a goal and ended."""
         assert self.receiver is not None
         self.receiver.until(goal)
         until_event(self.receiver, "arrived")
@@ -106,7 +107,7 @@ class Twin:
 
 @dataclass
 class Twins:
-    """``streamed`` is received with streaming, ``whole`` without."""
+    """``streamed`` is the log received with streaming, ``whole`` the log received without streaming."""
 
     source: Source
     streamed: Twin
@@ -125,17 +126,17 @@ class Twins:
         return receiver
 
     def flushed(self) -> Lsn:
-        """Commits a transaction, which flushes the WAL of open transactions. Returns its position."""
+        """Commits a small transaction, which also flushes the WAL of open transactions. Returns the WAL position."""
         return self.source.run("INSERT INTO foreign_table VALUES (1)")
 
     def catch_up(self) -> None:
-        """Wait until the server has decoded and sent everything to the streamed slot."""
+        """Waits until the server has decoded all WAL and sent it to the streamed slot's receiver."""
         lsn = self.flushed()
         eventually(lambda: sent(self, lsn))
 
     def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
-        """Checks that both logs are valid and equal. Returns their rows. Receives ``whole`` unless its receiver
-        runs."""
+        """Checks that both logs are valid and equal. Receives ``whole`` first, unless its receiver runs. Returns the
+        rows."""
         if self.whole.receiver is None:
             self.whole.receive(upto or self.flushed())
         found, expected = (twin.reading.rows(facts=facts) for twin in (self.streamed, self.whole))
@@ -158,13 +159,14 @@ class Twins:
 
 
 def sent(twins: Twins, lsn: Lsn) -> bool:
-    """Whether the server has sent everything below this LSN to the streamed slot."""
+    """Whether the server has sent everything below this LSN to the receiver of the streamed slot."""
     asked = [twins.streamed.log.identity.slot, str(lsn)]
     return bool(twins.source.conn.execute(_SENT, asked).fetchone())
 
 
 def assert_same(found: list[Row], expected: list[Row]) -> None:
-    """Reports only the first different row, because pytest's comparison of thousands of rows takes minutes."""
+    """Asserts that the rows are equal. Reports only the first different row, because pytest takes minutes to compare
+    thousands of rows."""
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         if one != other:
             differ = ", ".join(str(pair)[:300] for pair in zip(one, other, strict=True) if pair[0] != pair[1])
@@ -173,13 +175,14 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 
 
 def little_memory(source: Source, *, immediate: bool = False) -> None:
-    """Makes the server stream transactions from 64 kB on, or each change with ``immediate``, on later connections."""
+    """Makes the server stream transactions that exceed 64 kB, or each single change with ``immediate``. Applies to
+    later connections."""
     name, value = ("debug_logical_replication_streaming", "immediate") if immediate else (
         "logical_decoding_work_mem", "64kB")  # fmt: skip
     source.run(f"ALTER DATABASE {source.database.name} SET {name} = '{value}'")
 
 
 def many(first: int, count: int = 400, table: str = "a") -> str:
-    """Inserts rows: half of what the receiver takes in at once, and more than the server's decoding memory."""
+    """Inserts rows: half as many as the receiver reads at once, and more than fit into the server's decoding memory."""
     rows = f"generate_series({first}, {first + count - 1}) g"
     return f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM {rows}"

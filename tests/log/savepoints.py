@@ -1,9 +1,9 @@
 """A small model of a server that streams transactions with savepoints: what it sends, and what commits.
 
 Real servers do the same (tests/versions plays savepoints on them). A subtransaction gets its xid with its first change,
-after the subtransactions around it. Changes that are rolled back before their block is cut are never sent. A rollback
-to a savepoint sends an abort for each subtransaction that it removes, also for released ones. The rollback of a whole
-transaction also sends an abort for the top transaction.
+after the subtransactions around it. Changes that are rolled back before the server sends their block are never sent. A
+rollback to a savepoint sends an abort for each subtransaction that it rolls back, including released subtransactions.
+The rollback of a whole transaction also sends an abort for the top transaction.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ DESCRIPTION = Relation(RELATION, "public", "t", "d", (RelationColumn(True, "c", 
 
 @dataclass
 class Level:
-    """An open savepoint. The first level is the transaction itself."""
+    """An open savepoint, or the transaction itself, which is the first level."""
 
     xid: int | None = None
     released: list[int] = field(default_factory=list)
-    """The subtransactions that were released into it."""
+    """The released subtransactions that are now part of this level."""
 
     @property
     def xids(self) -> list[int]:
@@ -49,14 +49,14 @@ class Level:
 class Session:
     levels: list[Level] = field(default_factory=lambda: [Level()])
     changes: list[tuple[int, AnyMessage]] = field(default_factory=list)
-    """Changes of subtransactions that were not rolled back, in order."""
+    """Unsent changes of subtransactions that were not rolled back, in order."""
     unsent: list[tuple[int, AnyMessage]] = field(default_factory=list)
     streamed: bool = False
 
 
 class StreamingServer:
-    """Numbered sessions. ``frames`` holds what the server sent. ``committed`` holds the changes of each committed
-    transaction, by its ``commit_lsn``."""
+    """A server with numbered sessions. ``frames`` has everything that the server sent. ``committed`` has the changes of
+    each committed transaction, by its ``commit_lsn``."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
@@ -89,7 +89,7 @@ class StreamingServer:
         self._roll_back(session, gone)
 
     def stream(self, number: int) -> None:
-        """The memory is full: the unsent changes of this transaction are sent."""
+        """Sends the unsent changes of this session's transaction, as a server does when its decoding memory is full."""
         session = self._session(number)
         top = session.levels[0].xid
         if top is None or not session.unsent:
@@ -106,7 +106,7 @@ class StreamingServer:
         session = self._session(number)
         top = session.levels[0].xid
         if top is not None:
-            # A transaction that was never streamed would come whole.
+            # Without this, a transaction that was never streamed would be sent only after its commit.
             self.stream(number)
             self._lsn += 100
             if session.streamed:
@@ -117,7 +117,7 @@ class StreamingServer:
         del self._sessions[number]
 
     def whole(self, number: int) -> None:
-        """A separate transaction, which comes at its commit. ``number`` has no effect."""
+        """Sends a separate transaction that is not streamed. ``number`` has no effect."""
         self._xid, self._lsn, self._row = self._xid + 1, self._lsn + 100, self._row + 1
         commit_lsn, change = Lsn(self._lsn), Insert(RELATION, (str(self._row),))
         for message in (Begin(commit_lsn, EPOCH, self._xid), DESCRIPTION, change):
@@ -136,7 +136,7 @@ class StreamingServer:
             self.commit(number)
 
     def open(self) -> Iterator[int]:
-        """The xids of streamed transactions that have not ended."""
+        """The xids of the streamed transactions that have not ended yet."""
         for session in self._sessions.values():
             if session.streamed and session.levels[0].xid is not None:
                 yield session.levels[0].xid

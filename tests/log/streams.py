@@ -1,4 +1,4 @@
-"""Hand-made pgoutput streams, and the log's expected rows, computed in a simple way."""
+"""pgoutput streams that are built by hand, and the rows that the log must have for them, computed in a simple way."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_of(frames: Sequence[bytes], first: int) -> FrameRun:
     return FrameRun.of(FrameBlock.of(frames), first)
 
 
-# Times are as on the wire: microseconds since 2000.
+# Times are written as in the protocol: microseconds since 2000.
 
 
 def begin(final_lsn: int, xid: int, commit_ts: int = 0) -> bytes:
@@ -75,11 +75,12 @@ def relation(relation_id: int, name: str, column: str = "c") -> bytes:
 
 @dataclass
 class Stream:
-    """Frames, and the expected rows: (kind, commit_lsn, ordinal, xid, relation, schema_id, origin, payload)."""
+    """Frames, and the rows expected for them: (kind, commit_lsn, ordinal, xid, relation, schema_id, origin,
+    payload)."""
 
     frames: list[bytes] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """Numbers of the frames after which no transaction is open."""
+    """Numbers of frames after which no transaction is open."""
     expected: list[tuple[Any, ...]] = field(default_factory=list)
 
 
@@ -101,11 +102,12 @@ TRANSACTIONS = st.lists(
     ),
     max_size=6,
 )
-"""(changes, origin, whether a loose message comes before it, how many Stream Aborts come after it)."""
+"""For each transaction: its changes, its origin, whether a message between transactions precedes it, and how many
+Stream Aborts follow it."""
 
 
 def build(transactions: list[Any], relations: Relations) -> Stream:
-    """The stream of these transactions. Its relations 1 to 4 are described at its start."""
+    """The stream of these transactions. It starts with the descriptions of relations 1 to 4."""
     stream, schema, lsn = Stream(), {}, 1000
     for relation_id in range(1, 5):
         schema[relation_id] = describe(relations, relation(relation_id, f"t{relation_id}"), 0)

@@ -1,4 +1,4 @@
-"""A batch is cut by the time since the last cut, by size, or at once on request."""
+"""The rules that end a batch: the time since the last batch, the batch's size, or a request."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SECONDS, START = 10.0, 1000.0
 
 @dataclass
 class Rig:
-    """The clock moves only when the test moves it, and the writer only counts."""
+    """Batches with a clock that moves only when the test moves it, and a writer that only counts."""
 
     clock: list[float]
     cuts: list[int] = field(default_factory=list)
-    """Bytes of each batch."""
+    """The size of each batch in bytes."""
 
     def __post_init__(self) -> None:
         self.positions = SimpleNamespace(boundary=ZERO)
@@ -54,7 +54,7 @@ class Rig:
         self.positions.boundary = Lsn(at + 50)
 
     def round(self, after: float = 0.0) -> int:
-        """What the receiver does between two runs of frames. Returns the number of batches since the start."""
+        """Does what the receiver does after each FrameRun. Returns the number of batches since the start."""
         self.clock[0] += after
         self.batches.writing.finish()
         self.batches.cut_if_due(self.now)

@@ -1,4 +1,5 @@
-"""Files with commit facts: what their tags say, and that every reader of the log reads them like other files."""
+"""Files that were written before their commit: what their tags say, and that every reader of the log reads such files
+like all other files."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ HISTORY = (
     ),
     (Transaction((Change("I", 2, 1, 0, b"g"), Change("I", 2, 0, 2, b"h"), Change("I", 2, 0, 3, b"i")), (2, 3)),),
 )
-"""Three batches of four transactions. One of these has no file before its commit."""
+"""Three batches with four transactions. For one transaction, no file is written before its commit."""
 
 
 @given(
@@ -117,7 +118,7 @@ def test_late_facts_are_filled_into_the_rows() -> None:
 @given(BATCHES)
 @example([list(batch) for batch in HISTORY])
 def test_any_history_reads_the_same_with_early_files(batches: list[list[Transaction]]) -> None:
-    """The same holds after the log is compacted or cut off batch by batch."""
+    """The same must be read after the log is compacted, and after it is cut off batch by batch."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder) / "compacted", batches)
         _same(plain, early)
@@ -143,7 +144,7 @@ def _same(plain: ChangeLog, early: ChangeLog) -> None:
 
 
 def _pruned(log: ChangeLog, span: LsnRange) -> list[Any]:
-    """Rows of the span by relation, from the files that may hold them."""
+    """Rows of the span by relation. Reads only files whose statistics allow such rows."""
     at = pc.field("commit_lsn")
     found = []
     for relation in (1, 2, 3, None):
@@ -227,7 +228,7 @@ def test_other_engines_can_read_the_table(tmp_path: Path) -> None:
 
 
 def _retag(log: ChangeLog, old: str, new: str) -> None:
-    """Write other tags into the newest commit."""
+    """Replaces a tag in the newest Delta commit."""
     path = path_of(log.path / "_delta_log" / commit_name(log.version().number))
     text = path.read_text()
     changed = re.sub(old, new, text)
@@ -265,7 +266,7 @@ def test_wrong_tag_is_detected(tmp_path: Path, old: str, new: str) -> None:
 
 
 def test_row_that_was_never_written_is_detected_as_missing(tmp_path: Path) -> None:
-    """Neither the file nor the file's checksum shows the missing row."""
+    """Neither the file nor its checksum shows that a row is missing, so the count in the tags must show it."""
     twin = Twin(tmp_path, early=True)
     put, lost = twin._put, []
 

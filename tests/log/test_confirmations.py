@@ -1,4 +1,4 @@
-"""The receiver confirms only boundaries that are durable at that moment."""
+"""The receiver confirms only commit boundaries that are already durable in the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.log.writers import writing
 
 
 def test_no_confirmation_lies_inside_a_commit_record(source: Source) -> None:
-    """A confirmation there loses the transaction (DecodeTXNNeedSkip). The witness is a slot that sees all tables."""
+    """A confirmation inside a commit record would lose the transaction (DecodeTXNNeedSkip). A second slot, which
+    publishes all tables, provides the commit records."""
     log, twin = source.log(), source.log("twin")
     witness = source.slot("witness")
     source.conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -59,12 +60,12 @@ def _commit_records(source: Source, slot: str) -> list[tuple[int, int]]:
 def test_confirmed_position_survives_a_crash_of_the_machine(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each confirmation, the fsynced part of the lake holds a whole log that reaches the confirmed position."""
+    """At each confirmation, the fsynced part of the lake is a complete log up to the confirmed position."""
     lake = tmp_path / "s"
     lake.mkdir()
     disk = Disk(tmp_path, os.fsync)
     monkeypatch.setattr(os, "fsync", disk.fsync)
-    # Segments are then written before their batch, and before their transaction has ended.
+    # With segments of this size, segments are written before their batch, and before their transaction has ended.
     receiving = replace(RECEIVING, segment_bytes=1 << 19)
     log, left = source.log(), dict[Lsn, Path]()
 
@@ -86,7 +87,7 @@ def test_confirmed_position_survives_a_crash_of_the_machine(
 
 
 def _work(source: Source, number: int) -> Lsn:
-    """Small transactions, a large one, and one of other tables."""
+    """Runs small transactions, a large transaction, and a transaction on unpublished tables."""
     source.transaction(*(f"INSERT INTO a VALUES ({number * 10 + row}, 'x')" for row in range(3)))
     source.run(f"UPDATE a SET v = repeat(md5(id::text), 20000) WHERE id >= {number * 10}")
     return source.run(f"INSERT INTO b VALUES ({number}, 1)", "INSERT INTO foreign_table SELECT 1, 'x'")

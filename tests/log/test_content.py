@@ -1,4 +1,4 @@
-"""The log has every message once, byte for byte, in its place."""
+"""The log contains every message once, byte for byte, at the right place in the order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_commit_time_is_that_of_the_source(source: Source) -> None:
 
 
 def test_batch_lists_the_leaves_that_are_published_via_their_root(source: Source) -> None:
-    """A leaf that was created and dropped between two catalog checks is listed, too."""
+    """The batch also lists a leaf that was created and dropped between two catalog checks."""
     source.run("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
                "CREATE TABLE branch PARTITION OF r FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id)",
                "CREATE TABLE leaf PARTITION OF branch FOR VALUES FROM (0) TO (10)", "ALTER PUBLICATION p ADD TABLE r",

@@ -1,4 +1,5 @@
-"""The receiver is killed at any moment and started again. The log then equals the log of an uninterrupted run."""
+"""The receiver is killed at some moment and started again. The log then equals the log of a receiver that was not
+killed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def test_receiver_ends_at_a_boundary_when_its_parent_dies(source: Source) -> Non
         child = int(parent.stdout.readline())
         eventually(lambda: source.slot_row(log, "active") == "true")
         end = source.run("INSERT INTO a VALUES (1, 'x')")
-        # Without the end of its parent, the batch would stay open for a minute.
+        # The batch would stay open for a minute if the parent did not end.
         eventually(lambda: bool(source.conn.execute(_SENT, [str(end)]).fetchone()))
         assert rows(log) == []
         parent.kill()
@@ -51,7 +52,7 @@ def test_lost_connection_is_reported_and_loses_nothing(source: Source) -> None:
 
 
 def test_transactions_that_a_slot_behind_the_log_repeats_are_stored_once(source: Source) -> None:
-    """PostgreSQL does not persist confirmations at once. Here a copy of the slot sets it back."""
+    """PostgreSQL does not write confirmations to disk at once. The test sets the slot back by a copy of the slot."""
     log, twin = source.log(), source.log("twin")
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
@@ -92,7 +93,8 @@ def _alive(pid: int) -> bool:
 
 @pytest.mark.long
 def test_full_disk_is_reported_with_its_folder(source: Source) -> None:
-    """The error has the folder and the system's message. A limit on the file size replaces a full disk."""
+    """The error contains the folder and the system's message. A limit on the file size has the effect of a full
+    disk."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")

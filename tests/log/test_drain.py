@@ -1,4 +1,4 @@
-"""A backlog received through the SQL functions: the log equals the log that the stream makes."""
+"""A backlog is received through the SQL functions. The log then equals the log received by the stream."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def limits(request: pytest.FixtureRequest) -> RangeLimits:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The commands that the socket reader sent to the server."""
+    """Records the commands that the socket reader sends to the server."""
     asked: list[str] = []
     command = SocketReader.command
 
@@ -47,7 +47,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def everything(source: Source) -> None:
-    """Messages of each kind, overlapping transactions, DDL between them, and WAL that holds nothing for us."""
+    """Writes messages of each kind, overlapping transactions, DDL between them, and WAL without published changes."""
     source.run("CREATE TYPE mood AS ENUM ('sad', 'ok')", "ALTER TABLE a ADD COLUMN m mood, ADD COLUMN large text",
                "ALTER TABLE a ALTER large SET STORAGE EXTERNAL")  # fmt: skip
     for number in range(30):
@@ -101,7 +101,8 @@ def test_drained_log_equals_the_streamed_log(source: Source, limits: RangeLimits
 
 
 def test_stream_goes_on_where_the_drain_ended(source: Source, commands: list[str]) -> None:
-    """One run drains and then streams. Nothing is received twice or left out, and the copy of the slot is dropped."""
+    """One run drains the backlog and then streams. Everything is received exactly once, and the copy of the slot is
+    dropped."""
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     ends: list[Lsn] = []
@@ -125,7 +126,8 @@ def test_stream_goes_on_where_the_drain_ended(source: Source, commands: list[str
 
 @pytest.mark.long
 def test_stopped_drain_leaves_the_rest_to_the_next_run(source: Source) -> None:
-    """The stop comes during a range. The call is cancelled, and complete transactions are durable and confirmed."""
+    """The stop arrives while a range is received. The call is cancelled, and the complete transactions are durable and
+    confirmed."""
     limits = ranges_of(20_000)
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
@@ -159,7 +161,8 @@ def test_slot_is_advanced_only_to_durable_positions(source: Source) -> None:
 
 
 def test_drain_acquires_the_slot_often_enough_to_keep_it_valid(source: Source) -> None:
-    """Since 18, the server can invalidate a slot that no session acquires. A drain uses a copy of the slot."""
+    """Since PostgreSQL 18, the server can invalidate a slot that no session acquires. The drain itself reads from a
+    copy of the slot."""
     limits = ranges_of(4000, touch_seconds=0.1)
     log = source.log("drained")
     source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))
@@ -176,7 +179,7 @@ def test_drain_acquires_the_slot_often_enough_to_keep_it_valid(source: Source) -
 
 @pytest.mark.long
 def test_long_open_transaction_is_streamed_instead_of_drained(source: Source, commands: list[str]) -> None:
-    """Each call would read from the start of the transaction again."""
+    """If the backlog were drained, each call would read again from the start of the open transaction."""
     streamed, log = source.log("streamed"), source.log("drained")
     with source.database.connect() as other:
         other.execute("BEGIN")
@@ -193,7 +196,8 @@ def test_long_open_transaction_is_streamed_instead_of_drained(source: Source, co
 def test_complete_transactions_are_drained_though_a_later_record_is_incomplete(
     source: Source, commands: list[str]
 ) -> None:
-    """A page was flushed before the commit, in the middle of a record, and the source has become idle."""
+    """The last flushed WAL page ends in the middle of a record. The commit that the record belongs to is not flushed,
+    and the source is now idle."""
     limits = replace(RANGE_LIMITS, unsure_bytes=64 << 10)
     for attempt in range(3):
         commands.clear()
@@ -216,7 +220,8 @@ def test_complete_transactions_are_drained_though_a_later_record_is_incomplete(
             rested = flush_lsn(source.conn) == within
         asked = [re.findall(r"'([0-9A-F]+/[0-9A-F]+)'", command) for command in commands]
         assert log.position() == end
-        # Every 15 s the server writes its list of running transactions, and with it the rest of the record.
+        # Every 15 s the server writes a list of running transactions into the WAL, which also flushes the rest of the
+        # record.
         if rested:
             assert 0 < max(Lsn.parse(upto) for (upto,) in asked) <= within - limits.unsure_bytes
             return
@@ -238,7 +243,7 @@ def test_backlog_is_streamed_if_no_slot_is_free_for_the_copy(source: Source, com
 
 @pytest.mark.long
 def test_drain_loses_nothing_when_another_session_advances_the_slot(source: Source) -> None:
-    """The drain owns its copy of the slot, so the log loses nothing."""
+    """The drain reads from its own copy of the slot, so the other session cannot take changes away."""
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     end = source.lsn()
@@ -255,7 +260,7 @@ def test_drain_loses_nothing_when_another_session_advances_the_slot(source: Sour
 
 
 def test_values_larger_than_one_read_are_received(source: Source) -> None:
-    """A message comes in thousands of pieces, through the stream and through the functions."""
+    """One message arrives in thousands of pieces, through the stream and through the SQL functions."""
     streamed, log = source.log("streamed"), source.log("drained")
     for megabytes in (1, 3, 30):
         source.run(f"INSERT INTO a VALUES ({megabytes}, repeat('x', {megabytes << 20}))",
@@ -271,7 +276,7 @@ def test_values_larger_than_one_read_are_received(source: Source) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("held_seconds", [30.0, 0.1], ids=["briefly", "for long"])
 def test_drain_waits_a_limited_time_for_a_session_that_holds_the_slot(source: Source, held_seconds: float) -> None:
-    """The drain reads a copy of the slot. It needs the slot itself only to advance it."""
+    """The drain reads from a copy of the slot. It needs the slot itself only to advance the slot."""
     limits = ranges_of(4000, release_bytes=1, held_seconds=held_seconds)
     log, events = source.log("drained"), ["start", "end"]
     source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))

@@ -1,4 +1,5 @@
-"""The case table of endpos, with a real server: where a run ends. The next run loses nothing."""
+"""Tests the case table of endpos (docs/concepts.md) on a real server: where a run ends, and that the next run loses
+nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +20,19 @@ pytestmark = in_each_place
 
 @dataclass
 class Stream:
-    """Three transactions in the source. A scout with its own slot knows their positions."""
+    """Three transactions in the source. A second log, the scout, has received them, so that the test knows their
+    positions."""
 
     source: Source
     log: ChangeLog
-    """Has received nothing yet."""
+    """The tested log. It has received nothing yet."""
     scout: ChangeLog
-    """Has received everything."""
+    """A log that has received all three transactions."""
     commits: list[tuple[Lsn, Lsn]]
-    """commit_lsn and end_lsn of each transaction."""
+    """The commit_lsn and end_lsn of each transaction."""
 
     def finish(self) -> None:
-        """The next run receives the rest. Both logs then say the same."""
+        """Receives the rest in the next run. Both logs must then have the same content."""
         self.source.receive(self.log, self.source.lsn())
         assert content(self.log) == content(self.scout)
 
@@ -58,7 +60,7 @@ GOALS: dict[str, tuple[Callable[[Stream], Lsn], int]] = {
     "inside a commit record": (lambda stream: Lsn(stream.commits[1][0] + 8), 1),
     "inside a transaction": (lambda stream: Lsn(rows(stream.scout, "kind = 'I'")[4]["lsn"]), 1),
 }
-"""The goal, and the number of transactions below it."""
+"""The goal, and the number of transactions that end at or below it."""
 
 
 @pytest.mark.parametrize(("goal", "transactions"), GOALS.values(), ids=GOALS)
@@ -88,7 +90,7 @@ def test_goal_in_wal_without_published_changes_is_reached(source: Source) -> Non
 
 
 def test_goal_at_an_unflushed_position_of_an_idle_source_is_reached(source: Source) -> None:
-    """The WAL of an asynchronous commit is inserted but not flushed, and no traffic comes that would flush it."""
+    """The WAL of an asynchronous commit is inserted but not flushed, and no other traffic flushes it."""
     log = source.log()
     source.run("SET synchronous_commit = off", "INSERT INTO a VALUES (1, 'x')")
     goal = source.lsn()
@@ -97,7 +99,7 @@ def test_goal_at_an_unflushed_position_of_an_idle_source_is_reached(source: Sour
 
 
 def test_goal_past_a_page_header_is_reached(source: Source) -> None:
-    """After a WAL switch, the insert position is above the next segment's header, where no record is."""
+    """After a WAL switch, the insert position is above the header of the next segment, which contains no record yet."""
     log = source.log()
     source.run("INSERT INTO a VALUES (1, 'x')", "SELECT pg_switch_wal()")
     goal = source.lsn()
@@ -138,7 +140,8 @@ def test_goal_beyond_the_source_is_followed_until_it_is_reached(source: Source) 
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
     until_event(receiver, "batch")
-    # Longer than three wal_writer_delay (50 ms here), in which a goal in existing WAL would have been reached.
+    # This is longer than three times wal_writer_delay (50 ms here). A goal that the WAL has already passed would have
+    # been reached.
     time.sleep(0.8)
     assert not any(event.name == "arrived" for event in receiver.events(0))
     source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")
@@ -166,7 +169,7 @@ def test_mark_reports_that_the_log_is_complete_up_to_it(stream: Stream) -> None:
 
 
 def test_run_to_any_byte_takes_what_ended_there_and_a_second_run_takes_nothing(stream: Stream) -> None:
-    """The goal may be any byte of the WAL."""
+    """The test uses goals at random bytes of the WAL."""
     (first, _), (_, last) = stream.commits[0], stream.commits[-1]
     chance = random.Random(5)
     for goal in sorted(Lsn(chance.randrange(first - 200, last + 200)) for _ in range(3)):

@@ -1,4 +1,5 @@
-"""Transactions that cannot be received in progress are received whole. Later transactions are streamed again."""
+"""Transactions that cannot be received in progress are received without streaming, after their commit. Later
+transactions are streamed again."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ FALLBACK_SECONDS = 0.3
 EMIT = "SELECT pg_logical_emit_message(true, 'app', '{}')"
 UNDECODABLE = ["BEGIN", "SAVEPOINT s", "TRUNCATE own", many(1001, table="own"), "ROLLBACK TO s",
                many(2001, table="own"), "ALTER TABLE own ADD w int", many(3001, table="own")]  # fmt: skip
-"""Every server version fails at it while it is in progress: "could not map filenode"."""
+"""No server version can decode this transaction while it is in progress: "could not map filenode"."""
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def twins(source: Source) -> Twins:
 
 
 def streams_again(twins: Twins, first: int) -> None:
-    """Check that a later transaction is received while it is in progress."""
+    """Checks that a later transaction is received while it is in progress."""
     late = twins.streamed.reading.late
     with twins.source.database.connect() as other:
         other.execute("BEGIN; INSERT INTO b VALUES (-1, 1)")
@@ -53,7 +54,7 @@ def streams_again(twins: Twins, first: int) -> None:
 def test_transaction_that_cannot_be_decoded_in_progress_is_received_whole(
     twins: Twins, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Earlier goals and marks outlive the connections, and each of them is reported once."""
+    """Goals and marks that were requested before the reconnect are kept, and each of them is reported once."""
     source = twins.source
     source.run("CREATE TABLE own (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE own")
     receiver = twins.streamed.start()
@@ -101,7 +102,7 @@ def walsender(twins: Twins) -> Any:
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_transaction_whose_messages_may_be_rolled_back_is_received_whole(twins: Twins) -> None:
-    """PostgreSQL does not say to which subtransaction a message of a streamed transaction belongs."""
+    """The protocol does not say to which subtransaction a logical message of a streamed transaction belongs."""
     source, receiver = twins.source, twins.start()
     pid = walsender(twins)
     with source.database.connect() as one, source.database.connect() as two:
@@ -134,7 +135,8 @@ def test_transaction_whose_messages_may_be_rolled_back_is_received_whole(twins: 
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_slot_behind_the_log_receives_the_overlap_whole(twins: Twins) -> None:
-    """The repeated part comes whole and is compared with the log. Later commits are streamed."""
+    """The repeated transactions are received without streaming, and compared with the log. Later commits are
+    streamed."""
     source, log = twins.source, twins.streamed.log
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
@@ -153,13 +155,14 @@ def test_slot_behind_the_log_receives_the_overlap_whole(twins: Twins) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_restored_source_is_noticed_by_its_streamed_transactions(twins: Twins) -> None:
-    """The log's newest transaction is large. In the source it is no longer at the LSN that the log has."""
+    """The log's newest transaction is a large one. The restored source does not have this transaction at its LSN."""
     source, log = twins.source, twins.streamed.log
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
     twins.streamed.receive(source.run("BEGIN", many(1), many(1001), "COMMIT"))
     with_other = source.run("BEGIN", many(5001), many(6001), "COMMIT")
-    # The log ends above a transaction that it does not have. The slot is still below this transaction.
+    # The test makes the log end above a transaction that the log does not have. The slot is set back to below this
+    # transaction.
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
     _move(twins, with_other)
@@ -174,7 +177,8 @@ def _move(twins: Twins, position: Lsn) -> None:
 
 
 def test_fallback_lasts_until_its_time_is_over_and_its_position_is_passed() -> None:
-    """Each failure doubles the time, up to an hour. Whole transactions are received until both conditions are met."""
+    """Each failure doubles the time, up to an hour. Streaming starts again when the time is over and the position is
+    reached."""
     fallback = Fallback(True, 0.0)
     assert not fallback.whole
     assert fallback.failed() == fallback.failed() == 0.0
@@ -194,7 +198,7 @@ def test_fallback_lasts_until_its_time_is_over_and_its_position_is_passed() -> N
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_transaction_whose_stream_names_no_origin_is_received_whole(twins: Twins) -> None:
-    """The server takes the origin from the first decoded record. Catalog changes and messages have no origin."""
+    """The server sends the origin of the first decoded record. Catalog changes and logical messages have no origin."""
     source, receiver, name = twins.source, twins.start(), f"o_{twins.source.database.name}"
     with source.database.connect() as conn:
         conn.execute("SELECT pg_replication_origin_create(%s)", [name])

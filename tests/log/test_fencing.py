@@ -1,4 +1,4 @@
-"""A writer that lost the lake without knowing it commits nothing after the fence."""
+"""A writer that lost its lease on the lake, without knowing this, cannot commit after the fence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_receiver_that_lost_the_lake_cannot_commit(layout: Layout) -> None:
     with pytest.raises(LogConflict, match="another writer, who found this one silent"):
         before.commit(Lsn(200), Lsn(300), 1, [])
     with pytest.raises(LogConflict, match="another writer"):
-        # Connecting again does not make a writer the leader.
+        # Opening the log again does not give the writer the lease back.
         LogWriter(layout.change_log, WHO)
     after = LogWriter(layout.change_log, WHO, ChangeLog(layout).leader)
     after.commit(Lsn(200), Lsn(250), 1, [])

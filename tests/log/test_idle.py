@@ -1,4 +1,4 @@
-"""While no published table is written, the slot still advances, and nothing accumulates."""
+"""While no published table is written, the slot still advances, and neither WAL nor files accumulate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def _version(log: ChangeLog) -> int:
 
 @pytest.mark.long
 def test_slot_advances_while_only_another_database_writes(source: Source) -> None:
-    """A logical slot sees the WAL of the whole cluster, and would hold back all of it."""
+    """A logical slot keeps the WAL of the whole cluster. Without confirmations it would keep the other database's WAL,
+    too."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -43,7 +44,8 @@ def test_slot_advances_while_only_another_database_writes(source: Source) -> Non
 
 @pytest.mark.long
 def test_restarts_of_an_idle_receiver_add_no_commit(source: Source) -> None:
-    """Each start sends positions and asks for keepalives. This must neither add a commit nor set the slot back."""
+    """At each start, the receiver sends positions and requests keepalives. This must neither add a commit to the log
+    nor set the slot back."""
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.conn.execute("SELECT pg_log_standby_snapshot()") if _can_log_snapshots(source) else source.run("CHECKPOINT")
@@ -58,7 +60,8 @@ def test_restarts_of_an_idle_receiver_add_no_commit(source: Source) -> None:
         confirmed = source.confirmed(log)
         assert confirmed == log.position()
         versions.append(_version(log))
-    # The source itself may write a record at times (running transactions, every 15 s).
+    # The source itself sometimes writes a record (its list of running transactions, every 15 s), which allows one
+    # commit.
     assert versions[-1] - versions[0] <= 1
     assert len(_files(log)) == 1
 

@@ -1,4 +1,4 @@
-"""A table with a row filter is locked at the moment of a commit, so that the filter cannot be read."""
+"""A table with a row filter is locked when a transaction commits, so that the receiver cannot read the filter."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def filtered(source: Source, options: dict[str, Any]) -> Twins:
 
 @contextmanager
 def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
-    """Commits a transaction on the filtered table while another session waits for the lock. Yields the lock's
-    holder."""
+    """Commits a transaction on the filtered table while another session waits for a lock on it. Yields this session,
+    which holds the lock after the commit."""
     source = twins.source
     with source.database.connect() as writer, source.database.connect() as locker:
         writer.execute(("BEGIN; " + many(1, 600, "rf")).encode())
@@ -54,7 +54,8 @@ def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
         queued.start()
         eventually(lambda: queues(source, locker.info.backend_pid))
         before = source.run("INSERT INTO a VALUES (-1, 'before')")
-        # Relations that come together are described together, and wait together.
+        # Relations that arrive in one batch are described together, and would all wait. So this transaction must be in
+        # an earlier batch.
         eventually(lambda: written(twins) >= before)
         writer.execute(commit.encode())
         queued.join(SECONDS)
@@ -72,7 +73,7 @@ def finish(twins: Twins) -> list[Row]:
 
 
 def replicated(twins: Twins, column: str) -> str:
-    """A column of the receiver's row in pg_stat_replication."""
+    """The value of a column in the receiver's row of pg_stat_replication."""
     query = f"""SELECT r.{column}::text FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
                 WHERE s.slot_name = %s"""
     ((value,),) = twins.source.conn.execute(query.encode(), [twins.streamed.log.identity.slot]).fetchall()
@@ -85,7 +86,7 @@ def written(twins: Twins) -> Lsn:
 
 @pytest.mark.long
 def test_receiver_waits_for_a_lock_at_a_commit(twins: Twins) -> None:
-    """During the wait, earlier transactions become durable, and the receiver reports to the server."""
+    """While the receiver waits, earlier transactions become durable, and the receiver answers the server."""
     source, log = twins.source, twins.streamed.log
     twins.start(batch_seconds=2.0)
     with locked_at_a_commit(twins) as locker:
@@ -111,7 +112,7 @@ def stopped(receiver: ReceiverProcess) -> None:
 
 @pytest.mark.long
 def test_stop_during_the_wait_ends_the_run_at_the_last_boundary(twins: Twins) -> None:
-    """The next run takes the transaction, once."""
+    """The next run stores the transaction once."""
     source, log = twins.source, twins.streamed.log
     receiver = twins.start()
     with locked_at_a_commit(twins) as locker:
@@ -131,7 +132,7 @@ def test_stop_during_the_wait_ends_the_run_at_the_last_boundary(twins: Twins) ->
 
 @pytest.mark.long
 def test_goal_below_the_wait_is_reached_during_the_wait(source: Source) -> None:
-    """The goal is below the waiting transaction, so the run has arrived."""
+    """The goal is below the commit of the transaction that waits, so the run can end."""
     twins = filtered(source, WHOLE)
     receiver = twins.start()
     with locked_at_a_commit(twins) as locker:
@@ -162,7 +163,7 @@ def test_session_that_holds_the_lock_is_logged(
 
 @pytest.mark.long
 def test_receiver_leaves_the_lock_queue_between_two_attempts(source: Source) -> None:
-    """Every session that wants the table would queue after it."""
+    """If the receiver stayed in the queue, every session that uses the table would wait behind it."""
     twins = filtered(source, WHOLE)
     twins.start()
     with locked_at_a_commit(twins) as locker:
@@ -180,7 +181,8 @@ def test_receiver_leaves_the_lock_queue_between_two_attempts(source: Source) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("streaming", [False, True])
 def test_prepared_transaction_that_locks_the_table_stops_no_other_transaction(source: Source, streaming: bool) -> None:
-    """The prepared transaction may last for days. The lock itself prevents other rows of the table."""
+    """The prepared transaction may stay open for days. Its lock prevents other changes of the table during that
+    time."""
     twins = filtered(source, {"streaming": streaming, "two_phase": True})
     twins.start()
     durable(twins, source.run("INSERT INTO rf VALUES (-5, 'not sent'), (5, 'told')"))

@@ -1,4 +1,4 @@
-"""One transaction over too many tables to read the catalog for each of them alone."""
+"""A transaction changes so many tables that a catalog read for each single table would take too long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.log.inside import RECEIVING, receive_inside
 
 
 def tables(source: Source, count: int) -> None:
-    """Create the tables in transactions of 100, since each table holds a lock."""
+    """Creates the tables in transactions of 100 tables, because each new table holds a lock."""
     for first in range(0, count, 100):
         source.run(f"""DO $$ BEGIN FOR n IN {first}..{min(first + 100, count) - 1} LOOP
             EXECUTE format('CREATE TABLE many_%s (id int PRIMARY KEY, v text)', n);
@@ -27,7 +27,7 @@ def tables(source: Source, count: int) -> None:
 
 
 def fill(source: Source, count: int) -> Lsn:
-    """Insert a row into each table, in one transaction."""
+    """Inserts a row into each table, all in one transaction."""
     return source.run(f"""DO $$ BEGIN FOR n IN 0..{count - 1} LOOP
         EXECUTE format('INSERT INTO many_%s VALUES (%s, ''x'')', n, n);
         IF n % 100 = 0 THEN INSERT INTO parted VALUES (n / 100, 'x'); END IF;

@@ -1,4 +1,4 @@
-"""Marks: boundaries at which the log is recorded before a point is published there."""
+"""Marks: LSNs up to which the log must be recorded, before a consistent point is published there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_se
 
 @pytest.mark.parametrize("goal", [True, False], ids=["goal", "no goal"])
 def test_log_reaches_a_mark_that_only_keepalives_pass(source: Source, goal: bool) -> None:
-    """A snapshot's LSN is such a mark: no published change is near it, and the server is already far above it."""
+    """The LSN of a snapshot is such a mark: there are no published changes near it, and the server is already far above
+    it."""
     log, before = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     mark = source.run(FOREIGN)
     source.run(FOREIGN)
@@ -20,7 +21,7 @@ def test_log_reaches_a_mark_that_only_keepalives_pass(source: Source, goal: bool
     if goal:
         receiver.until(mark)
     until_event(receiver, "complete")
-    # A point may now be published.
+    # A consistent point could now be published at the mark.
     assert log.position() >= mark > before
     if goal:
         receiver.join(SECONDS)
@@ -32,7 +33,7 @@ def test_log_reaches_a_mark_that_only_keepalives_pass(source: Source, goal: bool
 
 @pytest.mark.long
 def test_mark_above_the_goal_is_not_reached(source: Source) -> None:
-    """Transactions between the goal and the mark were received, and are left to the next run."""
+    """The transactions between goal and mark were received, but the next run stores them."""
     log, goal = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     mark = source.run("INSERT INTO a VALUES (2, 'between')")
     end = source.run("INSERT INTO a VALUES (3, 'beyond')")

@@ -1,4 +1,5 @@
-"""Messages that the settings exclude. Compared with a plain walk over the stream, cut in any way."""
+"""Logical messages that the settings exclude. The result is compared with a sequential scan of the stream, for any
+division of the stream into parts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.log.streams import TRANSACTIONS, begin, build, commit, frame, message
 
 
 def _walked(frames: list[bytes], wanted: MessageFilter) -> list[bytes]:
-    """The plain walk, frame by frame."""
+    """The sequential scan, frame by frame."""
     kept: list[bytes] = []
     inside = of_origin = False
     for each in frames:
@@ -72,7 +73,7 @@ def test_kept_frames_hold_no_bytes_of_dropped_frames() -> None:
 
 @pytest.mark.parametrize("wanted", [MessageFilter(()), MessageFilter(("p",), origins=False)])
 def test_transaction_with_only_excluded_messages_leaves_no_row(wanted: MessageFilter) -> None:
-    """Its end is still a position."""
+    """The transaction's end still moves the log's position."""
     frames = [begin(100, 7), origin("elsewhere"), message(50, b"x", transactional=True), commit(100, 148)]
     relations, pending = Relations(), PendingBatch()
     intake = Intake(lambda asked: {}, relations, ZERO, wanted=wanted)

@@ -1,4 +1,4 @@
-"""Logical messages: which messages the log takes, where they are placed, and that each is stored once."""
+"""Logical messages: which messages the log stores, where in the order they are stored, and that each is stored once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def told(log: ChangeLog) -> list[str]:
 
 
 def emitted(source: Source, prefix: str) -> Lsn:
-    """A message between transactions. Returns the end of its record."""
+    """Emits a message outside of a transaction. Returns the end of its WAL record."""
     return source.scalar_lsn(f"pg_logical_emit_message(false, '{prefix}', 'content')")
 
 
@@ -44,14 +44,14 @@ def test_only_messages_with_chosen_prefixes_leave_rows(source: Source) -> None:
     end = source.lsn()
     source.receive(log, end, messages=["app", "outbox.*", "-*.debug"])
     assert told(log) == 3 * ["app"] + 3 * ["outbox.orders"]
-    # If a transaction has only excluded messages, it is empty. Beside rows, excluded messages take no ordinal.
+    # A transaction with only excluded messages is empty. In any other transaction, excluded messages get no ordinal.
     assert sum(row["kind"] == "C" for row in rows(log)) == 2 + 4
     assert sorted(row["tx_ordinal"] for row in rows(log, "kind = 'D'")) == [1, 1, 2, 2]
     assert log.verify(_all(log))
 
 
 def test_each_message_is_stored_once_wherever_a_run_ends(source: Source) -> None:
-    """The goal is at the end of the record, below the record, inside it, and above it."""
+    """The goals are at the end of the message's record, below the record, inside it, and above it."""
     log = source.log()
     expected = []
     for number, shift in enumerate([0, 1, -1, 8, -8, -60]):
@@ -67,7 +67,7 @@ def test_each_message_is_stored_once_wherever_a_run_ends(source: Source) -> None
 
 
 def test_messages_that_a_slot_behind_the_log_repeats_are_stored_once(source: Source) -> None:
-    """The slot is behind after a kill between a batch's commit and its confirmation."""
+    """The slot is behind the log because the receiver was killed between a batch's commit and its confirmation."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
@@ -87,12 +87,13 @@ def test_messages_that_a_slot_behind_the_log_repeats_are_stored_once(source: Sou
 def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     source: Source, first: list[str], second: list[str]
 ) -> None:
-    """Repeated transactions are compared with the log. This comparison ignores messages, in either direction."""
+    """Repeated transactions are compared with the log. The comparison ignores messages that only the log has, and
+    messages that only the stream has."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
     ended = source.run("INSERT INTO a VALUES (1, 'x')", INSIDE.format("one"), INSIDE.format("two"))
-    # A goal need not be a boundary: the run may end below WAL for which nothing is sent.
+    # The run may end below its goal, because the server sends nothing for the WAL before the goal.
     while log.position() < ended:
         source.run("INSERT INTO foreign_table VALUES (1, 'x')")
         source.receive(log, source.lsn(), messages=first)
@@ -101,7 +102,7 @@ def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
     source.run(INSIDE.format("two"), INSIDE.format("one"), "INSERT INTO a VALUES (2, 'x')")
     source.receive(log, source.lsn(), messages=second)
-    # A prefix that is added to the setting counts only for later messages.
+    # A prefix that was added to the setting applies only to messages after the log's position.
     added = [prefix for prefix in ("two", "one") if second == ["*"] or prefix in second]
     assert told(log) == before + added
     assert [row["kind"] for row in rows(log, "kind = 'I'")] == ["I", "I"]

@@ -1,4 +1,4 @@
-"""The log in an object store. The long set has more tests, see ``in_each_place``."""
+"""The log in an object store. With the long test set, more tests run in an object store: see ``in_each_place``."""
 
 from __future__ import annotations
 

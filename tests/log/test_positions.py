@@ -1,4 +1,4 @@
-"""Positions that the receiver confirms. It never holds back the source's WAL or its shutdown."""
+"""The positions that the receiver confirms. A receiver must never make the source keep WAL or delay its shutdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_batch_is_confirmed_once_it_is_durable(source: Source) -> None:
 
 @pytest.mark.long
 def test_receiver_does_not_import_pandas(source: Source) -> None:
-    """pyarrow imports pandas where it makes an array of a list. That costs each run 0.3 s of CPU time and 60 MB."""
+    """pyarrow imports pandas when it converts a list to an array. That costs each run 0.3 s of CPU time and 60 MB."""
     receiver = source.receiver(source.log())
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
@@ -45,7 +45,7 @@ def test_receiver_does_not_import_pandas(source: Source) -> None:
 
 def test_position_past_foreign_wal_is_recorded_before_it_is_confirmed(source: Source) -> None:
     log = source.log()
-    # With streaming, the end of an unpublished transaction would be a boundary as well.
+    # With streaming, the end of an unpublished transaction would be a boundary, too.
     receiver = source.receiver(log, streaming=False)
     until_event(receiver, "started")
     before = source.lsn()
@@ -110,7 +110,7 @@ def test_open_transaction_spills_and_is_stored_whole(source: Source) -> None:
     large = [row for row in found if row["commit_lsn"] == first]
     assert [row["tx_ordinal"] for row in large] == list(range(122_001))
     holders = [batch for batch in log.batches(log.start) if batch.start <= first < batch.end]
-    # One batch has both transactions: the large one, whose Commit is not counted as a row, and the one later row.
+    # One batch contains both transactions. Its counts include all rows except the two Commits.
     assert [sum(sum(kinds.values()) for kinds in batch.counts.values()) for batch in holders] == [len(large) - 1 + 1]
     assert [batch.others["C"] for batch in holders] == [2]
     assert len({row["xid"] for row in large}) == 1
@@ -135,7 +135,8 @@ def test_large_relation_gets_its_own_file_that_other_readers_skip(source: Source
 
 
 def test_source_can_shut_down_beside_a_receiver(database: Database, source: Source) -> None:
-    """A fast shutdown waits until everything sent is confirmed. The keepalive's request closes the batch."""
+    """A fast shutdown waits until everything that was sent is confirmed. The server's keepalive requests a reply, which
+    ends the batch."""
     server = new_server(source.folder / "own", database.server.version)
     with server:
         mine = Database(server, "postgres")
@@ -147,7 +148,7 @@ def test_source_can_shut_down_beside_a_receiver(database: Database, source: Sour
             try:
                 until_event(receiver, "started")
                 end = own.run("INSERT INTO a VALUES (1, 'x')")
-                # The relation has been described: a shutdown ends SQL sessions first.
+                # The relation must be described before the shutdown, because a shutdown ends SQL sessions first.
                 eventually(lambda: _written(own) >= end)
                 conn.close()
                 started = time.monotonic()
@@ -168,7 +169,7 @@ def _written(source: Source) -> Lsn:
 
 
 def _reported(column: str) -> str:
-    """A column of this database's receiver, which holds the slot."""
+    """A query for a column of pg_stat_replication, in the row of the receiver that holds the slot of this database."""
     return (
         f"SELECT coalesce(max(r.{column}), '0/0') FROM pg_stat_replication r "
         "JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.database = current_database()"
@@ -176,7 +177,7 @@ def _reported(column: str) -> str:
 
 
 def test_locked_table_does_not_hold_up_the_stream(source: Source, database: Database) -> None:
-    """An open TRUNCATE, ALTER TABLE or VACUUM FULL: the server keeps sending, so the slot must advance."""
+    """A TRUNCATE, ALTER TABLE or VACUUM FULL holds the lock. The server continues to send, so the slot must advance."""
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     with database.connect() as other:

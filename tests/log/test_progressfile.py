@@ -1,4 +1,4 @@
-"""A receiver announces its transactions in progress to other processes, as long as it lives."""
+"""A receiver announces its transactions in progress to other processes as long as it runs."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest
 
 
 def test_announcement_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk, or another receiver's announcement, which may outlive its run by a second."""
+    """The cause is a full disk, or the announcement of another receiver, which may exist for a second after its run."""
     monkeypatch.setattr(progressfile, "ANNOUNCE_SECONDS", 0)
     layout, open_ = Layout.of(tmp_path), TransactionsInProgress()
     open_.start(StreamStart(771, True), Lsn(8), 0.0)

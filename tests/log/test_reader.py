@@ -1,4 +1,4 @@
-"""The log as a table: compare-and-set, durability, reading, and detecting damage."""
+"""The log as a Delta table: compare-and-set, durability, reading, and the detection of damage."""
 
 from __future__ import annotations
 
@@ -130,13 +130,13 @@ def _cut(path: Path) -> None:
 
 
 def _lose_a_row(path: Path) -> None:
-    """A valid Parquet file of the same size with one row less. Only the counts show it."""
+    """Writes a valid Parquet file of the same size that has one row less. Only the row counts show the loss."""
     table = pq.read_table(path)
     pq.write_table(table.slice(0, table.num_rows - 1), path)
 
 
 def _flip_a_bit(path: Path) -> None:
-    """Flips a bit in the middle of the messages, which no count covers."""
+    """Flips a bit in the middle of the messages. The row counts do not show this."""
     footer = pq.read_metadata(path)
     payload = footer.row_group(footer.num_row_groups - 1).column(LOG_SCHEMA.get_field_index("payload"))
     content = bytearray(path.read_bytes())

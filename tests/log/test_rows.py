@@ -1,4 +1,5 @@
-"""The vectorised bookkeeping compared with a plain walk over the same stream, cut in any way."""
+"""The rows computed with vectorised code are compared with a sequential scan of the same stream, for any division of
+the stream into parts."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame,
 
 
 def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> list[Rows]:
-    """The stream is cut anywhere. Each part is assembled alone, from the state at its start."""
+    """Cuts the stream at any frames. Each part is assembled alone, from the state at the start of the part."""
     found: list[Rows] = []
     state: OpenTransaction | None = None
     edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
@@ -138,7 +139,8 @@ def test_wrong_lengths_are_refused(payloads: list[bytes]) -> None:
 
 
 def test_stream_aborts_leave_no_rows() -> None:
-    """PostgreSQL 18 sends Stream Aborts between transactions: alone, and before a transaction that is still open."""
+    """PostgreSQL 18 sends Stream Aborts between transactions: without a transaction after them, and before a
+    transaction that is still open."""
     pending, alone = PendingBatch(), run_of([frame(stream_abort(7, 8))] * 3, 0)
     pending.receive(alone, 0, transaction_after(alone, None), 1.0)
     assert pending.since is None

@@ -1,4 +1,4 @@
-"""A server that sends nothing on an open connection ends the run. A server that is only idle does not."""
+"""A run ends if the server sends nothing on an open connection. It does not end if the server is only idle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadPath]:
 
 
 def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Receiver], None]:
-    """Gives a receiver one order, this many seconds after its start."""
+    """Gives the receiver an order, ``seconds`` after the receiver's start."""
     due = [time.monotonic() + seconds]
 
     def order(receiver: Receiver) -> None:
@@ -52,13 +52,13 @@ def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Recei
 def test_run_ends_when_the_network_path_is_dead(
     source: Source, path: DeadPath, kind: str, new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No error arrives: only the silence ends the run. A later run goes on."""
+    """No error arrives, so only the silence can end the run. A later run continues."""
     if kind == "stream by libpq":
         monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
     log = source.log()
     source.run("INSERT INTO a VALUES (1, 'x')")
     if kind == "drain":
-        # The path dies in the middle of a call: its rows do not fit into what the proxy holds.
+        # The network path dies in the middle of a call, because these rows do not fit into the proxy's buffer.
         source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 30) FROM generate_series(2, 60000) g")
     started = time.monotonic()
     with pytest.raises(SourceUnavailable, match=r"has said nothing for 1 s|timeout"):
@@ -74,7 +74,7 @@ def test_run_ends_when_the_network_path_is_dead(
 
 
 def test_idle_source_does_not_end_the_run(source: Source, path: DeadPath) -> None:
-    """The source has nothing to send, and answers when it is asked."""
+    """The source has nothing to send, but answers requests for a reply."""
     log = source.log()
     end = receive_inside(
         source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT,
@@ -88,7 +88,7 @@ def test_idle_source_does_not_end_the_run(source: Source, path: DeadPath) -> Non
 def test_receiver_waits_for_a_walsender_at_work(
     source: Source, path: DeadPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A walsender that decodes WAL of other tables sends nothing, and reads no request either."""
+    """A walsender that decodes WAL of unpublished tables sends nothing, and does not read requests either."""
     looked: list[bool] = []
     at_work = ReplicationConnection.at_work
 

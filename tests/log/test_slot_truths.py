@@ -1,4 +1,5 @@
-"""Slot, log and source after something happened to one of them: the run continues, or is refused with a clear error."""
+"""Something has happened to the slot, the log or the source. The run then continues, or is refused with a clear
+error."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def source(own: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
 
 
 def refused(source: Source, log: ChangeLog, kind: type[PgcdcError], *, event: str = "started") -> str:
-    """The receiver's error, which comes instead of this event. The log is unchanged."""
+    """The error with which the receiver ends before this event. The log must be unchanged."""
     before = content(log), log.position()
     receiver = source.receiver(log)
     with pytest.raises(kind) as caught:
@@ -56,10 +57,11 @@ def start_again(own: EmbeddedServer, source: Source) -> None:
 
 
 def test_slot_behind_the_log_after_a_source_crash_loses_nothing(own: EmbeddedServer, source: Source) -> None:
-    """PostgreSQL does not persist confirmations at once: an immediate stop loses ours."""
+    """PostgreSQL does not write confirmations to disk at once, so an immediate stop loses the last confirmation."""
     log, twin = source.log(), source.log("twin")
     other = source.database.connect()
-    # While its transaction is open, restart_lsn does not move. Only a move of restart_lsn is persisted at once.
+    # While this transaction is open, restart_lsn does not move. PostgreSQL writes a slot to disk at once only if
+    # restart_lsn moves.
     other.execute("BEGIN; SELECT pg_current_xact_id()")
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')", "INSERT INTO a VALUES (2, 'x')"))
     confirmed = log.position()
@@ -92,8 +94,9 @@ def test_slot_advanced_past_the_log_is_refused(source: Source) -> None:
 def test_log_ahead_of_a_restored_backup_is_refused(
     own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool
 ) -> None:
-    """An older copy of the data directory is restored, so the log holds transactions that this source does not know.
-    Once the source has written past the log's end, positions no longer show it. Its transactions do."""
+    """An older copy of the data directory is restored, so the log has transactions that this source does not have. As
+    soon as the source has written more WAL than the log has, positions no longer show this. Only the transactions show
+    it."""
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.conn.close()
@@ -119,8 +122,9 @@ def test_log_ahead_of_a_restored_backup_is_refused(
 
 
 def test_restored_source_is_noticed_by_a_transaction_the_log_lacks(source: Source) -> None:
-    """The log moved over foreign WAL only. Below its position it must not meet a transaction that it does not hold.
-    Here the slot is set back, and the log claims a position above a transaction that it never received."""
+    """The log's position moved only over WAL without published changes. So the slot must not send a transaction below
+    that position. In this test, the slot is set back, and the log states a position above a transaction that it never
+    received."""
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     other = ChangeLog(Layout.of(source.folder / "other"))
@@ -142,7 +146,8 @@ def test_slot_recreated_under_the_same_name_is_refused(source: Source) -> None:
 
 
 def test_slot_of_the_same_name_in_another_database_is_refused(own: EmbeddedServer, source: Source) -> None:
-    """Slot names belong to the cluster: our slot was dropped, and another database took the name."""
+    """Slot names belong to the whole cluster: our slot was dropped, and another database created a slot of the same
+    name."""
     log = source.log()
     slot = log.identity.slot
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])

@@ -1,4 +1,4 @@
-"""wal_sender_timeout of one second beside a slow parent, receiver or disk: the connection survives."""
+"""With a wal_sender_timeout of one second, the connection survives a slow parent, a slow receiver and a slow disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.log.writers import writing
 
 @pytest.fixture
 def short(source: Source) -> Iterator[None]:
-    """The timeout of the whole server is one second."""
+    """Sets the timeout of the whole server to one second."""
     source.run("ALTER SYSTEM SET wal_sender_timeout = '1s'", "SELECT pg_reload_conf()")
     try:
         eventually(lambda: source.conn.execute("SHOW wal_sender_timeout").fetchone() == ("1s",))
@@ -36,7 +36,7 @@ def short(source: Source) -> Iterator[None]:
 @pytest.mark.usefixtures("short")
 @pytest.mark.long
 def test_connection_survives_a_parent_that_does_not_read(source: Source) -> None:
-    """A driver that Spark keeps busy leaves the receiver's reports in the pipe."""
+    """A driver that is busy with Spark does not read the receiver's reports from the pipe."""
     log, twin = source.log(), source.log("twin")
     settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 20, 0.02)
     command = [sys.executable, "-m", "pgcdc_assets.log.receive.process"]
@@ -63,7 +63,7 @@ def test_connection_survives_a_parent_that_does_not_read(source: Source) -> None
 @pytest.mark.long
 @pytest.mark.usefixtures("short")
 def test_connection_survives_a_paused_receiver(source: Source) -> None:
-    """When the machine resumes, the connection is alive: our sessions have their own timeout, not the server's."""
+    """The connection is still alive after the pause, because our sessions set their own, longer timeout."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -81,7 +81,7 @@ def test_connection_survives_a_paused_receiver(source: Source) -> None:
 
 
 class SlowDisk(BatchWriter):
-    """Each commit takes three times as long as the server's patience."""
+    """A writer whose commits take three times as long as the server's timeout."""
 
     def commit(  # type: ignore[override]
         self, closed: PendingFrames, parts: list[StagedSegments], end: Lsn, ended: Sequence[CommittedContent] = ()
@@ -92,7 +92,7 @@ class SlowDisk(BatchWriter):
 
 @pytest.mark.long
 def test_slow_disk_delays_no_answer_to_the_server(source: Source, tmp_path: Path) -> None:
-    """The session's own timeout is one second here, too. While one batch is written, the next one is already due."""
+    """Here our session's own timeout is also one second. While one batch is written, the next batch is already due."""
     log, asked = source.log(), list[float]()
     end = source.run(*(f"INSERT INTO a VALUES ({number}, repeat('x', 100000))" for number in range(30)))
 

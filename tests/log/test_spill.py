@@ -1,4 +1,5 @@
-"""The receiver without a server: which changes of transactions in progress enter the log, in memory or in files."""
+"""The receiver's storage without a server: which changes of transactions in progress get into the log, whether they are
+in memory or in files."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def intake(relations: Relations, position: Lsn) -> Intake:
 
 
 class Receiving:
-    """The receiver without a connection and without its second thread."""
+    """The part of the receiver that handles frames, without a connection and without the second thread."""
 
     def __init__(self, folder: Path) -> None:
         self.log = ChangeLog(Layout.of(folder))
@@ -105,7 +106,7 @@ class Receiving:
             self.writer.commit(closed, staged, self.intake.positions.boundary, ended)
 
     def content(self) -> dict[int, list[AnyMessage]]:
-        """The changes of each transaction in the log, by its commit_lsn."""
+        """The changes of each transaction in the log, by the transaction's commit_lsn."""
         rows = [row for segment in self.log.all_segments() for row in read_rows(segment.file).to_pylist()]
         found: defaultdict[int, list[AnyMessage]] = defaultdict(list)
         for row in sorted((row for row in rows if row["commit_lsn"]), key=lambda row: row["tx_ordinal"]):
@@ -123,7 +124,7 @@ def _without_commit(changes: list[AnyMessage]) -> list[AnyMessage]:
 
 
 def block(*changes: tuple[int, AnyMessage], first: bool = True, top: int = TOP) -> list[bytes]:
-    """A block of one transaction. The first block describes the table."""
+    """A block of one transaction's changes. The first block also has the Relation message."""
     described = [(top, DESCRIPTION)] if first else []
     inside = [wire.within(wire.message(change), xid) for xid, change in (*described, *changes)]
     return [frame(payload, 1000 + number) for number, payload in enumerate(
@@ -164,8 +165,8 @@ WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spill", "spill
 def test_log_holds_exactly_the_committed_changes(
     steps: list[tuple[str, int, int]], works: list[tuple[int, str]], finished: bool
 ) -> None:
-    """Changes may be in memory, spilled or staged when they are rolled back or committed. Each batch counts its
-    changes."""
+    """Changes may be in memory, in spilled files or in staged files when they are rolled back or committed. The counts
+    of each batch must be right."""
     server = StreamingServer()
     for step, session, depth in steps:
         if step == "rollback_to":
@@ -194,7 +195,8 @@ def test_log_holds_exactly_the_committed_changes(
 
 
 def test_rolled_back_rows_are_not_counted(receiving: Receiving) -> None:
-    """Rows in memory are left out. Rows in a file stay there, and the file's tags say that they do not count."""
+    """Rolled-back rows in memory are never written. Rolled-back rows in a file stay there, and the file's tags exclude
+    them."""
     receiving.take(block((TOP, row(1)), (SUB, row(2)), (OTHER, row(3))))
     receiving.spill()
     receiving.take(block((SUB, row(4)), (TOP, row(5)), first=False) + abort(SUB) + commit())
@@ -211,7 +213,7 @@ def test_rolled_back_rows_are_not_counted(receiving: Receiving) -> None:
 
 @pytest.mark.parametrize("work", ["spill", "stage", ""])
 def test_transaction_whose_savepoints_were_all_rolled_back_leaves_nothing(receiving: Receiving, work: str) -> None:
-    """A rollback to the first savepoint removes everything: no Commit, no file, no batch."""
+    """A rollback to the first savepoint removes all changes. There is then no Commit, no file and no batch."""
     receiving.take(block((SUB, row(1)), (OTHER, row(2))))
     if work == "spill":
         receiving.spill()
@@ -267,7 +269,7 @@ def test_transaction_below_the_position_is_not_taken_again(tmp_path: Path) -> No
 def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
     receiving: Receiving, goal: int, taken: bool, boundary: int
 ) -> None:
-    """No boundary is inside the commit record, so the transaction belongs to the next run."""
+    """No boundary may lie inside the commit record, so the next run stores the transaction."""
     receiving.intake.positions.goal = Endpos(Lsn(goal), wal_writer_delay=0.2)
     receiving.take(block((TOP, row(1))))
     receiving.spill()
@@ -281,7 +283,7 @@ def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
 
 
 def test_message_that_may_be_rolled_back_is_requested_whole(receiving: Receiving) -> None:
-    """A transaction that the log already has, or that is above the goal, is not requested again."""
+    """Such a transaction is not requested again if the log already has it, or if it is above the goal."""
     emitted = LogicalMessage(True, Lsn(1), "p", b"content")
     receiving.take(block((TOP, emitted), (SUB, row(1))) + abort(SUB))
     with pytest.raises(StreamUnsure) as unsure:
@@ -295,7 +297,7 @@ def test_message_that_may_be_rolled_back_is_requested_whole(receiving: Receiving
 
 @pytest.mark.parametrize("origins", [True, False])
 def test_transaction_whose_origin_may_be_missing_is_requested_whole(receiving: Receiving, origins: bool) -> None:
-    """The first change is not at the start of the block, and the source uses origins."""
+    """The first change is not at the start of the block, and the source uses replication origins."""
     receiving.intake._origins = lambda: origins
     told = block((TOP, row(1)))
     start, description, change, stop = (sent[25:] for sent in told)
@@ -310,7 +312,7 @@ def test_transaction_whose_origin_may_be_missing_is_requested_whole(receiving: R
 
 
 def test_transaction_without_changes_needs_no_origin(receiving: Receiving) -> None:
-    """A large transaction that writes only other tables has empty blocks."""
+    """A large transaction that changes only unpublished tables is sent as empty blocks."""
     receiving.intake._origins = lambda: True
     start, *_, stop = (sent[25:] for sent in block((TOP, row(1))))
     receiving.take([frame(start, 1000), frame(stop, 1000), *commit()])
@@ -345,7 +347,7 @@ def test_overlay_counts_only_for_its_own_transaction_until_it_commits() -> None:
 
 
 def test_relation_sent_later_for_another_transaction_stays_in_force() -> None:
-    """A rollback to a savepoint released the transaction's lock. Then another transaction altered the table."""
+    """A rollback to a savepoint released the first transaction's lock. Then another transaction altered the table."""
     relations, overlay = Relations(), Overlay()
     overlay.see(*column("old"), 5)
     altered = relations.see(*column("altered"), FACTS, 7).schema_id
@@ -355,7 +357,8 @@ def test_relation_sent_later_for_another_transaction_stays_in_force() -> None:
 
 
 def test_relation_that_was_sent_last_is_in_force_after_two_commits() -> None:
-    """The order of commits does not decide alone: the server assumes that its last Relation message is known."""
+    """The order of commits alone does not decide. The server assumes that the receiver uses the Relation message that
+    was sent last."""
     relations, one, other = Relations(), Overlay(), Overlay()
     one.see(*column("one"), 5)
     other.see(*column("other"), 6)
@@ -365,7 +368,7 @@ def test_relation_that_was_sent_last_is_in_force_after_two_commits() -> None:
 
 
 def test_repeated_relation_version_keeps_its_id() -> None:
-    """After a rollback the earlier structure is sent again, and gets its earlier id."""
+    """After a rollback, the server sends the earlier structure again, which gets its earlier id."""
     overlay, relations = Overlay(), Relations()
     for sequence, name in enumerate(["c", "rolled back", "c"]):
         overlay.see(*column(name), 10 * sequence)
@@ -376,7 +379,7 @@ def test_repeated_relation_version_keeps_its_id() -> None:
 
 
 def test_relation_inside_a_block_does_not_change_other_transactions(receiving: Receiving) -> None:
-    """Whole transactions between the blocks keep the Relation that was sent before the block."""
+    """Transactions that arrive between the blocks use the Relation message that was sent before the block."""
     base = StreamingServer()
     base.whole(0)
     receiving.take(base.frames)
@@ -384,7 +387,7 @@ def test_relation_inside_a_block_does_not_change_other_transactions(receiving: R
     receiving.take(block((TOP, new), (TOP, Insert(RELATION, ("1", "2")))))
     begun = len(base.frames)
     base.whole(0)
-    # The server has already described the table.
+    # The Relation messages are left out, because the server has already sent them.
     receiving.take([sent for sent in base.frames[begun:] if sent[25:26] != b"R"])
     receiving.take(commit(5000))
     receiving.cut()
@@ -417,7 +420,8 @@ def end(*aborted: int) -> CommitFacts:
 
 
 def test_file_lists_only_its_own_aborted_subtransactions(folder: SpillFolder) -> None:
-    """A file lists the aborted subtransactions between its lowest and highest xid. A reader skips a file with none."""
+    """A file lists only the aborted subtransactions between the lowest and highest xid in the file. If it lists none,
+    readers need not filter its rows."""
     segment = spilled(folder, 710, 712, 712, 714)
     assert (segment.lowest, segment.highest, segment.tally.rows) == (710, 714, 4)
     nothing: tuple[int, ...] = ()
@@ -439,7 +443,7 @@ def test_file_with_only_aborted_rows_is_dropped(folder: SpillFolder) -> None:
 
 
 def test_first_and_last_transaction_follow_commit_order() -> None:
-    """The rows of streamed and of whole transactions are counted in any order."""
+    """The rows of streamed and of unstreamed transactions are counted in any order."""
     total = Tally()
     for lsn in (30, 10, 20):
         total.add(Tally(transactions=1, first=TransactionEnd(lsn, lsn, lsn), last=TransactionEnd(lsn + 5, lsn + 5, 0)))
@@ -449,7 +453,7 @@ def test_first_and_last_transaction_follow_commit_order() -> None:
 
 
 def test_sizes_in_memory_and_in_files_are_counted(receiving: Receiving) -> None:
-    """Memory holds streams and ended transactions. Files count only for the size of the batch."""
+    """The size in memory includes blocks and ended transactions. Files are included only in the size of the batch."""
     pending = receiving.pending
     receiving.take(block((TOP, row(1))))
     size = pending.in_progress.size
@@ -473,7 +477,7 @@ def test_sizes_in_memory_and_in_files_are_counted(receiving: Receiving) -> None:
 def test_full_disk_is_reported_with_the_folder(
     folder: SpillFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet's writer names no file."""
+    """The error of the Parquet writer does not name the file."""
     place = tmp_path / "log" / SPILL
     (place / "full").symlink_to("/dev/full")
     monkeypatch.setattr("pgcdc_assets.log.spill.draft_name", lambda: "full")

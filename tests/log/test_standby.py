@@ -1,5 +1,5 @@
-"""The primary is gone and its standby promoted: the run continues if the slot was synchronised, and is refused if
-not."""
+"""The primary is lost and its standby was promoted. The run continues if the slot was synchronised. Otherwise the run
+is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.log.conftest import Source, content, eventually, until_event
 from tests.servers import new_server, standby_of
 
 SYNCHRONISED_SINCE = 17
-"""Failover slots, and pg_sync_replication_slots()."""
+"""The first PostgreSQL version with failover slots and pg_sync_replication_slots()."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def _source(server: EmbeddedServer, folder: Path) -> Iterator[Source]:
 
 
 def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
-    """A standby that streams from the primary. It is made from a copy of the stopped primary, without its slots."""
+    """A standby that streams from the primary. It is created from a copy of the stopped primary, without the slots."""
     settings = {
         **TEST_SETTINGS, "hot_standby_feedback": "on", "primary_slot_name": "standby",
         "primary_conninfo": f"host={primary.socket_folder} port=5432 user=postgres dbname=postgres",
@@ -50,7 +50,8 @@ def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
 @pytest.mark.long
 @pytest.mark.parametrize("version", [16, pytest.param(17, marks=pytest.mark.long), 18])
 def test_promoted_standby_is_followed_where_the_slot_was_synchronised(tmp_path: Path, version: int) -> None:
-    """A failover slot (17 and later) is synchronised. Before 17 the slot is missing, and the error says so."""
+    """A failover slot (since PostgreSQL 17) is synchronised. Before 17, the standby does not have the slot, and the
+    error says so."""
     synchronised = version >= SYNCHRONISED_SINCE
     primary = new_server(tmp_path / "primary", version, settings=TEST_SETTINGS)
     with primary, _source(primary, tmp_path / "lake") as source:
@@ -91,11 +92,11 @@ def test_promoted_standby_is_followed_where_the_slot_was_synchronised(tmp_path: 
 
 
 def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> None:
-    """Waits until the standby's slot is synchronised and permanent, so that it outlives the promotion."""
+    """Waits until the standby's slot is synchronised and permanent, so that it still exists after the promotion."""
     with Database(standby, "postgres").connect() as conn:
 
         def done() -> bool:
-            # A slot advances by the records of running transactions.
+            # The slot advances only when the server writes a list of running transactions.
             source.receive(log, source.run("SELECT pg_current_xact_id()", "SELECT pg_log_standby_snapshot()"))
             eventually(lambda: _replayed(source))
             conn.execute("SELECT pg_sync_replication_slots()")
@@ -107,7 +108,8 @@ def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> Non
 
 @pytest.mark.long
 def test_standby_replays_ddl_without_waiting_for_a_copy(tmp_path: Path) -> None:
-    """Otherwise replay waits for 30 s (max_standby_streaming_delay), and queries on the standby wait for it."""
+    """If replay waited for the copy, it would wait for 30 s (max_standby_streaming_delay), and queries on the standby
+    would wait, too."""
     primary = new_server(tmp_path / "primary", 18, settings=TEST_SETTINGS)
     with primary, _source(primary, tmp_path / "lake") as source:
         source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a",

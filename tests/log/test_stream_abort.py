@@ -1,4 +1,4 @@
-"""PostgreSQL 18 sends Stream Abort even to protocol version 1: every way of receiving skips it."""
+"""PostgreSQL 18 sends Stream Abort even with protocol version 1. Every way of receiving must skip it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ def one(number: int) -> str:
 
 
 def rolled_back(first: int) -> list[str]:
-    """A transaction that outgrows the memory, with two nested subtransactions."""
+    """Statements of a transaction that exceeds the decoding memory, with two nested subtransactions, and is rolled
+    back."""
     return ["BEGIN", one(-1), "SAVEPOINT s", one(-2), "SAVEPOINT t", one(-3), "RELEASE t", "RELEASE s",
             many(first), "ROLLBACK"]  # fmt: skip
 
 
 def little_memory(source: Source) -> None:
-    """Reduces the decoding memory of this connection and of later ones, including walsenders."""
+    """Reduces the decoding memory of this connection and of later connections, including walsenders."""
     setting = "SET logical_decoding_work_mem = '64kB'"
     source.run(setting, f"ALTER DATABASE {source.database.name} {setting}")
 
 
 def stream_aborts(source: Source) -> int:
-    """The number of Stream Aborts that the server has to send, read through a slot at their start."""
+    """The number of Stream Aborts that the server sends for these transactions, read through a slot at their start."""
     query = """
         SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL,
           'proto_version', '1', 'publication_names', 'p') WHERE get_byte(data, 0) = ascii('A')"""
@@ -47,7 +48,8 @@ def stream_aborts(source: Source) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_stream_aborts_are_skipped_by_every_way_of_receiving(source: Source, way: str) -> None:
-    """Savepoint trees rolled back in whole and in part: alone, in a row, and beside other large transactions."""
+    """Trees of savepoints are rolled back completely and in part: alone, one after another, and together with other
+    large transactions."""
     little_memory(source)
     log, start = source.log(), source.log("peeked").position()
     source.run(*rolled_back(1), one(1), *rolled_back(1), *rolled_back(1))

@@ -1,4 +1,5 @@
-"""Runs of frames with transactions in progress, located by column. Compared with the reference, with any cuts."""
+"""The code that assigns the frames of a FrameRun to transactions, including transactions in progress, column by column.
+It is compared with the reference, for any division of the stream into runs."""
 
 from __future__ import annotations
 
@@ -46,10 +47,10 @@ from tests.protocol import wire
 
 LSN, OTHER = Lsn(0x16_B374_D848), Lsn(0x16_B374_D878)
 FIRST = 1000
-"""LSN of the first frame. Each frame has its own LSN."""
+"""The LSN of the first frame. Each frame has its own LSN."""
 LETTERS = st.sampled_from([b"S", b"E", b"BC", b"w\0\0\0I", b"", b"I" * 30])
 XIDS = st.sampled_from([1, 7, 0x4945_5342, 0xFFFF_FFFE])
-"""Some of these have bytes that are letters."""
+"""Some of these xids contain bytes that are also message letters."""
 CHANGES: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(lambda text: Insert(7, (text.decode(), None)), LETTERS),
     st.builds(lambda text: Update(7, None, None, (text.decode(), UNCHANGED)), LETTERS),
@@ -78,7 +79,7 @@ Frames = list[bytes]
 
 @st.composite
 def streams(draw: st.DrawFn, *, parallel: bool) -> Frames:
-    """Blocks of several transactions, whole transactions, and messages between them."""
+    """Generates blocks of several transactions, unstreamed transactions, and messages between them."""
     payloads: list[bytes] = []
     for _ in range(draw(st.integers(0, 6))):
         sort = draw(st.sampled_from(["block", "whole", "prepared", "between"]))
@@ -106,7 +107,7 @@ def _of(of: AnyMessage, parallel: bool) -> AnyMessage:
 
 
 def _reference(payloads: Frames, parallel: bool) -> list[Placed]:
-    """Frames up to the first one that the reference refuses."""
+    """The frames that the reference accepts, up to the first frame that it refuses."""
     decoder, found = StreamDecoder(parallel=parallel), []
     for payload in payloads:
         try:
@@ -117,7 +118,7 @@ def _reference(payloads: Frames, parallel: bool) -> list[Placed]:
 
 
 def _parts(payloads: Frames, cuts: Sequence[int], parallel: bool) -> list[Located]:
-    """The stream in runs. Each run is located from where the previous run ended."""
+    """The stream, divided into FrameRuns. Each FrameRun starts in the state in which the previous one ended."""
     edges = sorted({0, len(payloads), *(cut % (len(payloads) + 1) for cut in cuts)})
     frames = [frame(payload, FIRST + number) for number, payload in enumerate(payloads)]
     found: list[Located] = []
@@ -160,7 +161,7 @@ def test_frames_are_placed_as_by_the_reference(data: st.DataObject, cuts: list[i
 @settings(max_examples=300, deadline=None)
 @given(st.data(), CUTS, st.booleans())
 def test_frames_that_the_reference_refuses_are_refused(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
-    """Any messages in any order: both refuse the same frame."""
+    """The messages have any order. The code and the reference must refuse the same frame."""
     anything: st.SearchStrategy[AnyMessage] = st.one_of(
         CHANGES, BETWEEN, st.sampled_from([ORIGIN, BEGIN, COMMIT, BEGIN_PREPARE, PREPARE, StreamStop()]),
         st.builds(StreamStart, XIDS, st.booleans()),
@@ -230,7 +231,7 @@ def test_frames_outside_of_blocks_are_not_copied() -> None:
 
 
 def test_part_of_a_run_keeps_only_its_own_bytes() -> None:
-    """Keepalives cut one piece of memory into many runs."""
+    """Keepalives divide one piece of memory into many FrameRuns."""
     block = [wire.message(StreamStart(7, True)), wire.within(wire.message(Insert(7, ("a",))), 8), b"E"]
     run = run_of([frame(payload) for payload in block * 100], 0)
     found = located(run.part(3, 6), StreamPlace(), parallel=True)

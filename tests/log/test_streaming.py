@@ -1,4 +1,4 @@
-"""Transactions that are received in progress leave the same log as whole transactions."""
+"""Transactions that are received in progress leave the same log as transactions received without streaming."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_streamed_blocks_leave_the_log_of_whole_transactions(twins: Twins) -> No
 
 
 def history(source: Source) -> None:
-    """Two large transactions that overlap each other and small ones, with every kind of end."""
+    """Two large transactions that overlap each other and also small transactions. They end in every possible way."""
     with source.database.connect() as one, source.database.connect() as two:
         source.run("INSERT INTO b VALUES (1, 1)")
         one.execute("BEGIN; " + many(1))
@@ -92,8 +92,8 @@ def killed(receiver: ReceiverProcess) -> None:
 def test_transaction_open_at_the_end_of_a_run_is_received_again(
     twins: Twins, end: Callable[[ReceiverProcess], None]
 ) -> None:
-    """The server sends the transaction again from its start, in blocks or whole. The part that the first run stored is
-    deleted, so nothing is stored twice."""
+    """The server sends the transaction again from its start, with or without streaming. The part that the first run
+    stored is deleted, so no change is stored twice."""
     source, receiver = twins.source, twins.start()
     with source.database.connect() as one, source.database.connect() as two:
         one.execute("BEGIN; " + many(1) + "; SAVEPOINT s; " + many(1001))
@@ -120,7 +120,8 @@ def test_transaction_open_at_the_end_of_a_run_is_received_again(
 
 @pytest.mark.long
 def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
-    """A mark below a transaction's commit, and a mark above it, where the log has all its rows."""
+    """The first mark is below the transaction's commit. The second mark is above it, so the log must have all rows of
+    the transaction."""
     source, receiver = twins.source, twins.start(batch_seconds=3600)
     with source.database.connect() as one:
         one.execute("BEGIN; " + many(1))
@@ -144,11 +145,11 @@ def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
 
 @pytest.mark.long
 def test_withdrawn_goal_stays_withdrawn_after_a_reconnect(twins: Twins) -> None:
-    """After a reconnect the receiver reads the orders again."""
+    """After a reconnect, the receiver reads the list of orders again."""
     source, receiver = twins.source, twins.start()
     receiver.until(Lsn(source.lsn() + (1 << 16)))
     receiver.follow()
-    # Orders are taken one after the other, so the goal has been withdrawn when this is reported.
+    # Orders are read one after another, so the goal has been withdrawn when the log is complete to this LSN.
     twins.streamed.complete_to(source.run("INSERT INTO b VALUES (1, 1)"))
     _reconnect(twins)
     twins.streamed.complete_to(source.run("INSERT INTO a VALUES (-1, 'x')"))
@@ -158,7 +159,8 @@ def test_withdrawn_goal_stays_withdrawn_after_a_reconnect(twins: Twins) -> None:
 
 
 def _reconnect(twins: Twins) -> None:
-    """A transaction whose message may be rolled back makes the receiver reconnect and request it whole."""
+    """Commits a transaction with a message that may be rolled back. The receiver must reconnect and request the
+    transaction without streaming."""
     source = twins.source
     end = source.run("BEGIN", many(90_001), "SAVEPOINT s", "SELECT pg_logical_emit_message(true, 'app', 'gone')",
                      many(91_001), "ROLLBACK TO s", "COMMIT")  # fmt: skip
@@ -168,7 +170,8 @@ def _reconnect(twins: Twins) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("immediate", [False, pytest.param(True, marks=pytest.mark.since(16, "immediate streaming"))])
 def test_committed_transactions_of_a_late_receiver_are_streamed(source: Source, immediate: bool) -> None:
-    """Everything has committed before the receiver starts. The server streams it nevertheless."""
+    """All transactions have committed before the receiver starts. The server still sends them as streamed
+    transactions."""
     little_memory(source, immediate=immediate)
     twins = Twins.of(source)
     history(source)

@@ -1,4 +1,5 @@
-"""Transactions in progress are kept in files: neither their number nor their size uses the receiver's memory."""
+"""Transactions in progress are kept in files, so the receiver's memory depends neither on their number nor on their
+size."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def roomy(pg_version: int, tmp_path: Path) -> Iterator[Source]:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_memory_is_bounded_for_many_open_transactions_and_a_large_one(roomy: Source) -> None:
-    """Segments have their default size. The files of a rolled-back transaction are deleted at once."""
+    """Segments have their default size. The files of a transaction are deleted as soon as it is rolled back."""
     reading = Reading(roomy.log())
     twins = Twins(roomy, Twin(roomy, reading, {}), Twin(roomy, Reading(roomy.log("whole")), {"streaming": False}))
     receiver = twins.start()

@@ -1,4 +1,4 @@
-"""The cases that are refused before the first frame. Each error names both LSNs and says what to do."""
+"""Cases in which a run is refused before the first frame. Each error names both LSNs and says what to do."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_log_ahead_of_the_source_is_refused(source: Source) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("system_identifier", "7007"), ("database_oid", 7007)])
 def test_source_of_another_identity_is_refused(source: Source, field: str, value: Any) -> None:
-    """A database with another name and the same OID is the same database, which was renamed."""
+    """A database with another name but the same OID is accepted, because it was renamed."""
     own = source.log().identity
     other = Identity(**{**own.__dict__, "database": "before", field: value})
     error = _refused(source, _log_at(source, "other", other, source.lsn()), IdentityMismatch)
@@ -108,7 +108,8 @@ SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgcdc%/catalog' AND 
 @pytest.mark.long
 @pytest.mark.parametrize("beyond_fork", ["nothing", "log", "lake"])
 def test_promoted_standby_is_followed_only_below_the_fork(source: Source, database: Database, beyond_fork: str) -> None:
-    """A lake that is above the fork is refused even if its log ends below the fork."""
+    """If a position of the lake is above the fork of the timelines, the standby is refused, even if the log ends below
+    the fork."""
     stands = ZERO
     server = new_server(source.folder / "primary", database.server.version)
     with server:
@@ -138,7 +139,8 @@ def test_promoted_standby_is_followed_only_below_the_fork(source: Source, databa
             assert "timeline 2" in str(error)
             assert str(max(stands, log.position())) in str(error)
         else:
-            # The timeline is set before the first frame: a copy made during the run is above the fork and the log.
+            # The log records the timeline before the first frame. So a snapshot copy that this run makes is known to be
+            # above the fork.
             receiver = new.receiver(log)
             until_event(receiver, "started")
             assert log.timeline == 2

@@ -1,4 +1,4 @@
-"""The table of transactions in progress and of prepared transactions."""
+"""The tables that hold transactions in progress and prepared transactions."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_prepared_transaction_ends_with_its_commit_or_rollback() -> None:
 
 
 def test_repeated_prepare_changes_nothing() -> None:
-    """The first content is kept, and the repeated content is the same."""
+    """The content of the first PREPARE is kept. The repeated PREPARE has the same content."""
     held, first = PreparedTransactions(), prepared(7, "g", 100)
     assert held.prepare(first)
     assert not held.prepare(prepared(7, "g", 100))
@@ -143,7 +143,8 @@ def test_repeated_prepare_changes_nothing() -> None:
 
 
 def test_late_end_of_an_earlier_gid_does_not_end_the_later_transaction() -> None:
-    """A late or repeated rollback does not belong to the later transaction."""
+    """The gid was used before. A late or repeated rollback or commit of the earlier transaction must not end the newer
+    transaction."""
     held, later = PreparedTransactions(), prepared(17, "g", 500)
     held.prepare(later)
     assert held.named(rollback(7, "g", 100)) is None
@@ -153,7 +154,7 @@ def test_late_end_of_an_earlier_gid_does_not_end_the_later_transaction() -> None
 
 
 def test_commit_below_a_prepare_does_not_belong_to_it() -> None:
-    """The same xid and gid, after the xid counter has wrapped around."""
+    """A later transaction has the same xid and gid, because the xid counter has wrapped around."""
     held, early, late = PreparedTransactions(), prepared(7, "g", 100), prepared(7, "g", 900)
     held.prepare(early)
     held.prepare(late)
@@ -169,6 +170,6 @@ def test_end_of_an_unknown_transaction_finds_nothing() -> None:
 
 
 def test_transaction_prepared_under_an_earlier_process_is_found() -> None:
-    """Another process prepared it, days ago."""
+    """The transaction was prepared while another receiver process ran, perhaps days ago."""
     known = prepared(7, "g", 100)
     assert PreparedTransactions([known]).named(commit_prepared(7, "g", 5000)) is known

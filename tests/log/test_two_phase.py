@@ -1,4 +1,4 @@
-"""Transactions that are sent at PREPARE leave the same log as whole transactions, whenever they end."""
+"""Transactions that are sent at PREPARE leave the same log as other transactions, no matter when they end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_BLOCKS, WHOLE = {"streaming": True}, {"streaming": False}
 
 @pytest.fixture
 def twins(source: Source, request: pytest.FixtureRequest) -> Twins:
-    """Large transactions come in blocks. Small transactions always come whole."""
+    """Large transactions are streamed in blocks. Small transactions are never streamed."""
     little_memory(source)
     return Twins.of(source, two_phase=True, **getattr(request, "param", IN_BLOCKS))
 
@@ -40,7 +40,7 @@ def files(twins: Twins) -> list[str]:
 
 
 def finish(twins: Twins, *, facts: bool = True) -> list[Row]:
-    """Receive and compare everything. No prepared content is left."""
+    """Receives and compares everything. No content of prepared transactions may be left."""
     twins.streamed.arrive(twins.flushed())
     return twins.check(facts=facts)
 
@@ -89,7 +89,7 @@ def test_prepared_transaction_that_ends_at_once_leaves_no_file(twins: Twins) -> 
 @both
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
 def test_prepared_transaction_may_end_after_a_restart(twins: Twins, how: str) -> None:
-    """Once the PREPARE is confirmed, the server sends only the end."""
+    """Once the PREPARE is confirmed, the server sends only the COMMIT PREPARED or ROLLBACK PREPARED."""
     source = twins.source
     twins.start()
     durable(twins, prepare(source, many(1, 600), "SAVEPOINT s", many(2001, 600), "ROLLBACK TO s", many(5001, 10)))
@@ -128,7 +128,8 @@ def test_several_prepared_transactions_may_be_open(twins: Twins) -> None:
 
 @pytest.mark.long
 def test_relations_described_in_a_prepared_transaction_hold_for_later_ones(twins: Twins) -> None:
-    """The server does not describe them again, and the catalog cannot be read while the transaction holds a lock."""
+    """The server does not describe these relations again, and the catalog cannot be read while the transaction holds a
+    lock."""
     source = twins.source
     source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
     twins.start()
@@ -155,7 +156,8 @@ def test_relations_sent_before_a_prepared_transaction_stay_valid_in_it(twins: Tw
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["log", "server"])
 def test_commit_prepared_that_comes_again_is_stored_once(twins: Twins, first: str) -> None:
-    """The log has the transaction, whose kept content is deleted. Or everything is sent again, from its PREPARE on."""
+    """Either the log already has the transaction and its kept content is deleted, or the server sends everything again,
+    from the PREPARE on."""
     source = twins.source
     copy = source.log("behind", copy_of=twins.streamed.log) if first == "server" else None
     twins.start()
@@ -166,7 +168,8 @@ def test_commit_prepared_that_comes_again_is_stored_once(twins: Twins, first: st
     assert twins.streamed.receiver is not None
     twins.streamed.receiver.kill()
     if copy is not None:
-        # A copied slot has no two_phase: everything comes whole, and must equal what the log holds.
+        # A copied slot does not have two_phase, so it sends the complete transaction at its commit. This must equal the
+        # log's content.
         source.receive(copy, source.lsn())
     twins.start()
     source.run("INSERT INTO a VALUES (3, 'x')")
@@ -207,7 +210,7 @@ def test_messages_and_origins_of_a_prepared_transaction_are_kept(twins: Twins) -
 
 @pytest.mark.long
 def test_lost_content_of_a_prepared_transaction_is_an_error(twins: Twins) -> None:
-    """The log never silently lacks a transaction of the source."""
+    """The log must never lack a transaction of the source without an error."""
     source = twins.source
     twins.start()
     durable(twins, prepare(source, "INSERT INTO a VALUES (1, 'x')"))
@@ -272,8 +275,8 @@ def test_setting_that_differs_from_the_slot_is_refused(source: Source) -> None:
 
 @pytest.mark.long
 def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
-    """The copy would send a prepared transaction at its commit. After the drain, the stream would send only the
-    commit."""
+    """The copy of the slot would send a prepared transaction at its commit. After the drain, the stream would send only
+    the COMMIT PREPARED."""
     log = source.log(two_phase=True)
     prepare(source, "INSERT INTO a VALUES (1, 'x')")
     source.run(many(2, 2000))
@@ -287,7 +290,8 @@ def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
 @pytest.mark.long
 @both
 def test_only_changes_that_count_are_reported_of_a_prepared_transaction(twins: Twins) -> None:
-    """Changes that were rolled back to a savepoint do not count. The ordinals have gaps in their place."""
+    """The number of changes excludes changes that were rolled back to a savepoint. The ordinals have gaps in their
+    place."""
     source = twins.source
     twins.start()
     prepare(source, many(1, 1000), "SAVEPOINT s", many(1001, 500), "ROLLBACK TO s", "INSERT INTO b VALUES (1, 1)")
@@ -317,7 +321,7 @@ def test_manifest_holds_no_row_values(source: Source) -> None:
 
 @pytest.mark.long
 def test_origin_none_depends_on_the_session_that_prepares(source: Source) -> None:
-    """The server would filter each record by the origin of the session that wrote it."""
+    """PostgreSQL filters each record by the origin of the session that wrote the record."""
     log, name = source.log(two_phase=True), f"o_{source.database.name}"
     source.conn.execute("SELECT pg_replication_origin_create(%s)", [name])
     with source.database.connect() as other:
@@ -344,7 +348,7 @@ def test_origin_none_depends_on_the_session_that_prepares(source: Source) -> Non
 @pytest.mark.long
 @pytest.mark.since(18, "two_phase of a slot can be changed")
 def test_kept_content_is_deleted_after_two_phase_is_switched_off(source: Source) -> None:
-    """Without two_phase, the server sends the whole transaction at COMMIT PREPARED."""
+    """Without two_phase, the server sends the complete transaction at COMMIT PREPARED."""
     log = source.log(two_phase=True)
     receiver = source.receiver(log, two_phase=True)
     lsn = prepare(source, "INSERT INTO a VALUES (1, 'x')")

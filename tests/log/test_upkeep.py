@@ -1,4 +1,4 @@
-"""Compaction changes only the files. Retention removes whole batches from the start."""
+"""Compaction changes only the files of the log. Retention deletes complete batches from the start of the log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""One history in two logs: all rows written at their commit, or some rows written before it. Files of the second log
-have ``CommitFacts`` (commit LSN and time, stored apart from the rows), as for transactions received in progress."""
+"""Writes one history to two logs. In the first log, all rows are written at their commit. In the second log, some rows
+are written before their commit, as for transactions received in progress. Their files have ``CommitFacts`` (commit LSN
+and time, stored apart from the rows)."""
 
 from __future__ import annotations
 
@@ -43,14 +44,14 @@ from tests.log.streams import commit, insert, message, relation, truncate
 WHO: Final = Identity("7", "db", "slot")
 START: Final = Lsn(1000)
 STEP: Final = 1000
-"""The WAL that a transaction takes."""
+"""The distance between two transactions in WAL bytes."""
 TEXT: Final = PgType(25, "text")
 TABLES: Final = {
     number: Table(number, TableName("public", f"t{number}"), (Column(1, "c", TEXT), Column(2, "d", TEXT)))
     for number in (1, 2, 3)
 }
 COLUMNS: Final = "cd"
-"""The name of the relation's only column, by version of the relation."""
+"""The name of the relation's only column. The index is the version of the relation."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Change:
     relation_id: int
     version: int
     sub: int
-    """The subtransaction, or 0 for the top transaction."""
+    """The number of the subtransaction. 0 is the top transaction."""
     text: bytes
 
 
@@ -68,13 +69,14 @@ class Change:
 class Transaction:
     changes: tuple[Change, ...]
     aborted: tuple[int, ...] = ()
-    """The aborted subtransactions."""
+    """The numbers of the aborted subtransactions."""
     origin: str | None = None
     files: int = 1
-    """The number of files that its rows go to while it is in progress. With 0, no row is written before its commit."""
+    """The number of files into which the transaction's rows are written while it is in progress. With 0, no row is
+    written before the commit."""
 
     def counts(self, change: Change) -> bool:
-        # A message names the top transaction.
+        # A logical message belongs to the top transaction, so an aborted subtransaction does not remove it.
         return change.kind == "M" or change.sub not in self.aborted
 
     @property
@@ -109,7 +111,7 @@ class Twin:
         self._number = 0
 
     def add(self, transactions: Sequence[Transaction]) -> None:
-        """Adds one batch. A transaction without rows that count leaves no trace."""
+        """Adds one batch. A transaction of which no rows remain after rollbacks is not written."""
         start, files, groups, tally = self.log.position(), [], [], Tally()
         end = Lsn(START + STEP * (self._number + len(transactions)))
         for transaction in transactions:
@@ -142,14 +144,14 @@ class Twin:
 
 
 class _Made:
-    """A transaction at its LSN."""
+    """A transaction with its LSN."""
 
     def __init__(self, transaction: Transaction, number: int, relations: Relations) -> None:
         self._of = transaction
         self._end = START + STEP * (number + 1) - 10
         self._xid = 100 * (number + 1)
         final = {(r, v): _describe(relations, r, v) for r in TABLES for v in (0, 1)}
-        # The same number means another shape in another transaction.
+        # The same provisional number means different relation shapes in different transactions.
         self._provisional = {shape: (place + number) % len(final) for place, shape in enumerate(final)}
         self._final = final
         self.late = CommitFacts(
@@ -160,11 +162,11 @@ class _Made:
         )
 
     def rows(self, places: Sequence[int]) -> Rows:
-        """The rows as they are written at the commit."""
+        """The rows as they are written at the transaction's commit."""
         return self._rows(places, self.late.commit_lsn, self.late.commit_ts, self._final)
 
     def early(self, places: Sequence[int]) -> Rows:
-        """The rows as they are written before the commit."""
+        """The rows as they are written before the transaction's commit."""
         subs = [0 if self._of.changes[at].kind == "M" else self._of.changes[at].sub for at in places]
         subxid = np.array([self._xid + sub for sub in subs], np.int64)
         return self._rows(places, ABSENT, ABSENT, self._provisional, subxid)
@@ -231,7 +233,8 @@ def _describe(relations: Relations, relation_id: int, version: int) -> int:
 
 
 def twins(folder: Path, batches: Sequence[Sequence[Transaction]]) -> tuple[ChangeLog, ChangeLog]:
-    """The log with all rows written at their commit, and the log with rows written earlier."""
+    """Two logs of the same history: one with all rows written at their commit, and one with some rows written
+    earlier."""
     pair = Twin(folder / "plain", early=False), Twin(folder / "early", early=True)
     for transactions in batches:
         for twin in pair:
@@ -244,7 +247,8 @@ def whole(log: ChangeLog) -> LsnRange:
 
 
 def spans(log: ChangeLog) -> list[LsnRange]:
-    """Some spans that begin and end between transactions: each transaction alone, and all after each transaction."""
+    """Some spans that begin and end between transactions: each transaction alone, and everything from each transaction
+    on."""
     edges = [Lsn(edge) for edge in range(log.start, log.position() + 1, STEP)]
     alone = [LsnRange(low, high) for low, high in itertools.pairwise(edges)]
     return alone + [LsnRange(low, edges[-1]) for low in edges[:-2]]

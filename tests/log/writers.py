@@ -1,4 +1,4 @@
-"""Concurrent writers during a block."""
+"""Sessions that write concurrently while a block runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.log.conftest import Source
 
 @contextmanager
 def writing(source: Source, number: int) -> Iterator[None]:
-    """``number`` sessions with small transactions of several statements, one after the other."""
+    """Runs ``number`` sessions, each with small transactions of several statements, one after another."""
     stop = threading.Event()
 
     def write(writer: int) -> None:
