@@ -1,5 +1,5 @@
-"""Files that were written before their commit: what their tags say, and that every reader of the log reads such files
-like all other files."""
+"""Early files, which were written before their transaction's commit: what their tags say, and that every reader of the
+log reads them like all other files."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_file_keeps_only_the_aborted_subtransactions_of_its_own_range(aborted: l
     assert found == CommitFacts(1, 2, tuple(xid for xid in aborted if low <= xid <= high), {3: 4})
 
 
-def test_late_facts_are_filled_into_the_rows() -> None:
+def test_commit_facts_are_filled_into_the_rows() -> None:
     late = CommitFacts(Lsn(9), 1_000_000, (701, 702), {1: 11, 3: 1})
     filled = late.fill(TABLE)
     assert filled.schema.equals(TABLE.schema.remove(4))
@@ -117,7 +117,7 @@ def test_late_facts_are_filled_into_the_rows() -> None:
 @settings(max_examples=15)
 @given(BATCHES)
 @example([list(batch) for batch in HISTORY])
-def test_any_history_reads_the_same_with_early_files(batches: list[list[Transaction]]) -> None:
+def test_any_history_reads_the_same_from_early_files(batches: list[list[Transaction]]) -> None:
     """The same must be read after the log is compacted, and after it is cut off batch by batch."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder) / "compacted", batches)
@@ -189,7 +189,7 @@ def _same_when_cut_off(plain: ChangeLog, early: ChangeLog) -> None:
         assert early.verify(whole(early)) == plain.verify(whole(plain))
 
 
-def test_early_files_are_found_by_their_commit(tmp_path: Path) -> None:
+def test_files_written_before_their_commit_are_found_by_their_commit(tmp_path: Path) -> None:
     _, log = twins(tmp_path, HISTORY)
     late = [segment for segment in log.all_segments() if segment.commit_facts is not None]
     assert len(late) == 4

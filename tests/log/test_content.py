@@ -33,7 +33,7 @@ def test_rows_of_several_transactions_and_tables_are_stored_in_order(source: Sou
     assert all(row["xid"] and row["commit_ts"] for row in rows(log))
 
 
-def test_commit_time_is_that_of_the_source(source: Source) -> None:
+def test_commit_time_in_the_log_equals_the_commit_time_of_the_source(source: Source) -> None:
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     source.receive(log, end)
@@ -89,7 +89,7 @@ def test_rows_of_one_transaction_carry_their_own_schema_versions(source: Source)
     assert [column.name for column in shapes[second["schema_id"]].columns] == ["id", "v", "more"]
 
 
-def test_type_messages_are_stored_beside_the_relation(source: Source) -> None:
+def test_type_messages_are_stored_with_their_relation(source: Source) -> None:
     source.run("CREATE TYPE mood AS ENUM ('sad', 'ok')", "ALTER TABLE a ADD COLUMN m mood")
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x', 'ok')")

@@ -100,7 +100,7 @@ def test_drained_log_equals_the_streamed_log(source: Source, limits: RangeLimits
     assert source.confirmed(log) == log.position()
 
 
-def test_stream_goes_on_where_the_drain_ended(source: Source, commands: list[str]) -> None:
+def test_stream_starts_where_the_drain_ended(source: Source, commands: list[str]) -> None:
     """One run drains the backlog and then streams. Everything is received exactly once, and the copy of the slot is
     dropped."""
     streamed, log = source.log("streamed"), source.log("drained")
@@ -193,7 +193,7 @@ def test_long_open_transaction_is_streamed_instead_of_drained(source: Source, co
     assert content(log) == content(streamed)
 
 
-def test_complete_transactions_are_drained_though_a_later_record_is_incomplete(
+def test_complete_transactions_are_drained_even_if_a_later_record_is_incomplete(
     source: Source, commands: list[str]
 ) -> None:
     """The last flushed WAL page ends in the middle of a record. The commit that the record belongs to is not flushed,

@@ -64,7 +64,7 @@ GOALS: dict[str, tuple[Callable[[Stream], Lsn], int]] = {
 
 
 @pytest.mark.parametrize(("goal", "transactions"), GOALS.values(), ids=GOALS)
-def test_run_takes_transactions_that_end_at_or_below_its_goal(
+def test_run_stores_transactions_that_end_at_or_below_its_goal(
     stream: Stream, goal: Callable[[Stream], Lsn], transactions: int
 ) -> None:
     at, (commit_lsn, end_lsn) = goal(stream), stream.commits[1]
@@ -110,7 +110,7 @@ def test_goal_past_a_page_header_is_reached(source: Source) -> None:
     assert log.position() <= goal
 
 
-def test_goal_is_reached_beside_an_open_idle_transaction(source: Source) -> None:
+def test_goal_is_reached_while_an_idle_transaction_is_open(source: Source) -> None:
     log = source.log()
     with source.database.connect() as other:
         other.execute("BEGIN")
@@ -132,7 +132,7 @@ def test_goal_in_the_past_receives_nothing(stream: Stream) -> None:
 
 
 @pytest.mark.long
-def test_goal_beyond_the_source_is_followed_until_it_is_reached(source: Source) -> None:
+def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(source: Source) -> None:
     log = source.log()
     goal = Lsn(source.lsn() + (1 << 20))
     receiver = source.receiver(log)
@@ -168,7 +168,7 @@ def test_mark_reports_that_the_log_is_complete_up_to_it(stream: Stream) -> None:
     eventually(lambda: not receiver.alive)
 
 
-def test_run_to_any_byte_takes_what_ended_there_and_a_second_run_takes_nothing(stream: Stream) -> None:
+def test_goal_may_be_any_byte_and_a_second_run_to_it_stores_nothing(stream: Stream) -> None:
     """The test uses goals at random bytes of the WAL."""
     (first, _), (_, last) = stream.commits[0], stream.commits[-1]
     chance = random.Random(5)

@@ -51,7 +51,7 @@ def streams_again(twins: Twins, first: int) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_transaction_that_cannot_be_decoded_in_progress_is_received_whole(
+def test_transaction_that_cannot_be_decoded_in_progress_is_received_unstreamed(
     twins: Twins, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Goals and marks that were requested before the reconnect are kept, and each of them is reported once."""
@@ -101,7 +101,7 @@ def walsender(twins: Twins) -> Any:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_transaction_whose_messages_may_be_rolled_back_is_received_whole(twins: Twins) -> None:
+def test_transaction_whose_messages_may_be_rolled_back_is_received_unstreamed(twins: Twins) -> None:
     """The protocol does not say to which subtransaction a logical message of a streamed transaction belongs."""
     source, receiver = twins.source, twins.start()
     pid = walsender(twins)
@@ -134,7 +134,7 @@ def test_transaction_whose_messages_may_be_rolled_back_is_received_whole(twins: 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_slot_behind_the_log_receives_the_overlap_whole(twins: Twins) -> None:
+def test_transactions_that_a_slot_behind_the_log_repeats_are_received_unstreamed(twins: Twins) -> None:
     """The repeated transactions are received without streaming, and compared with the log. Later commits are
     streamed."""
     source, log = twins.source, twins.streamed.log
@@ -176,7 +176,7 @@ def _move(twins: Twins, position: Lsn) -> None:
     BatchWriter(log.path, log.identity, log.timeline, Relations()).advance(position)
 
 
-def test_fallback_lasts_until_its_time_is_over_and_its_position_is_passed() -> None:
+def test_fallback_lasts_until_its_time_is_over_and_its_position_is_reached() -> None:
     """Each failure doubles the time, up to an hour. Streaming starts again when the time is over and the position is
     reached."""
     fallback = Fallback(True, 0.0)
@@ -197,7 +197,7 @@ def test_fallback_lasts_until_its_time_is_over_and_its_position_is_passed() -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_transaction_whose_stream_names_no_origin_is_received_whole(twins: Twins) -> None:
+def test_transaction_whose_blocks_name_no_origin_is_received_unstreamed(twins: Twins) -> None:
     """The server sends the origin of the first decoded record. Catalog changes and logical messages have no origin."""
     source, receiver, name = twins.source, twins.start(), f"o_{twins.source.database.name}"
     with source.database.connect() as conn:

@@ -75,7 +75,7 @@ def test_little_foreign_wal_makes_one_commit_at_the_end_of_the_run(source: Sourc
 
 
 @pytest.mark.long
-def test_apply_lsn_is_the_one_that_the_parent_reports(source: Source) -> None:
+def test_apply_lsn_that_the_parent_reports_is_sent_to_the_server(source: Source) -> None:
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -92,7 +92,7 @@ def test_apply_lsn_is_the_one_that_the_parent_reports(source: Source) -> None:
     receiver.stop()
 
 
-def test_open_transaction_spills_and_is_stored_whole(source: Source) -> None:
+def test_large_transaction_is_spilled_to_files_and_stored_completely(source: Source) -> None:
     log = source.log()
     source.transaction(
         "INSERT INTO a SELECT g, repeat(md5(g::text), 12) FROM generate_series(1, 120000) g",
@@ -118,7 +118,7 @@ def test_open_transaction_spills_and_is_stored_whole(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_large_relation_gets_its_own_file_that_other_readers_skip(source: Source) -> None:
+def test_large_relation_gets_its_own_file_which_readers_of_other_relations_skip(source: Source) -> None:
     log = source.log()
     many = "INSERT INTO a SELECT g, repeat('x', 300) FROM generate_series(1, 30000) g"
     source.run(f"{many}; INSERT INTO b VALUES (1, 1)")
@@ -134,7 +134,7 @@ def test_large_relation_gets_its_own_file_that_other_readers_skip(source: Source
     assert batch.counts == {ids["a"]: {"I": 30_000}, ids["b"]: {"I": 1}}
 
 
-def test_source_can_shut_down_beside_a_receiver(database: Database, source: Source) -> None:
+def test_source_can_shut_down_while_a_receiver_is_connected(database: Database, source: Source) -> None:
     """A fast shutdown waits until everything that was sent is confirmed. The server's keepalive requests a reply, which
     ends the batch."""
     server = new_server(source.folder / "own", database.server.version)
@@ -176,7 +176,7 @@ def _reported(column: str) -> str:
     )
 
 
-def test_locked_table_does_not_hold_up_the_stream(source: Source, database: Database) -> None:
+def test_locked_table_does_not_delay_the_stream(source: Source, database: Database) -> None:
     """A TRUNCATE, ALTER TABLE or VACUUM FULL holds the lock. The server continues to send, so the slot must advance."""
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")

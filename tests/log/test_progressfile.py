@@ -114,7 +114,9 @@ def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest
     assert announced(layout) is None
 
 
-def test_announcement_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receiver_continues_if_its_announcement_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cause is a full disk, or the announcement of another receiver, which may exist for a second after its run."""
     monkeypatch.setattr(progressfile, "ANNOUNCE_SECONDS", 0)
     layout, open_ = Layout.of(tmp_path), TransactionsInProgress()

@@ -93,7 +93,9 @@ def test_batches_and_segments_are_found_by_span(log: ChangeLog) -> None:
     assert {shape.relation_id for shape in log.shapes(LsnRange(Lsn(210), Lsn(450))).values()} == {1, 2}
 
 
-def test_span_of_the_log_is_read_once_and_may_cut_its_batches(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_span_is_read_once_and_may_begin_and_end_inside_a_batch(
+    log: ChangeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, _ = writer_of(log)
     for at, relation_id in ((200, 1), (300, 2), (400, 1)):
         writer.commit(frames_of(at, relation_id), [], Lsn(at + 50))
@@ -154,7 +156,7 @@ def test_damaged_file_is_detected(log: ChangeLog, damage: Any) -> None:
         ChangeLog(Layout.of(log.path.parent.parent)).verify(LsnRange(START, Lsn(250)))
 
 
-def test_file_with_an_unreadable_summary_is_named(log: ChangeLog) -> None:
+def test_file_with_an_unreadable_summary_is_named_in_the_error(log: ChangeLog) -> None:
     writer, _ = writer_of(log)
     writer.commit(frames_of(200), [], Lsn(250))
     path = _first_file(log)
@@ -169,7 +171,7 @@ def test_file_with_an_unreadable_summary_is_named(log: ChangeLog) -> None:
     assert len(ChangeLog(Layout.of(log.path.parent.parent)).batches(START)) == 1
 
 
-def test_position_that_is_not_an_lsn_is_named(log: ChangeLog) -> None:
+def test_position_that_is_not_an_lsn_is_named_in_the_error(log: ChangeLog) -> None:
     commit = path_of(log.path) / "_delta_log" / f"{0:020}.json"
     commit.write_text(commit.read_text().replace(f'"version": {int(START)}', f'"version": {1 << 70}'))
     with pytest.raises(LogCorrupt, match="is damaged, and cannot be read"):

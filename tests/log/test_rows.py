@@ -49,7 +49,7 @@ def _told(rows: Rows) -> list[tuple[Any, ...]]:
 @pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4))
-def test_rows_equal_those_of_a_sequential_scan_wherever_it_is_cut(transactions: list[Any], cuts: list[int]) -> None:
+def test_rows_equal_the_rows_of_a_sequential_scan_for_any_cuts(transactions: list[Any], cuts: list[int]) -> None:
     relations = Relations()
     stream = build(transactions, relations)
     parts = _rows_in_parts(stream, cuts, relations)

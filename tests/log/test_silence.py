@@ -85,7 +85,7 @@ def test_idle_source_does_not_end_the_run(source: Source, path: DeadPath) -> Non
 
 
 @pytest.mark.long
-def test_receiver_waits_for_a_walsender_at_work(
+def test_receiver_waits_for_a_walsender_that_is_decoding(
     source: Source, path: DeadPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A walsender that decodes WAL of unpublished tables sends nothing, and does not read requests either."""

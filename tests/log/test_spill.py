@@ -249,7 +249,7 @@ def test_repeated_first_block_discards_earlier_blocks(receiving: Receiving) -> N
     assert receiving.content() == {3000: [row(1), row(2)]}
 
 
-def test_transaction_below_the_position_is_not_taken_again(tmp_path: Path) -> None:
+def test_transaction_below_the_position_is_not_stored_again(tmp_path: Path) -> None:
     receiving = Receiving(tmp_path / "lake")
     receiving.writer.advance(Lsn(3008))
     receiving.intake = intake(Relations(), Lsn(3008))
@@ -282,7 +282,7 @@ def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
     assert receiving.content() == ({3000: [row(1)]} if taken else {})
 
 
-def test_message_that_may_be_rolled_back_is_requested_whole(receiving: Receiving) -> None:
+def test_transaction_with_a_message_that_may_be_rolled_back_is_requested_unstreamed(receiving: Receiving) -> None:
     """Such a transaction is not requested again if the log already has it, or if it is above the goal."""
     emitted = LogicalMessage(True, Lsn(1), "p", b"content")
     receiving.take(block((TOP, emitted), (SUB, row(1))) + abort(SUB))
@@ -296,7 +296,7 @@ def test_message_that_may_be_rolled_back_is_requested_whole(receiving: Receiving
 
 
 @pytest.mark.parametrize("origins", [True, False])
-def test_transaction_whose_origin_may_be_missing_is_requested_whole(receiving: Receiving, origins: bool) -> None:
+def test_transaction_whose_origin_may_be_missing_is_requested_unstreamed(receiving: Receiving, origins: bool) -> None:
     """The first change is not at the start of the block, and the source uses replication origins."""
     receiving.intake._origins = lambda: origins
     told = block((TOP, row(1)))
@@ -333,7 +333,7 @@ def in_force(relations: Relations | Overlay, sequence: int, relation_id: int = 7
     return int(relations.schema_ids(np.array([relation_id]), np.array([sequence]))[0])
 
 
-def test_overlay_counts_only_for_its_own_transaction_until_it_commits() -> None:
+def test_overlay_applies_only_to_its_own_transaction_until_the_commit() -> None:
     relations, overlay = Relations(), Overlay()
     before = relations.see(*column("c"), FACTS, 1).schema_id
     overlay.see(*column("new"), 5)
@@ -346,7 +346,7 @@ def test_overlay_counts_only_for_its_own_transaction_until_it_commits() -> None:
         in_force(Overlay(), 5)
 
 
-def test_relation_sent_later_for_another_transaction_stays_in_force() -> None:
+def test_committed_overlay_does_not_replace_a_relation_that_was_sent_later() -> None:
     """A rollback to a savepoint released the first transaction's lock. Then another transaction altered the table."""
     relations, overlay = Relations(), Overlay()
     overlay.see(*column("old"), 5)
@@ -356,7 +356,7 @@ def test_relation_sent_later_for_another_transaction_stays_in_force() -> None:
     assert relations.record(final[0]).payload == column("old")[1]
 
 
-def test_relation_that_was_sent_last_is_in_force_after_two_commits() -> None:
+def test_relation_that_was_sent_last_is_used_after_two_commits() -> None:
     """The order of commits alone does not decide. The server assumes that the receiver uses the Relation message that
     was sent last."""
     relations, one, other = Relations(), Overlay(), Overlay()

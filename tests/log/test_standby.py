@@ -49,7 +49,7 @@ def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", [16, pytest.param(17, marks=pytest.mark.long), 18])
-def test_promoted_standby_is_followed_where_the_slot_was_synchronised(tmp_path: Path, version: int) -> None:
+def test_promoted_standby_is_followed_if_its_slot_was_synchronised(tmp_path: Path, version: int) -> None:
     """A failover slot (since PostgreSQL 17) is synchronised. Before 17, the standby does not have the slot, and the
     error says so."""
     synchronised = version >= SYNCHRONISED_SINCE

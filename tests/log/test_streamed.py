@@ -138,7 +138,9 @@ CUTS = st.lists(st.integers(0, 100), max_size=4)
 
 @settings(max_examples=300, deadline=None)
 @given(st.data(), CUTS, st.booleans())
-def test_frames_are_placed_as_by_the_reference(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
+def test_frames_are_assigned_to_transactions_as_by_the_reference(
+    data: st.DataObject, cuts: list[int], parallel: bool
+) -> None:
     payloads = data.draw(streams(parallel=parallel))
     expected = _reference(payloads, parallel)
     assert len(expected) == len(payloads)
@@ -187,7 +189,7 @@ def test_frames_that_the_reference_refuses_are_refused(data: st.DataObject, cuts
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), CUTS)
-def test_pieces_together_hold_all_frames(data: st.DataObject, cuts: list[int]) -> None:
+def test_stretches_of_one_transaction_together_contain_all_frames(data: st.DataObject, cuts: list[int]) -> None:
     for part in _parts(data.draw(streams(parallel=True)), cuts, True):
         stretches = list(part.stretches())
         edges = [stretch.start for stretch in stretches] + [len(part.run)] * bool(stretches)
@@ -230,7 +232,7 @@ def test_frames_outside_of_blocks_are_not_copied() -> None:
     assert located(run, StreamPlace(), parallel=True).run is run
 
 
-def test_part_of_a_run_keeps_only_its_own_bytes() -> None:
+def test_part_of_a_frame_run_keeps_only_its_own_bytes() -> None:
     """Keepalives divide one piece of memory into many FrameRuns."""
     block = [wire.message(StreamStart(7, True)), wire.within(wire.message(Insert(7, ("a",))), 8), b"E"]
     run = run_of([frame(payload) for payload in block * 100], 0)

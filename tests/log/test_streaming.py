@@ -26,7 +26,7 @@ def kinds(rows: list[Row]) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_streamed_blocks_leave_the_log_of_whole_transactions(twins: Twins) -> None:
+def test_streamed_transactions_leave_the_same_log_as_unstreamed_transactions(twins: Twins) -> None:
     source, receiver = twins.source, twins.start()
     with source.database.connect() as other:
         for statement in ("BEGIN", many(1, 2000), "SAVEPOINT s", many(6000, 1000)):
@@ -119,7 +119,7 @@ def test_transaction_open_at_the_end_of_a_run_is_received_again(
 
 
 @pytest.mark.long
-def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
+def test_marks_are_reached_while_transactions_are_open(twins: Twins) -> None:
     """The first mark is below the transaction's commit. The second mark is above it, so the log must have all rows of
     the transaction."""
     source, receiver = twins.source, twins.start(batch_seconds=3600)
@@ -169,7 +169,7 @@ def _reconnect(twins: Twins) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("immediate", [False, pytest.param(True, marks=pytest.mark.since(16, "immediate streaming"))])
-def test_committed_transactions_of_a_late_receiver_are_streamed(source: Source, immediate: bool) -> None:
+def test_transactions_committed_before_the_receiver_starts_are_streamed(source: Source, immediate: bool) -> None:
     """All transactions have committed before the receiver starts. The server still sends them as streamed
     transactions."""
     little_memory(source, immediate=immediate)

@@ -90,7 +90,7 @@ def test_transaction_without_its_first_block_is_refused() -> None:
         held.start(StreamStart(7, False), AT, 1.0)
 
 
-def test_oldest_transaction_is_known() -> None:
+def test_oldest_transaction_in_progress_is_found() -> None:
     held = TransactionsInProgress()
     assert held.oldest is None
     for xid, since in ((9, 2.0), (7, 1.0), (8, 3.0)):
@@ -142,7 +142,7 @@ def test_repeated_prepare_changes_nothing() -> None:
     assert held.named(commit_prepared(7, "g", 300)) is first
 
 
-def test_late_end_of_an_earlier_gid_does_not_end_the_later_transaction() -> None:
+def test_late_rollback_or_commit_with_a_reused_gid_does_not_end_the_newer_transaction() -> None:
     """The gid was used before. A late or repeated rollback or commit of the earlier transaction must not end the newer
     transaction."""
     held, later = PreparedTransactions(), prepared(17, "g", 500)
@@ -153,7 +153,7 @@ def test_late_end_of_an_earlier_gid_does_not_end_the_later_transaction() -> None
     assert held.named(commit_prepared(17, "g", 600)) is later
 
 
-def test_commit_below_a_prepare_does_not_belong_to_it() -> None:
+def test_commit_prepared_below_a_prepare_belongs_to_an_earlier_transaction() -> None:
     """A later transaction has the same xid and gid, because the xid counter has wrapped around."""
     held, early, late = PreparedTransactions(), prepared(7, "g", 100), prepared(7, "g", 900)
     held.prepare(early)
@@ -169,7 +169,7 @@ def test_end_of_an_unknown_transaction_finds_nothing() -> None:
     assert held.named(rollback(7, "g", 50)) is None
 
 
-def test_transaction_prepared_under_an_earlier_process_is_found() -> None:
+def test_transaction_prepared_during_an_earlier_process_is_found() -> None:
     """The transaction was prepared while another receiver process ran, perhaps days ago."""
     known = prepared(7, "g", 100)
     assert PreparedTransactions([known]).named(commit_prepared(7, "g", 5000)) is known

@@ -127,7 +127,7 @@ def test_several_prepared_transactions_may_be_open(twins: Twins) -> None:
 
 
 @pytest.mark.long
-def test_relations_described_in_a_prepared_transaction_hold_for_later_ones(twins: Twins) -> None:
+def test_relations_described_in_a_prepared_transaction_are_valid_in_later_transactions(twins: Twins) -> None:
     """The server does not describe these relations again, and the catalog cannot be read while the transaction holds a
     lock."""
     source = twins.source
@@ -155,7 +155,7 @@ def test_relations_sent_before_a_prepared_transaction_stay_valid_in_it(twins: Tw
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["log", "server"])
-def test_commit_prepared_that_comes_again_is_stored_once(twins: Twins, first: str) -> None:
+def test_commit_prepared_that_is_sent_again_is_stored_once(twins: Twins, first: str) -> None:
     """Either the log already has the transaction and its kept content is deleted, or the server sends everything again,
     from the PREPARE on."""
     source = twins.source
@@ -227,7 +227,7 @@ def test_lost_content_of_a_prepared_transaction_is_an_error(twins: Twins) -> Non
 
 
 @pytest.mark.long
-def test_missing_manifest_matters_only_for_a_commit(twins: Twins) -> None:
+def test_missing_manifest_is_an_error_only_for_a_commit(twins: Twins) -> None:
     source = twins.source
     twins.start()
     for number in range(2):
@@ -289,7 +289,7 @@ def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
 
 @pytest.mark.long
 @both
-def test_only_changes_that_count_are_reported_of_a_prepared_transaction(twins: Twins) -> None:
+def test_reported_number_of_prepared_changes_excludes_rolled_back_changes(twins: Twins) -> None:
     """The number of changes excludes changes that were rolled back to a savepoint. The ordinals have gaps in their
     place."""
     source = twins.source

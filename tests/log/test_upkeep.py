@@ -84,7 +84,7 @@ def test_compaction_changes_no_row(log: ChangeLog) -> None:
     assert compact(log, LsnRange(Lsn(100), Lsn(4050))) == 0
 
 
-def test_reading_by_relation_and_span_still_skips_files(log: ChangeLog, writer: BatchWriter) -> None:
+def test_reading_by_relation_and_span_skips_files_after_a_compaction(log: ChangeLog, writer: BatchWriter) -> None:
     _batch(writer, 9000, [2] * 3, size=OWN_FILE_BYTES)
     _batch(writer, 9900, [1])
     compact(log, LsnRange(Lsn(100), Lsn(6050)))

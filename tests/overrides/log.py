@@ -87,7 +87,7 @@ override("idle_wal_is_held", "pgcdc_assets.log.receive.receiver:Receiver._keepal
 override("shutdown_waits_for_a_batch", "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     lambda original: without(original, "self._batches.flush()"),
     rule="a keepalive that asks for a reply closes the open batch, so that the source can shut down",
-    test="tests/log/test_positions.py::test_source_can_shut_down_beside_a_receiver")  # fmt: skip
+    test="tests/log/test_positions.py::test_source_can_shut_down_while_a_receiver_is_connected")  # fmt: skip
 
 
 # Each transaction once, in its range --------------------------------------------------------------------
@@ -103,7 +103,7 @@ override("straddling_transaction_is_taken",
     "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._first_beyond",
     lambda original: without(original, "beyond.append("),
     rule="a transaction that ends past endpos is not taken",
-    test="tests/log/test_endpos.py::test_run_takes_transactions_that_end_at_or_below_its_goal"
+    test="tests/log/test_endpos.py::test_run_stores_transactions_that_end_at_or_below_its_goal"
     "[inside a commit record-folder]",
 )  # fmt: skip
 override("range_takes_the_next_commit", "pgcdc_assets.core.lsn:LsnRange.holds_commit",
@@ -129,7 +129,7 @@ override("unsure_lease_writes", "pgcdc_assets.store.chainlease:ChainLease.check"
 override("ordinals_restart_after_spill", "pgcdc_assets.log.rows:_Transactions.of",
     lambda original: classmethod(with_instead(original.__func__, "-opening.ordinal if opening else 0", "0")),
     rule="tx_ordinal counts through a transaction that spilled",
-    test="tests/log/test_positions.py::test_open_transaction_spills_and_is_stored_whole")  # fmt: skip
+    test="tests/log/test_positions.py::test_large_transaction_is_spilled_to_files_and_stored_completely")  # fmt: skip
 
 
 def _newest_schema_for_all_rows(original: Original) -> Any:
@@ -153,7 +153,7 @@ override("damaged_bytes_are_read", "pgcdc_assets.log.segment:check_content",
 override("streamed_transaction_comes_twice", "pgcdc_assets.log.receive.wholetransactions:StreamPositions.holds",
     lambda _: lambda self, commit_lsn: False,
     rule="a transaction in progress that the log holds is not taken again",
-    test="tests/log/test_spill.py::test_transaction_below_the_position_is_not_taken_again")  # fmt: skip
+    test="tests/log/test_spill.py::test_transaction_below_the_position_is_not_stored_again")  # fmt: skip
 override("savepoint_rollback_takes_the_whole", "pgcdc_assets.log.transactions:TransactionsInProgress.abort",
     lambda original: with_instead(original, "message.whole", "True"),
     rule="a rollback to a savepoint takes its own rows alone",
@@ -161,7 +161,7 @@ override("savepoint_rollback_takes_the_whole", "pgcdc_assets.log.transactions:Tr
 override("rolled_back_rows_are_counted", "pgcdc_assets.log.commitfacts:CommitFacts.fill",
     lambda original: with_instead(original, "self.aborted", "()"),
     rule="rows of a subtransaction that was rolled back do not count",
-    test="tests/log/test_commitfacts.py::test_any_history_reads_the_same_with_early_files")  # fmt: skip
+    test="tests/log/test_commitfacts.py::test_any_history_reads_the_same_from_early_files")  # fmt: skip
 
 
 # The same source, from where the log ends ---------------------------------------------------------------
