@@ -1,5 +1,5 @@
-"""A source, log, feeds and mirrors that the tests of transform and apply share. Mirrors begin empty at the slot's
-consistent point, so tables must be empty when they are first followed."""
+"""A source, log, feeds and mirrors that the tests of transform and apply share. No table is copied: mirrors start empty
+at the slot's consistent point, so tables must be empty when :meth:`Pipeline.follow` is called."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Pipeline:
             self.run(*statements)
 
     def follow(self, tables: str) -> None:
-        """Publishes tables (a list as SQL has it), creates the slot, the log and the empty mirrors."""
-        # The rows are compared by these texts. The test server's defaults are odd on purpose.
+        """Publishes tables (a list in SQL syntax), and creates the slot, the log and the empty mirrors."""
+        # Rows are compared by their texts in this form. The test server's own defaults are unusual on purpose.
         self.run("SET DateStyle = ISO", "SET TimeZone = UTC", f"CREATE PUBLICATION p FOR TABLE {tables}")
         slot = f"s_{self.database.name}"
         start = self.lsn("(pg_create_logical_replication_slot(%s, 'pgoutput')).lsn", slot)
@@ -100,8 +100,8 @@ class Pipeline:
         return Feeds(self.layout, self.identity)
 
     def receive(self) -> Lsn:
-        """Receives everything that is committed at the time of the call. Returns the position that the log then has."""
-        # A commit of another table gives the receiver a boundary above all earlier changes.
+        """Receives everything that is committed at the time of the call. Returns the log's new position."""
+        # The commit on another table gives the receiver a boundary above all earlier changes.
         goal = self.lsn("pg_current_wal_insert_lsn()")
         receiver = ReceiverProcess(ReceiverSettings(
             self.database.conninfo, str(self.layout.root), ("p",), 32 << 20, 0.1, messages=("*",)
@@ -140,7 +140,8 @@ class Pipeline:
         return sorted(rows, key=repr)
 
     def mirrored(self, name: str, columns: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-        """The mirror's rows, sorted, every value as text. Another engine than the writer reads them."""
+        """The mirror's rows, sorted, with every value as text. They are read by another engine than the one that wrote
+        them."""
         data = self.content(name)
         wanted = list(columns) or [column.name for column in self.tables[name].columns]
         texts = [data[column].cast(pa.string()).to_pylist() for column in wanted]

@@ -1,4 +1,4 @@
-"""Mirrors of one small table under several structures."""
+"""Creates mirrors of one small table with several structures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROWS: list[list[str | None]] = [["1", "2", "3", "4"], ["one", None, "three", "fo
 
 
 def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]]) -> Mirror:
-    """A mirror with a file for each group of rows, and with its second row deleted."""
+    """A mirror that has a file for each group of rows. Its second row is deleted."""
     layout = Layout.of(root)
     create_mirror(layout.mirror(NAME), MirrorSchema.of(before), {IDENTITY: OWNER.app_id()}, layout.root)
     mirror = Mirrors(layout, OWNER).open(NAME)
@@ -62,7 +62,7 @@ def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]])
 
 
 def rows(mirror: Mirror, version: int | None = None) -> list[dict[str, Any]]:
-    """Rows in the order of the first column, without our own columns except the texts."""
+    """Rows in the order of the first column. Of the columns that pgcdc adds, only ``_pgcdc_raw`` is included."""
     delta = DeltaTable(path_of(mirror.path), version=version)
     found: list[dict[str, Any]] = pa.table(
         QueryBuilder().register("t", delta).execute("SELECT * FROM t ORDER BY 1").read_all()
@@ -74,11 +74,11 @@ def rows(mirror: Mirror, version: int | None = None) -> list[dict[str, Any]]:
 
 
 PLAIN: list[list[str | None]] = [["1", "2", "3"], ["one", "two", None], ["1.50", "-2.25", None]]
-"""Rows whose values all fit their types."""
+"""Rows in which every value fits its type."""
 
 
 def relabelled(mirror: Mirror, after: Table, before: Table = T) -> Table:
-    """Changes the structure without Spark. No file is rewritten."""
+    """Changes the structure by metadata alone, without Spark. No file is rewritten. Returns the new table."""
     follows = successor(before, after, Lsn(50))
     assert isinstance(follows, Table), follows
     files = live_files(mirror.path)

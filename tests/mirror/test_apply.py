@@ -1,4 +1,4 @@
-"""Transform and apply with a real server, log and Delta tables: mirrors equal the source."""
+"""Runs transform and apply with a real server, log and Delta tables. The mirrors must equal the source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 
 
 BIG = "(SELECT string_agg('{0}' || md5(i::text), '') FROM generate_series(1, 400) i)"
-"""SQL of a text that is stored out of line and is not sent when it does not change."""
+"""SQL expression for a text that PostgreSQL stores out of line, and does not send when it does not change."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Case:
     made: tuple[str, ...]
     rows: str
     changes: tuple[tuple[str, ...], ...]
-    """Transactions."""
+    """The statements of each transaction."""
     done: tuple[int, int, int] | None = None
-    """Rows inserted, updated and deleted."""
+    """The number of rows that are inserted, updated and deleted."""
 
 
 CASES = {
@@ -47,11 +47,11 @@ CASES = {
         (
             ("UPDATE toasted SET n = 1 WHERE id = 1",),  # kept from the target row
             (f"UPDATE toasted SET v = {BIG.format('X')} WHERE id = 2",),
-            ("UPDATE toasted SET n = 2 WHERE id = 2",),  # filled from an image of the turn
+            ("UPDATE toasted SET n = 2 WHERE id = 2",),  # filled from another event of the same turn
             ("UPDATE toasted SET id = 30 WHERE id = 3",),  # looked up in the target by the old key
             (f"UPDATE toasted SET v = {BIG.format('Y')} WHERE id = 5",),
             ("DELETE FROM toasted WHERE id = 5",),
-            ("UPDATE toasted SET id = 5 WHERE id = 4",),  # not Y: that belonged to the row that was deleted
+            ("UPDATE toasted SET id = 5 WHERE id = 4",),  # must not get the value Y of the row that was deleted
             (f"INSERT INTO toasted VALUES (60, 0, {BIG.format('Z')})",),
             ("UPDATE toasted SET n = 3 WHERE id = 60",),
         ),
@@ -101,7 +101,7 @@ CASES = {
          "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES IN (1)",
          "CREATE TABLE parts_2 PARTITION OF parts FOR VALUES IN (2)"),
         "INSERT INTO parts SELECT g, 1 + g % 2, 'v' || g FROM generate_series(1, 10) g",
-        (("UPDATE parts SET k = 1 WHERE id = 1",  # moves to the leaf that is truncated below
+        (("UPDATE parts SET k = 1 WHERE id = 1",  # moves to the leaf that is truncated afterwards
           "UPDATE parts SET v = 'x' WHERE id IN (3, 4)", "TRUNCATE parts_1",
           "INSERT INTO parts VALUES (2, 1, 'again'), (99, 1, 'new')"),),
     ),
@@ -137,8 +137,8 @@ def test_changes_of_every_kind_in_one_turn(pipe: Pipeline) -> None:
 
 @pytest.mark.long
 def test_values_of_many_megabytes_are_applied(pipe: Pipeline) -> None:
-    """The value exceeds every buffer on the way. It is sent, kept while its row changes, and sent again with another
-    key."""
+    """The value is larger than every buffer between source and mirror. It is sent once, is not sent when its row
+    changes, and is sent again with a new key."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)")
     pipe.follow("t")
     for statement in (
@@ -197,10 +197,10 @@ def test_an_apply_can_be_repeated_and_resumed(pipe: Pipeline) -> None:
     start, middle = pipe.replayed["t"], pipe.receive()
     pipe.run("UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO t VALUES (3, 'c')")
     end = pipe.receive()
-    pipe.derive(end)  # and then the process dies: the feed is ahead of the mirror
+    pipe.derive(end)  # the process dies after this: the feed is ahead of the mirror
     assert pipe.turn(middle)["t"].inserted == 2
     assert pipe.mirrored("t") == [("1", "a"), ("2", "b")]
-    pipe.replayed["t"] = start  # as after a crash before the point was published
+    pipe.replayed["t"] = start  # the state after a crash before the point was published
     done = pipe.turn(end)
     assert (done["t"].inserted, done["t"].updated) == (1, 1)
     pipe.replayed["t"] = start

@@ -1,4 +1,5 @@
-"""Comments in a mirror's metadata: our comments follow the source, and all other comments stay. Without Spark."""
+"""Comments in a mirror's metadata: comments from the source change with the source, and comments by other writers stay.
+These tests do not use Spark."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def test_comments_of_columns_that_the_mirror_lacks_are_not_written(tmp_path: Pat
 
 
 def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
-    """Columns that swap names keep their own comments. The saved structure contains no comments."""
+    """Columns that exchange their names keep their own comments. The structure that the mirror stores contains no
+    comments."""
     other = Column(3, "n", TEXT)
     before = replace(table(ID, A, other), comments=((2, "of a"), (3, "of n")))
     mirror = made(tmp_path, before, [["1"], ["a"], ["x"]])

@@ -1,4 +1,5 @@
-"""If an apply fails for one table, only this table is set aside with the reason. The others continue in the turn."""
+"""If an apply fails for one table, only that table is set aside, with the reason. The turn applies the changes of the
+other tables."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def _files(pipe: Pipeline, name: str) -> list[Path]:
 
 
 def _garble(path: Path) -> None:
-    """Damages the file's pages, but not its footer."""
+    """Damages the pages of a Parquet file, but not its footer."""
     held = bytearray(path.read_bytes())
     held[8 : len(held) // 2] = bytes(255 - byte for byte in held[8 : len(held) // 2])
     path.write_bytes(held)
@@ -128,7 +129,8 @@ def test_broken_mirrors_do_not_stop_other_mirrors_from_their_turn(pipe: Pipeline
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
-    """The feed's files lack the column, so no kind of change can make them the mirror's files."""
+    """The feed's files lack the column that another writer added. So they cannot become files of the mirror, whatever
+    kind of change they contain."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
@@ -149,7 +151,8 @@ def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_mirror_with_column_mapping_does_not_take_over_the_feeds_files(pipe: Pipeline) -> None:
-    """The files of the mirror have other column names, even if the mirror has its original names again."""
+    """The mirror's files use other column names than the feed's files, even if the mirror itself has its original names
+    again."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     path = pipe.mirror("t").path
@@ -191,7 +194,7 @@ def test_small_files_that_cannot_be_merged_set_their_table_aside(pipe: Pipeline)
 @pytest.mark.spark
 @pytest.mark.parametrize("times", [1, ATTEMPTS])
 def test_a_lost_commit_race_sets_no_table_aside(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Another writer commits to the mirror during a turn, once or at each attempt."""
+    """During a turn, another writer commits to the mirror: once, or at each attempt."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     left = [times]

@@ -1,4 +1,5 @@
-"""Copies end to end: a real server, tables of every kind. The rows of psycopg equal the rows of delta-rs."""
+"""Copies tables of every kind from a real server. The rows that psycopg reads from the source equal the rows that
+delta-rs reads from the mirror."""
 
 from __future__ import annotations
 
@@ -170,7 +171,7 @@ def test_odd_names_are_copied(copying: Copying) -> None:
     assert report.rows == 5
     for row in copying.rows(ODD).to_pylist():
         assert [row[name] for name in columns] == [f"{name}{row['id']}" for name in columns]
-    # Copies again, over a mirror with column mapping and with fewer rows.
+    # Copy again. The mirror now has column mapping, and the table has fewer rows.
     with copying.database.connect() as conn:
         conn.execute(sql.SQL("DELETE FROM {} WHERE id > 2").format(table))
     (again,) = copying.copy(ODD)
@@ -232,7 +233,7 @@ def test_many_pieces_hold_every_row_once(copying: Copying, monkeypatch: pytest.M
     found = copying.rows(names[0])
     assert sorted(tuples(found, ["id", "t"])) == sorted(copying.source("SELECT id, t FROM big"))
     assert copying.rows(names[8])["id"].to_pylist() == [7]
-    # The statistics tell files apart without reading them.
+    # The files have different statistics, so they can be distinguished without reading them.
     table = DeltaTable(path_of(copying.layout.mirror(names[0])))
     told = pa.table(table.get_add_actions(flatten=True))
     assert sum(told["num_records"].to_pylist()) == found.num_rows
@@ -247,7 +248,7 @@ def test_another_copy_starts_a_new_generation(copying: Copying) -> None:
     (first,) = copying.copy(name)
     mirror = copying.mirror(name)
     assert mirror.generation_app_id is not None
-    # A change with a deletion vector was applied after the copy. The new copy removes all of it.
+    # After the first copy, a change with a deletion vector is applied. The new copy must remove both.
     commit(mirror.path, [], "append", {mirror.generation_app_id: first.consistent_point + 1})
     copying.spark.sql(f"DELETE FROM delta.`{mirror.path}` WHERE id = 1").collect()
     copying.run("UPDATE t SET v = 'c' WHERE id = 2; INSERT INTO t VALUES (3, NULL)")
@@ -255,7 +256,7 @@ def test_another_copy_starts_a_new_generation(copying: Copying) -> None:
     now = copying.mirror(name)
     assert now.snapshot_lsn == now.replay_lsn == again.consistent_point > first.consistent_point
     assert sorted(tuples(copying.rows(name), ["id", "v"])) == [(1, "a"), (2, "c"), (3, None)]
-    # A copy of an emptied table empties the mirror.
+    # After a copy of the now empty table, the mirror must be empty.
     copying.run("TRUNCATE t")
     (empty,) = copying.copy(name)
     assert (empty.rows, empty.files, copying.rows(name).num_rows) == (0, 0, 0)
@@ -287,7 +288,7 @@ def test_changed_columns_and_rows_are_copied_in_one_commit(copying: Copying, cha
     columns = ", ".join(f'"{column}"' for column in names)
     assert sorted(tuples(found, names)) == sorted(copying.source(f"SELECT {columns} FROM t"))
     assert not list(storage.walk(copying.layout.staging))
-    # The next copy has the same columns.
+    # This copy has the same columns as the copy before it.
     (third,) = copying.copy(name)
     assert third.rows == again.rows
     assert copying.rows(name).num_rows == again.rows
@@ -305,7 +306,7 @@ def test_a_failed_copy_of_one_table_does_not_stop_other_tables(copying: Copying)
 
 
 def test_small_tables_do_not_wait_for_all_other_tables(copying: Copying) -> None:
-    """One table is locked until the first tables are copied. After some seconds, the copy of the locked table fails."""
+    """One table is locked until the first tables are copied. The copy of the locked table fails after some seconds."""
     names = [TableName("public", f"small{number:02}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
@@ -328,7 +329,7 @@ def test_small_tables_do_not_wait_for_all_other_tables(copying: Copying) -> None
 
 
 def test_no_part_of_a_copy_runs_after_its_failure(copying: Copying) -> None:
-    """Otherwise the next copy would conflict with mirrors that are still being created."""
+    """If a part still ran, it could create a mirror that the next copy also creates."""
     names = [TableName("public", f"s{number}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY)")

@@ -1,4 +1,5 @@
-"""A disk loses everything that was not synced. It still has every published point and the versions that it names."""
+"""After a simulated disk has lost everything that was not synced, every published point and its versions can still be
+read."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 
 
 class Turns:
-    """Mirrors. Each turn changes one of them by a row."""
+    """Some mirrors. Each turn adds a row to one of them."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

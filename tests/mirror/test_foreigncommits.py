@@ -1,4 +1,4 @@
-"""Commits of other writers on a mirror: which commits changed its rows, and how INT96 files are read."""
+"""Commits by other writers to a mirror: which of them changed rows, and how files with INT96 timestamps are read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TIMES = [datetime.fromisoformat(f"{text}+00:00") for text in (
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Mirror:
-    """Copied at 100 with ids 0 to 4. One row is deleted."""
+    """A mirror with a copy at LSN 100 that has the ids 0 to 4. One row is deleted."""
     mirror = Mirrors(Layout.of(tmp_path), OWNER).open(NAME)
     make(mirror, SCHEMA, {IDENTITY: OWNER.app_id()})
     with DataFile(mirror.path, mirror.again().physical(SCHEMA)) as file:
@@ -61,7 +61,7 @@ def _rows() -> pa.Table:
 
 
 def as_spark_writes_it(mirror: Mirror) -> int:
-    """Writes what a user's OPTIMIZE makes of the mirror: the same rows, timestamps as INT96."""
+    """Rewrites the mirror's files as a user's OPTIMIZE in Spark would: the same rows, but timestamps as INT96."""
     path = mirror.path / f"part-{uuid.uuid4()}-c000.snappy.parquet"
     pq.write_table(_rows(), path_of(path), use_deprecated_int96_timestamps=True, store_schema=False)
     table = opened(mirror.path)
@@ -97,7 +97,8 @@ def test_only_a_change_of_rows_by_another_writer_is_reported(mirror: Mirror, nam
     commit(DeltaTable(path_of(mirror.path)))
     told = change_since(mirror.path, OWNER.app_id(), before)
     assert told == (_changed(before + 1) if changes else None)
-    # Our later commit does not hide the change, and a new copy ends the report.
+    # A later commit of ours must not hide the other writer's change. After a new copy, the change is no longer
+    # reported.
     commit_files(opened(mirror.path), [], "append", {OWNER.app_id("64"): 200})
     assert change_since(mirror.path, OWNER.app_id(), before) == told
     commit_files(opened(mirror.path), [], "overwrite", {mirror.snapshot_app_id: 300})
@@ -115,7 +116,8 @@ def test_a_commit_marked_as_no_data_change_is_checked_by_its_row_count(mirror: M
 
 
 def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path: Path) -> None:
-    """Readers of points and our own merges read them. Spark may rewrite them. A rewrite by delta-rs is reported."""
+    """Readers of points and our own merges read such timestamps correctly. A rewrite by Spark is accepted. A rewrite by
+    delta-rs is reported."""
     version = as_spark_writes_it(mirror)
     points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     points.publish(Lsn(100), {NAME: version}, durable.settle({NAME: version}))
@@ -143,7 +145,8 @@ def test_a_point_names_the_mirrors_whose_rows_another_writer_changed(mirror: Mir
     for refused in (lake.at(200).arrow, lake.at(200).path):
         with pytest.raises(LakeError, match="is not what the source has: another writer changed rows of this mirror"):
             refused(NAME)
-    # The next run also reports it, since the promised versions. A new copy ends the report.
+    # The next run also reports the change, because it reads all commits after the promised versions. After a new copy,
+    # the change is no longer reported.
     again = DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     again.recover([NAME], points)
     assert again.changed.keys() == set()

@@ -1,4 +1,4 @@
-"""Keys found in a target, compared with a dict, for every kind of key that PostgreSQL has."""
+"""KeyIndex finds keys in a target as a dict does, for every type of key column that PostgreSQL has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RAW_TYPE = pa.map_(pa.string(), pa.string())
 
 
 def comparable(value: Any) -> Any:
-    """All zeros are equal, and so are all NaNs."""
+    """The value in a form in which 0 equals -0, and NaN equals NaN."""
     if isinstance(value, float):
         return "NaN" if value != value else value + 0.0
     return tuple(comparable(item) for item in value) if isinstance(value, list) else value

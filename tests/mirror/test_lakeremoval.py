@@ -1,4 +1,4 @@
-"""A lake is removed without the files of others in its folder."""
+"""A lake is removed from its folder, and files of other owners in the folder are kept."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_all_our_files_are_removed_with_the_folder(layout: Layout) -> None:
 
 
 def test_files_of_others_are_kept_and_named(layout: Layout) -> None:
-    """The kept files include another Delta table and a nested lake of another project."""
+    """The other owners' files include a Delta table, and the lake of another project inside the folder."""
     _table(layout.root / "public/a")
     _table(layout.root / "public/theirs", ours=False)
     _table(layout.root / "nested/public/a")

@@ -1,4 +1,4 @@
-"""A mirror gets another structure by metadata alone: engines read its unchanged files under other column names."""
+"""A mirror gets another structure by metadata alone: its files stay, and engines read them under other column names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fields(mirror: Mirror) -> dict[str, dict[str, Any]]:
 
 
 def where(mirror: Mirror, condition: str) -> list[int]:
-    """What DataFusion finds when it skips files by their statistics."""
+    """The ids that DataFusion finds. It skips files whose statistics exclude the condition."""
     query = QueryBuilder().register("t", DeltaTable(path_of(mirror.path)))
     return sorted(pa.table(query.execute(f"SELECT id FROM t WHERE {condition}").read_all())["id"].to_pylist())
 
@@ -121,7 +121,7 @@ def test_decimals_are_widened(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_mirror_with_raw_texts_of_a_renamed_column_is_rewritten(spark: SparkSession, tmp_path: Path) -> None:
-    """Metadata does not rename the keys of these texts, so the mirror's files are rewritten."""
+    """A change of metadata cannot rename the keys in ``_pgcdc_raw``, so the mirror's files are rewritten."""
     for number, after in enumerate((table(ID, A, replace(N, name="m")), table(ID, A))):
         mirror = made(tmp_path / str(number), T, ROWS)
         follows = successor(T, after, Lsn(50))

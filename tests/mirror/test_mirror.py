@@ -1,4 +1,4 @@
-"""Columns, names, properties and positions of mirrors. Spark creates the mirrors, and both engines read them."""
+"""Columns, names, properties and positions of mirrors. Spark and delta-rs can both read the mirrors."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_mirror_has_its_properties_and_positions(tmp_path: Path) -> None:
     commit(mirror.path, [], "append", {copied.generation_app_id: 150})
     applied = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
     assert (applied.snapshot_lsn, applied.replay_lsn) == (100, 150)
-    # A new copy is a new generation: changes applied to the old copy no longer count.
+    # A new copy begins a new generation, so the position of changes applied to the old copy is ignored.
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 120})
     anew = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
     assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)
@@ -160,7 +160,8 @@ def test_a_mirror_of_another_project_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mirror_begun_by_a_run_that_died_is_completed(tmp_path: Path) -> None:
-    """Spark creates the folder of Delta's log, writes a draft of the first commit, then renames it."""
+    """The run died while it created the Delta table: the log's folder and a draft of the first commit exist, but not
+    the commit itself."""
     log = tmp_path / "t" / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")
@@ -169,7 +170,7 @@ def test_a_mirror_begun_by_a_run_that_died_is_completed(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_lost_its_log_in_a_power_cut_begins_again(tmp_path: Path) -> None:
-    """The names of its files were on disk, but the name of Delta's folder was not."""
+    """The data files were synced to disk before the power cut, but the name of the Delta log's folder was not."""
     left = tmp_path / "t" / f"part-{uuid4().hex}.parquet"
     left.parent.mkdir()
     pq.write_table(pa.table({"id": [1]}), left)

@@ -1,4 +1,4 @@
-"""Net effects of rows without a key."""
+"""Net effects of changes to tables without a key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS = (FeedColumn("b", "b", 2, False), FeedColumn("c", "c", 3, False))
 
 
 def events(*rows: tuple[str, str, str]) -> pa.Table:
-    """``("I"|"D", value, leaf)``; rows are hashed by their value alone."""
+    """Events from tuples ``("I"|"D", value, leaf)``. The hash of a row depends only on its value."""
     table = feed_rows((op, 0, value, value) for op, value, _ in rows)
     hashes = pa.array([ord(value) for _, value, _ in rows], pa.int64())
     return table.append_column(HASH, hashes).append_column(LEAF, pa.array([leaf for *_, leaf in rows], pa.string()))
@@ -30,14 +30,14 @@ def test_rows_of_each_leaf_are_netted_and_removed_separately() -> None:
 
 
 def test_copies_that_come_and_go_cancel_out_and_the_latest_image_remains() -> None:
-    """The latest image remains. Each transaction has three events."""
+    """The helper puts three events into each transaction, so the newest image is from the second transaction."""
     net = net_rows(
         events(("I", "x", "a"), ("D", "x", "a"), ("I", "z", "a"), ("D", "z", "a"), ("I", "x", "a"), ("D", "y", "a")),
         COLUMNS,
     )
     assert net.added.select(["b", COMMIT_LSN]).to_pylist() == [{"b": "x", COMMIT_LSN: 101}]
     assert net.removed["b"].to_pylist() == ["y"]
-    # Both copies were inserted, and one was deleted again.
+    # The row y is inserted once, and the row x three times. One x is deleted again.
     net = net_rows(events(("I", "x", "a"), ("D", "x", "a"), ("I", "y", "a"), ("I", "x", "a"), ("I", "x", "a")), COLUMNS)
     assert sorted(net.added.select(["b", COMMIT_LSN]).to_pydict()[COMMIT_LSN]) == [100, 101, 101]
 

@@ -1,4 +1,4 @@
-"""Net effects of hand-written cases, one per rule."""
+"""The rules of net effects, with hand-written events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_unchanged_value_comes_from_an_earlier_image_of_the_row() -> None:
 
 
 def test_unchanged_value_never_crosses_a_delete() -> None:
-    """The row that is now on key 2 was on key 1 before. The value X belonged to another row."""
+    """The row that is now under key 2 was under key 1 before. The value X belonged to another row, which was
+    deleted."""
     rows = net(("U", 2, "x", "X"), ("D", 2), ("M", 1, 2, "y", None, True))
     assert ("U", 2, True, "y", None, True, 1) in [essence(row) for row in rows]
 
@@ -104,7 +105,7 @@ def test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf() -> None:
 
 
 def test_truncates_of_the_table_and_of_a_leaf_leave_only_later_rows() -> None:
-    """A row whose leaf is not known is kept where a leaf is truncated."""
+    """If a leaf is truncated, a row whose leaf is not known stays."""
     events = feed_rows([("I", 1, "x", "y"), ("T",), *(("I", key, "x", "y") for key in (2, 3, 4)), ("T",)])
     events = events.append_column("_pgcdc_leaf", pa.array(["a", None, "a", "b", None, "a"], pa.string()))
     left = after_truncates(events)
@@ -117,7 +118,8 @@ def test_no_events_give_an_empty_source() -> None:
 
 
 def test_an_array_may_be_a_key() -> None:
-    """Equal lists are one key. An empty list, a list of NULL and the NULL of a misfit value are three keys."""
+    """Equal lists are one key. An empty list, a list with a NULL, and the NULL of a value that does not fit are three
+    keys."""
     events = feed_rows([("I", place, "x", "y") for place in range(4)] + [("D", 0)])
     keys = pa.array([[1, 2], [], [None], None, [1, 2]], pa.list_(pa.int32()))
     table = events.set_column(events.schema.get_field_index("id"), "id", keys)
@@ -125,7 +127,7 @@ def test_an_array_may_be_a_key() -> None:
     assert [row["id"] for row in rows] == [[], [None], None]
 
 
-# Repairs derive the keys that changed in a range from all events up to the mirror's position. Each transaction has
+# A repair derives the keys that changed in a range from all events up to the mirror's position. Each transaction has
 # three events. The transactions have the LSNs 100, 101 and 102.
 
 

@@ -1,4 +1,5 @@
-"""A mirror moves to another name with its rows, deletions and position, without earlier content of either name."""
+"""A mirror is continued under another name with its rows, deletions and position. Earlier content under either name
+does not matter."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def test_a_rename_moves_rows_deletions_and_position(mirror: Mirror) -> None:
 
 
 def test_a_rename_copies_the_version_it_was_given(mirror: Mirror) -> None:
-    """Later versions under the old name may have another table's rows."""
+    """Later versions under the old name may have the rows of another table."""
     seen, expected = mirror.version, rows(mirror)
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 40})
     _target(mirror).rename(NAME, AS_NEW, seen, Lsn(30))
@@ -61,7 +62,7 @@ def test_a_rename_copies_the_version_it_was_given(mirror: Mirror) -> None:
 
 
 def test_a_rename_replaces_another_tables_copy_of_the_same_position(mirror: Mirror) -> None:
-    """A later rename of the first table must not use the other table's position."""
+    """A later rename of the first table must not use the position of the other table's copy."""
     target = _target(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     other = replace(AS_NEW, oid=T.oid + 1)
@@ -78,7 +79,7 @@ def test_a_rename_replaces_another_tables_copy_of_the_same_position(mirror: Mirr
 
 
 def test_a_mirror_can_be_renamed_and_back(mirror: Mirror) -> None:
-    """The old place already holds some of the files, and earlier versions stay readable."""
+    """The first folder already has some of the files. Its earlier versions stay readable."""
     target, expected, seen = _target(mirror), rows(mirror), mirror.version
     target.rename(NAME, AS_NEW, seen, Lsn(30))
     back = target.rename(NEW, T, target.version(NEW), Lsn(50))
@@ -89,7 +90,7 @@ def test_a_mirror_can_be_renamed_and_back(mirror: Mirror) -> None:
 
 
 def test_a_rename_that_died_before_its_commit_is_completed(mirror: Mirror) -> None:
-    """The dead run left the folder, an empty table, and half a copy of a file."""
+    """The run that died left the folder, an empty Delta table, and an incomplete copy of a file."""
     target, expected = _target(mirror), rows(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     there = mirror.mirrors.open(NEW).path
@@ -102,7 +103,7 @@ def test_a_rename_that_died_before_its_commit_is_completed(mirror: Mirror) -> No
 
 
 def test_an_older_mirror_at_the_new_place_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
-    """Another table of this name was followed earlier."""
+    """The new name was used before by another table that was followed."""
     other = made(tmp_path / "other", T, FEW)
     storage.move_folder(other.path, mirror.mirrors.layout.mirror(NEW))
     target, expected = _target(mirror), rows(mirror)

@@ -1,4 +1,4 @@
-"""Repairs derive the changes of a range again, and apply them to a mirror that has already applied them."""
+"""A repair derives the changes of a range again, and applies them to a mirror that has already applied the range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A mirror gets another structure by rewriting rows: values, texts that do not fit, deleted rows, columns of others."""
+"""A mirror gets another structure by rewriting its rows. The tests check values, texts that do not fit, deleted rows,
+and columns of other writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The lookups of a merge in its target, and its reaction to differences: hand-written cases, one per rule."""
+"""How a merge finds rows in its target, and how it reacts if the target differs from the source. Each hand-written case
+tests one rule."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ LEAF, HASH, ROW = (
 
 @dataclass
 class Held:
-    """Files of a target in a folder. Each row is a dict, and missing columns are NULL."""
+    """Files of a target, in a folder. Each row is a dict. Columns that a row lacks are NULL."""
 
     folder: Path
     more: Sequence[pa.Field] = ()
@@ -64,7 +65,7 @@ class Held:
         return MergeTarget(Location.of(self.folder), self.schema, tuple(self.schema.names), tuple(self.files))
 
     def gone(self, merged: Merged) -> list[list[int]]:
-        """The removed positions, file by file."""
+        """The positions of the deleted rows, as one list per file."""
         return [sorted(merged.gone.get(file.path, BitMap64())) for file in self.files]
 
 
@@ -74,7 +75,7 @@ def row(key: Any, b: str = "b", c: str = "c", **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Done(Merged):
-    """The result of a merge with the rows that it wrote."""
+    """The result of a merge, and the rows that the merge wrote."""
 
     written: list[pa.Table] = field(default_factory=list)
 
@@ -150,8 +151,8 @@ def test_a_value_that_was_not_sent_is_looked_up_under_the_old_key(held: Held) ->
 
 
 def test_a_text_is_kept_or_dropped_with_its_value(held: Held) -> None:
-    """A value that does not fit is stored in ``_pgcdc_raw``. It is kept if the value is kept, and dropped if the value
-    is replaced."""
+    """The text of a value that does not fit is stored in ``_pgcdc_raw``. The text is kept if the value is kept, and
+    dropped if the value is replaced."""
     held.file(row(1, _pgcdc_raw=[("c", "odd c"), ("b", "odd b")]), row(2, _pgcdc_raw=[("c", "odd 2")]))
     merged = merge(held, ("U", 1, "x", None, True, {"id": "new"}), ("U", 2, "y", "sent"))
     assert {found["id"]: found["_pgcdc_raw"] and dict(found["_pgcdc_raw"]) for found in merged.rows} == {
@@ -171,7 +172,7 @@ def test_many_kept_values_are_written_in_parts(held: Held, monkeypatch: pytest.M
 
 
 def test_truncated_leaves_are_emptied(held: Held) -> None:
-    """The key of a row of a truncated leaf may be inserted again. Rows of other leaves are checked as always."""
+    """A key of a truncated leaf may be inserted again. Rows of other leaves are checked as usual."""
     held = Held(held.folder, (LEAF,))
     held.file(row(1, _pgcdc_leaf="a"), row(2, _pgcdc_leaf="b"), row(3, _pgcdc_leaf="a"))
     merged = merge(held, ("I", 1, "x", "y"), leaves=["a"])
@@ -209,7 +210,8 @@ def test_only_row_groups_that_may_hold_a_key_are_read(held: Held, monkeypatch: p
 
 
 def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each match hashes all keys of the source. The size of what is matched together is limited in bytes."""
+    """Row groups are matched together because each match hashes all keys of the source. A limit in bytes says how many
+    are matched together."""
     held.file(*(row(key, c=f"old {key}") for key in range(10)), gone=[7])
     held.file(row(20), row(21, c="old 21"))
     searched: list[int] = []
@@ -222,7 +224,8 @@ def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pyte
     monkeypatch.setattr(KeyIndex, "find", noted)
     events = [("U", 1, "x", None, True), ("D", 2), ("M", 9, 30, "y", None, True), ("M", 21, 31, "z", None, True)]
     merged = merge(held, *events)
-    # Each row is matched by its key and by its earlier key. The row groups of 4 to 7 have no wanted key.
+    # Each row group is searched for keys, and for earlier keys of rows that moved. The row groups with the ids 4 to 7
+    # cannot have a wanted key.
     assert searched == [6, 6, 2, 2]
     assert essence(merged) == [(1, "x", "old 1"), (30, "y", "old 9"), (31, "z", "old 21")]
     assert held.gone(merged) == [[1, 2, 9], [1]]
@@ -243,7 +246,7 @@ def test_row_groups_are_pruned_by_the_code_points_of_texts(held: Held) -> None:
 
 
 def looked_at(held: Held, *texts: str) -> list[int]:
-    """The ids of the row groups that may hold one of the texts."""
+    """The ids in the row groups that may contain one of these texts."""
     groups = held.target.groups(wanted({"b": pa.array(texts)}))
     return [number for group in groups for number in group.read(["id"])["id"].to_pylist()]
 
@@ -265,7 +268,7 @@ def bag_row(b: str | None, number: int, hash_: int = 5, c: str | None = "c") -> 
 
 
 def take(held: Held, *rows: tuple[str | None, int]) -> Done:
-    """Deletes rows (b, hash), each once."""
+    """Deletes one copy of each of these rows, given as (b, hash)."""
     written: list[pa.Table] = []
     events = feed_rows([("D", 1) for _ in rows])
     for name, values, kind in (("b", [b for b, _ in rows], pa.string()), ("c", ["c"] * len(rows), pa.string())):

@@ -1,4 +1,4 @@
-"""Versions between the promised versions are deleted. Every reader still reads the promised versions unchanged."""
+"""Versions that are not promised are deleted. Every reader can still read the promised versions, unchanged."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def made(lake: Path) -> Rows:
 
 
 def grown(rows: Rows, versions: int) -> None:
-    """Each version adds three rows and removes one row of each of the last two versions."""
+    """Adds versions. Each version adds three rows, and deletes one row that each of the last two versions added."""
     for _ in range(versions):
         number = len(rows.history)
         rows.change([3 * number, 3 * number + 1, 3 * number + 2], {3 * number - 1, 3 * number - 5} & rows.held)
 
 
 def aged(rows: Rows, upto: int) -> None:
-    """Makes the commits up to a version two hours old."""
+    """Makes the commits up to this version two hours old."""
     past = time.time() - 7200
     for commit in (rows.path / "_delta_log").glob("*.json"):
         if int(commit.stem) <= upto:
@@ -69,7 +69,7 @@ def data_files(rows: Rows) -> int:
 
 
 def assert_reads(rows: Rows, versions: set[int]) -> None:
-    """Reads with our own reader and with delta-rs, each from the log alone."""
+    """Reads these versions with our own reader and with delta-rs. Both start from the log, without an open handle."""
     for version in versions:
         assert rows.read(version) == sorted(rows.history[version - 1])
         assert DeltaLog(Location.of(rows.path)).at(version).number == version
@@ -81,7 +81,8 @@ def assert_reads(rows: Rows, versions: set[int]) -> None:
 def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
     tmp_path: Path, first: int, rounds: list[set[int]], data: st.DataObject
 ) -> None:
-    """Several rounds, with new versions between them. Every handle, opened at any version, finds the newest version."""
+    """There are several rounds of deleting, with new versions between the rounds. A handle that was opened at any
+    version still finds the newest version."""
     rows = made(tmp_path)
     promised: set[int] = set()
     asleep: list[DeltaLog] = []
@@ -92,7 +93,7 @@ def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
                 asleep.append(DeltaLog(Location.of(rows.path)))
                 asleep[-1].newest()
         newest = rows.delta.number
-        # A promise may be withdrawn, but a deleted version is never promised again.
+        # A version may stop being promised. A version that was deleted is never promised again.
         promised = {version for version in wanted if version in promised or version > newest - 12 or number == 0}
         promised = {version for version in promised if version <= newest}
         found = thinned(tmp_path, promised)
@@ -131,7 +132,7 @@ def test_recent_and_unpublished_versions_are_kept(tmp_path: Path) -> None:
     grown(rows, 45)
     aged(rows, 34)
     before = data_files(rows)
-    # Version 34 was the newest version until a moment ago.
+    # Versions above 34 are young, so 34 was the newest version until less than an hour ago.
     found = thinned(tmp_path, {7, 12, 45}, HOUR)
     assert (found.alone, found.whole_from, found.files) == ({7, 12}, 30, ())
     assert data_files(rows) == before, "files are as young as their table"
@@ -149,7 +150,8 @@ def test_recent_and_unpublished_versions_are_kept(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("hint", [None, '{"version": 10, "size": 12}'])
 def test_readers_begin_above_all_deleted_versions(tmp_path: Path, hint: str | None) -> None:
-    """The hint was lost, or another program made a checkpoint of an old version."""
+    """The file ``_last_checkpoint`` was lost, or another program wrote a checkpoint of an old version and named it
+    there."""
     rows = made(tmp_path)
     grown(rows, 45)
     asleep, path = DeltaLog(Location.of(rows.path)), rows.path / "_delta_log" / "_last_checkpoint"
@@ -166,7 +168,8 @@ def test_readers_begin_above_all_deleted_versions(tmp_path: Path, hint: str | No
 @pytest.mark.long
 @pytest.mark.parametrize("damage", [b"", b"PAR1", bytes(5000)], ids=["empty", "cut", "zeros"])
 def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damage: bytes) -> None:
-    """A power cut may tear a checkpoint while it is made. No version depends on an unreadable checkpoint."""
+    """A power cut may damage a checkpoint while it is written. No version may depend on a checkpoint that cannot be
+    read."""
     rows = made(tmp_path)
     grown(rows, 45)
     torn = rows.path / "_delta_log" / f"{7:020}.checkpoint.parquet"
@@ -178,7 +181,8 @@ def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damag
 
 
 def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
-    """Some unlinks and the hint may be lost. A handle below the newest version deletes nothing."""
+    """A power cut may undo some deletions and remove ``_last_checkpoint``. A handle that is not at the newest version
+    deletes nothing."""
     rows = made(tmp_path)
     grown(rows, 45)
     log, stale = rows.path / "_delta_log", mirror_of(tmp_path)
@@ -209,7 +213,7 @@ def test_a_kill_between_two_steps_is_repaired_by_the_next_run(tmp_path: Path, mo
     unlink, left = os.unlink, [0]
 
     def dying(path: str, **how: Any) -> None:
-        # Scratch files are deleted by the process that made them.
+        # Temporary files are outside this folder, and their own process deletes them.
         if str(path).startswith(str(tmp_path)):
             if not left[0]:
                 raise Killed
@@ -236,7 +240,7 @@ def test_a_kill_between_two_steps_is_repaired_by_the_next_run(tmp_path: Path, mo
 
 
 def test_a_promise_of_a_version_missing_from_the_log_has_no_effect(tmp_path: Path) -> None:
-    """Delta's own clean-up deleted the version, or the point belongs to an earlier table at this place."""
+    """The log's clean-up by Delta deleted the version, or the point belongs to an earlier table in this folder."""
     rows = made(tmp_path)
     grown(rows, 25)
     thinned(tmp_path, {23})
@@ -248,7 +252,8 @@ def test_a_promise_of_a_version_missing_from_the_log_has_no_effect(tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.spark
 def test_spark_and_delta_rs_read_and_write_a_thinned_log(spark: SparkSession, tmp_path: Path) -> None:
-    """Time travel, history, VACUUM, OPTIMIZE and writes of others work on a log with missing versions."""
+    """Time travel, history, VACUUM, OPTIMIZE and commits of other writers work on a log in which versions are
+    missing."""
     mirror = mirror_of(tmp_path)
     properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "10"}
     create_mirror(mirror.path, MirrorSchema(SCHEMA), properties, mirror.path)
