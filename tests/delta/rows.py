@@ -1,4 +1,4 @@
-"""A Delta table of ids, and a plain model of what each of its versions holds."""
+"""A Delta table of ids, and a simple model of the rows in each of its versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWNER = Identity("1", "db", "slot")
 
 
 class Rows:
-    """A table of ids, and a model of it."""
+    """A table of ids, together with a model of its rows in each version."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Commits with deletion vectors. Other engines read the rows of a plain model in every version."""
+"""Commits with deletion vectors. In every version, other engines read the same rows as a simple model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_si
 @given(STEPS)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_version_holds_the_rows_of_the_model(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:
-    """Versions are read across checkpoints, and again from the log alone."""
+    """Versions are read across checkpoints, and also from the log without an open handle."""
     shutil.rmtree(tmp_path / "public", ignore_errors=True)
     mirror = Mirrors(Layout.of(tmp_path), OWNER).open(TableName("public", "t"))
     make(mirror, MirrorSchema(SCHEMA), {})
@@ -110,7 +110,8 @@ def test_statistics_keep_every_digit_of_their_bounds(stats: str, expected: str) 
 
 
 def test_small_files_are_merged_into_one(rows: Rows) -> None:
-    """The merged file lacks the rows that deletion vectors removed. Earlier versions and positions do not change."""
+    """The merged file does not have the rows that deletion vectors removed. Earlier versions and positions do not
+    change."""
     compaction = Compaction(most_small=5)
     for number in range(6):
         assert compaction.small_files(live_files(rows.path)) == ()
@@ -142,7 +143,8 @@ def test_staged_commits_of_a_killed_writer_are_deleted_at_a_checkpoint(rows: Row
 
 
 def test_the_file_with_the_most_deleted_rows_is_rewritten(rows: Rows) -> None:
-    """One file is rewritten at a time. A deletion vector costs time in each turn that touches its file."""
+    """One file is rewritten at a time. A turn that deletes rows of a file must write the file's whole deletion vector
+    again."""
     compaction = Compaction(fewest_worn=4)
     rows.change(list(range(100)), set())
     rows.change(list(range(100, 200)), {0, 1, 2})

@@ -1,4 +1,4 @@
-"""A log that lost or changed data: the transform detects the damage, names the file, and applies no row of it."""
+"""A file of the log is lost or damaged. The transform detects this, names the file, and applies none of its rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ DAMAGES: tuple[Damage, ...] = (_missing, _half_written, _emptied, *map(_flipped,
 
 
 def test_damage_is_found_named_and_never_applied(database: Database, spark: SparkSession, tmp_path: Path) -> None:
-    """Small tables share a file with the description of the batch. Large tables have a file that only workers read."""
+    """Rows of small tables are in the same file as the batch's descriptions. A large table has its own file, which only
+    Spark's workers read."""
     with database.connect() as conn:
         pipe = Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
         pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")

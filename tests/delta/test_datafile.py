@@ -1,4 +1,4 @@
-"""Data files: the statistics that they may contain, and the files that a commit refuses."""
+"""Data files: which statistics they contain, and which files a commit refuses."""
 
 from __future__ import annotations
 

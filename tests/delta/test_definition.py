@@ -1,4 +1,5 @@
-"""Tables that we create and whose columns we change: other engines can open them, and their rows are unchanged."""
+"""Tables that pgcdc creates, and tables whose columns pgcdc changes. Other engines can read them, and their rows do not
+change."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_a_table_is_created_only_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [NUMBER, MOMENT], ids=["a column comes", "all are there"])
 def test_columns_without_a_time_zone_are_declared_as_a_feature(tmp_path: Path, first: pa.Schema) -> None:
-    """Readers refuse a table that has such columns and does not declare the feature."""
+    """Readers refuse a table with such columns if the table does not declare the feature."""
     table = _made(tmp_path, first)
     _filled(table, *[pa.array([1], field.type) for field in first], schema=first)
     commit_columns(_now(tmp_path), Schema.from_arrow(MOMENT))

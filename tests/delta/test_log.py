@@ -1,4 +1,5 @@
-"""A table's log read by commit number. Compared with delta-rs, which lists the folder: every version is the same."""
+"""A table's log is read by commit number. delta-rs, which lists the folder, must find the same content in every
+version."""
 
 from __future__ import annotations
 
@@ -55,13 +56,14 @@ class Grown:
         return sorted(int(path.name[:20]) for path in self.log.glob("*.checkpoint.parquet"))
 
     def forget(self) -> None:
-        """Deletes everything before the newest checkpoint, as any clean-up may do."""
+        """Deletes all log files before the newest checkpoint, as a clean-up by any writer may do."""
         for path in sorted(self.log.glob("0*")):
             if int(path.name[:20]) < max(self.checkpoints(), default=0):
                 path.unlink()
 
     def hint_old(self) -> None:
-        """A writer died after its checkpoint and before it wrote the hint."""
+        """Restores the state after a writer that died when its checkpoint was written, and before ``_last_checkpoint``
+        was."""
         older = self.checkpoints()[:-1]
         if older:
             (self.log / "_last_checkpoint").write_text(json.dumps({"version": older[-1], "size": 1}))
@@ -82,7 +84,7 @@ def same(mine: DeltaVersion | None, theirs: DeltaTable) -> None:
 @example(["checkpoint", "hint lost", "checkpoint"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_our_reader_and_delta_rs_read_the_same_table(tmp_path: Path, steps: list[str]) -> None:
-    """The table is read from scratch and from each earlier handle, with and without a clean-up between."""
+    """The table is opened without a handle, and from each earlier handle, with and without a clean-up in between."""
     shutil.rmtree(tmp_path / "t", ignore_errors=True)
     table = Grown(tmp_path / "t")
     awake, asleep = DeltaLog(Location.of(table.folder)), [DeltaLog(Location.of(table.folder))]
@@ -122,7 +124,7 @@ def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log of one day has 60,000 files. No read, first or later, may list them."""
+    """The log of one day has 60,000 files. Neither the first read nor a later read may list them."""
     table = Grown(tmp_path / "t")
     for kind in ("append", "checkpoint", "append"):
         table.step(kind)

@@ -1,4 +1,4 @@
-"""The Delta engine needs only what a store promises. In these tests the store is in memory."""
+"""The code for Delta tables needs only what the store interface promises. In these tests the store is in memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_old_log_files_are_deleted_once_a_checkpoint_covers_them(table: Location
     assert ids(table) == list(range(9))
     assert now(table).positions == {"app": 10}
     assert storage.exists(table / DELTA_LOG / checkpoint_name(8))
-    # The commits follow each other at once, so all files before the newest checkpoint are deleted.
+    # The commits are all made now, so all log files before the newest checkpoint are deleted.
     assert not storage.exists(table / DELTA_LOG / commit_name(3))
     assert ids(table, 9) == list(range(9))
     newest = log.newest()
@@ -100,7 +100,7 @@ class Clock:
 
 
 def test_a_file_removed_recently_is_not_swept(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The age of the file does not matter: another process may still read the version that contains it."""
+    """The file itself may be old. It is kept because another process may still read the version that contains it."""
     clock = Clock(monkeypatch)
     commit_files(now(table), [written(table, 1)], "append", {})
     clock.hours_pass(5)
@@ -125,6 +125,6 @@ def test_every_version_within_the_retention_of_the_log_stays_readable(monkeypatc
         commit_files(now(root / "t"), [written(root / "t", number)], "append", {})
         for version in range(max(0, number - 4), number + 1):
             assert ids(root / "t", version) == list(range(1, version + 1))
-    # Files before the newest checkpoint that is at least two hours old are not needed.
+    # Files before the newest checkpoint that is two hours old are not needed.
     assert next(entry.name for entry in storage.list_after(root / "t" / DELTA_LOG)) == checkpoint_name(6)
     storage.delete_folder(root)

@@ -1,4 +1,5 @@
-"""The files that versions refer to, compared with a model of each version's files; and when OPTIMIZE pays off."""
+"""The files that wanted versions refer to, compared with a model of each version's files. Also: when OPTIMIZE is
+worthwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta import compaction
 
 VECTORS = {
-    # The example of Delta's protocol, and a vector without a folder.
+    # The example in Delta's protocol, and a vector file without a folder.
     "ab^-aqEH.-t@S}K{vb[*k^": "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",
     "^-aqEH.-t@S}K{vb[*k^": "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",
 }
@@ -30,7 +31,7 @@ _ADD = pa.struct([("path", pa.string()), ("size", pa.int64()), ("stats", pa.stri
 
 File = tuple[str, str | None]
 files = st.tuples(st.sampled_from(["a.parquet", "b%20c.parquet", "x/d.parquet"]), st.sampled_from([None, *VECTORS]))
-# A commit adds a path at most once. The protocol forbids more.
+# A commit adds each path at most once, because the protocol forbids more.
 commits = st.lists(st.lists(files, max_size=3, unique_by=lambda file: file[0]), min_size=1, max_size=8)
 
 
@@ -45,7 +46,8 @@ def _names(held: set[File]) -> set[str]:
 
 
 def _write(log: Path, versions: list[list[File]], checkpoints: set[int]) -> list[set[File]]:
-    """Each commit's files replace files of the same path, and all others are added. Returns the state per commit."""
+    """Writes the commits. A commit's file replaces a file of the same path. Returns the table's files after each
+    commit."""
     held: set[File] = set()
     states = []
     for number, added in enumerate(versions):
@@ -73,7 +75,7 @@ def test_exactly_the_files_of_the_wanted_versions_are_needed(
         states = _write(folder / "_delta_log", versions, checkpoints)
         newest = len(states) - 1
         wanted = data.draw(st.sets(st.integers(0, newest))) | {newest}
-        # Commits between two wanted versions may be missing if the second version has a checkpoint.
+        # The commits between two wanted versions may be missing if the second version has a checkpoint.
         for version in sorted(checkpoints & wanted):
             for gone in range(max({-1, *(one for one in wanted if one < version)}) + 1, version):
                 if not data.draw(st.booleans()):

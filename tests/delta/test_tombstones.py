@@ -1,4 +1,5 @@
-"""Another program runs VACUUM: promised versions stay readable, although checkpoints name few removed files."""
+"""Another program runs VACUUM. Promised versions stay readable, although checkpoints list only some of the removed
+files."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ DAY = timedelta(days=1)
 
 
 def older(path: Path, by: timedelta) -> None:
-    """Moves all files of a table, and all times in its commits, into the past."""
+    """Moves the times of a table's files, and all times in its commits, into the past."""
     for file in path.rglob("*"):
         if file.suffix == ".json":
             file.write_text("".join(f"{_older(line, by)}\n" for line in file.read_text().splitlines()))
@@ -55,14 +56,14 @@ def _older(line: str, by: timedelta) -> str:
 
 
 def named_as_gone(path: Path) -> set[str]:
-    """The files that the newest checkpoint names as removed."""
+    """The files that the newest checkpoint lists as removed."""
     newest = max((path / "_delta_log").glob("*.checkpoint.parquet"))
     return {one["path"] for one in pq.ParquetFile(newest).read()["remove"].to_pylist() if one is not None}
 
 
 def lived_long_and_short(rows: Rows) -> tuple[str, str]:
-    """Removes a file that lived ten days, and a file that was removed right after it was written three hours ago. Then
-    makes a checkpoint."""
+    """Removes two files three hours ago: one that existed for ten days, and one that was removed right after it was
+    written. Then makes a checkpoint. Returns both paths."""
     rows.change([1, 2, 3], set())
     (long,) = live_files(rows.path)
     older(rows.path, timedelta(days=10))
@@ -105,7 +106,7 @@ def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> N
     rows = Rows(path_of(mirror.path))
     long, short = lived_long_and_short(rows)
     assert (rows.delta.number % 5, named_as_gone(rows.path)) == (0, {long})
-    # The next checkpoint is made from this checkpoint.
+    # The next checkpoint is written from the content of this checkpoint.
     for number in range(5):
         rows.change([1000 + number], set())
     assert named_as_gone(rows.path) == {long}
@@ -135,7 +136,7 @@ def test_a_vacuum_by_spark_keeps_promised_versions(spark: SparkSession, tmp_path
     rows = Rows(path_of(path))
     lived_long_and_short(rows)
     for version in range(int(max(path_of(path / "_delta_log").glob("*.checkpoint.parquet")).name[:20])):
-        # With these commits hidden, only the checkpoint names the removed files.
+        # Hide these commits, so that only the checkpoint lists the removed files.
         log = path / "_delta_log" / f"{version:020}.json"
         path_of(log).rename(path_of(log).with_suffix(".kept"))
     spark.newSession().sql(f"VACUUM delta.`{path}`").collect()
@@ -150,7 +151,8 @@ def _as_promised(rows: Rows) -> None:
 
 
 def test_a_mirror_that_lacks_a_file_is_not_read(tmp_path: Path) -> None:
-    """A full VACUUM by delta-rs deletes all files that no commit names. It takes deletion vectors for unnamed files."""
+    """A full VACUUM by delta-rs deletes all files that no commit names. It does not see that commits name the files of
+    deletion vectors, and deletes them."""
     layout = Layout.of(tmp_path)
     mirror, points = Mirrors(layout, OWNER).open(NAME), ConsistentPoints(layout)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), **retention_properties(7 * DAY)})

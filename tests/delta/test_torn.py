@@ -1,4 +1,5 @@
-"""Logs after a power cut: damage is always noticed, and put aside if no published point depends on it."""
+"""Logs after a power cut. Damage is always detected. Damaged files are put aside if no published point depends on
+them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 class Grown:
-    """A table with one row per version, written by our commits after delta-rs created it."""
+    """A table with one row per version. delta-rs created it, and our own commits wrote the versions."""
 
     def __init__(self, folder: Path, properties: dict[str, str | None] | None = None) -> None:
         self.folder, self.log = folder, folder / "_delta_log"
@@ -93,7 +94,7 @@ def test_damage_that_a_point_depends_on_is_not_put_aside(table: Grown, damage: D
 
 
 def test_commits_after_a_missing_commit_are_put_aside(table: Grown) -> None:
-    """If they were kept, they would appear to follow the commit that gets the missing number."""
+    """If these commits stayed, they would seem to follow a new commit with the missing number."""
     (table.log / commit_name(2)).unlink()
     assert recover(Location.of(table.folder), promised=1).aside == (commit_name(3),)
     table.append()
@@ -169,7 +170,8 @@ def test_a_log_without_a_valid_first_commit_is_begun_again(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("last", ["metaData", "protocol"])
 def test_a_first_commit_cut_at_the_end_of_a_line_is_begun_again(tmp_path: Path, last: str) -> None:
-    """Spark writes the protocol last, delta-rs the columns. Neither records the number of lines."""
+    """In the first commit, Spark writes the protocol last, and delta-rs writes the columns last. Neither records the
+    number of lines."""
     table = Grown(tmp_path / "t")
     lines = (table.log / commit_name(0)).read_bytes().splitlines()
     left = b"".join(line + b"\n" for line in lines if not line.startswith(f'{{"{last}"'.encode()))
@@ -179,8 +181,8 @@ def test_a_first_commit_cut_at_the_end_of_a_line_is_begun_again(tmp_path: Path, 
 
 
 def test_torn_checksum_files_of_other_writers_are_deleted(table: Grown) -> None:
-    """Hadoop trusts the checksum more than the file, so Spark could not read an intact file. Files that a point depends
-    on were synced."""
+    """If the checksum file is damaged, Hadoop rejects even an intact file, so Spark could not read it. Files that a
+    point depends on were synced."""
     rival = DeltaTable(table.folder)
     for _ in range(2):
         rival.alter.set_table_properties({"delta.checkpointInterval": "10"})
@@ -209,7 +211,7 @@ def test_blank_lines_and_known_actions_are_accepted_and_unknown_actions_named(ta
 
 
 def test_a_commit_needs_no_hard_links(table: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system without hard links, commits are still complete, and a number is committed only once."""
+    """Even on a file system without hard links, a commit is always complete, and each number is committed only once."""
 
     def refused(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")

@@ -1,4 +1,4 @@
-"""Deletion vectors: their bytes follow the protocol, and other readers read them."""
+"""Deletion vectors: their bytes are as the protocol says, and other engines can read them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from pgcdc_assets.errors import LakeError
 
 
 def test_stored_bytes_follow_the_protocol(tmp_path: Path) -> None:
-    """A version, then the size (big endian), the magic number, Roaring's portable form for 64 bits, and a checksum."""
+    """The bytes are: a version, the size (big endian), the magic number, Roaring's portable 64-bit form, and a
+    checksum."""
     rows = BitMap64([3, 4, 7, 11, 18, 29, 1 << 33])
     (descriptor,) = write_vectors(Location.of(tmp_path), [rows])
     stored = (tmp_path / (vector_file(descriptor) or "")).read_bytes()
