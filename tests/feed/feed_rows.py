@@ -1,4 +1,4 @@
-"""Builds feed rows of a table ``t (id int primary key, b text, c text)`` from short tuples."""
+"""Builds rows of the feed of table ``t (id int primary key, b text, c text)`` from short tuples."""
 
 from __future__ import annotations
 

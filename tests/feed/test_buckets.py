@@ -1,4 +1,4 @@
-"""How a table's changes are divided by key, by the numbers of rows and bytes in the log's files."""
+"""How a table's changes are divided by key. The numbers of rows and bytes in the log's files decide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.protocol import wire
 
 LARGE, SMALL = 1, 2
 VALUE = "x" * 100_000
-"""The value compresses to nothing. Only the memory that a task needs matters."""
+"""This value is large in memory and tiny in compressed files. The division must depend on the size in memory."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def buckets(log: ChangeLog, end: Lsn, *relations: int) -> int:
 
 
 def test_large_values_are_divided_by_bytes(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of small rows in the same log is not divided."""
+    """Another table in the same log, with small rows, is not divided."""
     monkeypatch.setattr(transform, "BUCKET_BYTES", OWN_FILE_BYTES)
     writer, _ = writer_of(log)
     for _ in range(4):

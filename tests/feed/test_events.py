@@ -1,4 +1,4 @@
-"""The changes that the messages of a table mean, and the messages after which a table can no longer be followed."""
+"""How messages of a table become events of its feed, and which messages the table's replication stops at."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Value = str | None | object
 
 
 def row_message(kind: str, *tuples: tuple[str, Sequence[Value]], relation_id: int = 1000) -> bytes:
-    """``row_message("U", ("K", [...]), ("N", [...]))``."""
+    """A row message, written like ``row_message("U", ("K", [...]), ("N", [...]))``."""
     return (
         kind.encode()
         + struct.pack(">I", relation_id)

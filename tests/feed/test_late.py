@@ -1,4 +1,5 @@
-"""Feeds derived from files with commit facts equal the feeds of the same rows in ordinary files."""
+"""Feeds derived from early files (written before their commit, with commit facts) equal the feeds of the same rows in
+ordinary files."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ HISTORY = (
 
 
 def _derived(log: ChangeLog, span: LsnRange) -> tuple[dict[TableName, list[Any]], Any]:
-    """The feeds' rows of a span that one task derived, and the task's other results."""
+    """The feed rows that one task derives from a span, and the task's other results."""
     router = Router.of(TABLES.values())
     shapes = log.shapes(span).values()
     task = Derivation(
@@ -71,7 +72,7 @@ def test_late_facts_give_the_same_feeds_for_a_fixed_history(tmp_path: Path) -> N
 @settings(max_examples=10)
 @given(BATCHES)
 def test_late_facts_give_the_same_feeds_for_any_history(batches: list[list[Transaction]]) -> None:
-    """This includes the feed of messages and the shapes of rows."""
+    """The feed of messages, and the shapes of rows, are compared as well."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder), batches)
         ids = set(plain.shapes(whole(plain)))
@@ -82,7 +83,7 @@ def test_late_facts_give_the_same_feeds_for_any_history(batches: list[list[Trans
             for one in ids:
                 used = [LogSpan(log, span).used({one}, {1, 2, 3}) for log in (early, plain)]
                 assert used[0] == used[1]
-            # Only rows in progress have these numbers.
+            # Only rows that were written before their commit have these provisional schema_ids.
             assert LogSpan(early, span).used(set(range(6)), {1, 2, 3}) == set()
 
 
@@ -90,16 +91,16 @@ def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
     path_of(log.layout.messages).mkdir(parents=True, exist_ok=True)
     files, taken = messages.derived(log.layout.messages, LogSpan(log, span))
     rows = dataset([log.layout.messages / file.path for file in files], messages.SCHEMA).to_table()
-    # Readers of the feed sort the rows themselves.
+    # The rows are sorted here, because readers of the feed sort them as well.
     return sorted(rows.to_pylist(), key=str), taken
 
 
 @pytest.mark.long
 @pytest.mark.spark
 def test_the_transform_takes_as_many_rows_as_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's workers receive the commit facts."""
+    """The commit facts are also passed to Spark's workers."""
     _, log = twins(tmp_path, HISTORY)
-    # The rows have only this column.
+    # The test's rows have only the first column.
     tables = [replace(TABLES[number], columns=TABLES[number].columns[:1]) for number in (1, 2)]
     parts = transform(
         spark, LogSpan(log, whole(log)), Feeds(log.layout, log.identity), [Followed(table, START) for table in tables]

@@ -1,4 +1,4 @@
-"""The table that gets the rows of a relation. Only OIDs decide, not names or the catalog."""
+"""The rules that decide which table gets the rows of a relation. OIDs decide, not names or the catalog."""
 
 from __future__ import annotations
 

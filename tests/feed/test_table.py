@@ -1,5 +1,5 @@
-"""Maintenance of a feed: merged files have the same rows, and a file is deleted once the log has dropped all its
-rows."""
+"""Maintenance of a feed: merged files have the same rows as before, and a file is deleted when the log no longer has
+any of its rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = 12
 
 
 def _derive(layout: Layout, table: Table, number: int, **row: Any) -> None:
-    """One turn with a single change at 10 × number, which covers (10 × number, + 10]."""
+    """Derives one turn with a single change at LSN 10 × number. It covers the 10 bytes from there."""
     at, feed = 10 * number, Feeds(layout, WHO).open(table)
     writer = FeedWriter(layout.changes(table.name), 0, 2)
     values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}
@@ -93,7 +93,7 @@ def test_a_feed_that_was_never_written_is_empty(tmp_path: Path) -> None:
 
 
 def test_rows_derived_for_another_structure_are_not_used(tmp_path: Path) -> None:
-    """The columns of the other structure may have the same names."""
+    """The columns of the earlier structure may have the same names as the new columns."""
     layout = Layout.of(tmp_path)
     _derive(layout, NARROW, 0)
     next_ = replace(NARROW, lineage=Lineage(1, 1, 50))

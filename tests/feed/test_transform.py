@@ -1,4 +1,4 @@
-"""The transform with a real server and log: what the feeds contain and what they leave out."""
+"""The transform with a real server and log: what the feeds contain, and what they do not contain."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -
 @pytest.mark.long
 @pytest.mark.spark
 def test_changes_of_keys_are_applied_in_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a change of key came without a value, the changes are not divided, since the row is followed from key to
+    """If a change of key lacks a value, the changes are not divided, because the row must be followed from key to
     key."""
     monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
     monkeypatch.setattr(task, "HELD_BYTES", 1)
@@ -160,7 +160,7 @@ def test_a_feed_of_an_earlier_format_is_begun_again(pipe: Pipeline) -> None:
 
 @dataclass(frozen=True)
 class ForgetfulRouter(Router):
-    """Places no relation that has a column ``w``."""
+    """A router that assigns no table to a relation with a column ``w``."""
 
     def place(self, shape: Shape) -> Place:
         forgotten = any(column.name == "w" for column in shape.columns)
