@@ -1,4 +1,4 @@
-"""Converts images back to row messages, which are compared with the scalar decoder's messages."""
+"""Converts images (the decoder's columns) back to row messages, to compare them with the scalar decoder's messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, OldKind, T
 
 
 def by_row(images: Sequence[Images]) -> dict[int, dict[str, TupleData]]:
-    """The images of each row, by letter. Fails if an image occurs twice."""
+    """The images of each row, by the letter of the image. Fails if a row has an image twice."""
     found: dict[int, dict[str, TupleData]] = {}
     for item in images:
         assert item.rows.tolist() == sorted(set(item.rows.tolist()))
@@ -29,7 +29,7 @@ def by_row(images: Sequence[Images]) -> dict[int, dict[str, TupleData]]:
 
 
 def messages(images: Sequence[Images], kind: RowKind, relation_id: int, count: int) -> list[Insert | Update | Delete]:
-    """The messages that the images came from. All are of one relation."""
+    """The messages from which the images were decoded. All messages are of the same relation."""
     rows = by_row(images)
     assert sorted(rows) == list(range(count))
     return [_message(rows[row], kind, relation_id) for row in range(count)]

@@ -1,4 +1,4 @@
-"""Each kind of message of protocol 1, as bytes and decoded."""
+"""An example of each kind of message of protocol 1: its bytes, and the decoded message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types as the catalog describes them."""
+"""PostgreSQL types as the catalog describes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def numeric(precision: int, scale: int) -> PgType:
 
 
 def array(element: PgType, oid: int = 99_999) -> PgType:
-    """The array type of this element. As in atttypmod, the array has the typmod."""
+    """The array type of this element type. The typmod belongs to the array, as in atttypmod."""
     return PgType(oid, f"_{element.name}", element.typmod, element=replace(element, typmod=-1))
 
 

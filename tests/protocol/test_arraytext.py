@@ -1,4 +1,4 @@
-"""Array texts are split into elements. Compared with a writer that follows PostgreSQL's array_out."""
+"""Array texts are split into elements. The texts are written by a function that follows PostgreSQL's array_out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ List = list[str | None]
 
 
 def written(items: List, delimiter: str = ",") -> str:
-    """array_out quotes empty texts, NULL in any case, braces, delimiter, quote, backslash and white space."""
+    """The text that array_out writes. It quotes empty texts, NULL in any case, and texts with braces, delimiter, quote,
+    backslash or white space."""
 
     def one(item: str | None) -> str:
         if item is None:

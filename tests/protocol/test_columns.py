@@ -1,4 +1,5 @@
-"""The columnar decoder on chosen batches. tests/property compares it with the scalar decoder on random batches."""
+"""The columnar decoder, tested on hand-made batches. tests/property compares it with the scalar decoder on random
+batches."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def test_empty_batch_has_no_images(type_: pa.DataType, payload: str) -> None:
 
 
 def test_offsets_above_2_gib_are_read() -> None:
-    # Offsets above 2 GiB in anonymous memory that is never touched: only the size of the slice matters.
+    # The offsets are above 2 GiB. The anonymous memory below them is never used, so only the size of the slice matters.
     start = (1 << 31) + 5
     content = b"".join(PAYLOADS)
     with mmap.mmap(-1, start + len(content)) as memory:
@@ -72,7 +73,7 @@ def test_pieces_are_cut_by_size_and_keep_row_numbers() -> None:
 
 
 def test_character_split_between_two_values_is_refused() -> None:
-    # Each half is invalid, although both halves together are valid.
+    # Each half of the character is invalid alone. Both halves together would be valid.
     halves = b"I" + pack("!I", 7) + b"N\0\2t\0\0\0\1\xc3t\0\0\0\1\xa9"
     with pytest.raises(ProtocolError, match="not in UTF-8"):
         images(pa.array([halves]), "I", 2)

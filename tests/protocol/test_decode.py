@@ -1,4 +1,4 @@
-"""The scalar decoder, message by message, against bytes written by hand."""
+"""The scalar decoder reads single messages, whose bytes are written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of versions 2 to 4, against bytes written by hand."""
+"""The decoder of protocol versions 2 to 4 reads single messages, whose bytes are written by hand."""
 
 from __future__ import annotations
 

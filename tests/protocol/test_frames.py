@@ -1,4 +1,4 @@
-"""Replication frames are found in the bytes of a connection and read. Compared with bytes written by hand."""
+"""Replication frames are found in the bytes of a connection, and read. The bytes are written by hand."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_clock_starts_in_2000() -> None:
 
 
 def walked(data: bytes) -> list[tuple[int, int]]:
-    """Start and end of the complete data messages at the front, found one by one."""
+    """Start and end of the complete data messages at the beginning of ``data``, found one after another."""
     found, at = [], 0
     while at + 5 <= len(data) and data[at : at + 1] == b"d":
         length = unpack_from("!I", data, at + 1)[0]
@@ -66,7 +66,7 @@ def walked(data: bytes) -> list[tuple[int, int]]:
 
 
 def looked_up(data: bytes) -> list[tuple[int, int]]:
-    """The same, found by repeated calls of the function under test."""
+    """The same starts and ends, found by repeated calls of the tested function."""
     found: list[tuple[int, int]] = []
     octets, at = np.frombuffer(data, np.uint8), 0
     while len((bounds := data_messages(octets[at:]))[0]):
@@ -76,7 +76,7 @@ def looked_up(data: bytes) -> list[tuple[int, int]]:
 
 
 looks_so = st.sampled_from([b"d", b"d\0\0\0", b"\0\0\0\x05", message(b"d", b""), message(b"d", b"d\0\0\0\x04"), b"dd"])
-"""Bytes within a value or position that look like the start of a message."""
+"""Bytes inside a value or position that look like the start of a message."""
 bodies = st.lists(st.one_of(st.binary(max_size=8), looks_so), max_size=6).map(b"".join)
 streams = st.lists(
     st.builds(message, st.sampled_from([b"d"] * 9 + [b"N"]), bodies), max_size=12

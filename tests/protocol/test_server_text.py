@@ -1,4 +1,5 @@
-"""Texts of a real server: edge values through the casts, and times and positions of a transaction."""
+"""Texts that a real server writes: extreme values are cast to Arrow types, and the times and positions of a transaction
+are read."""
 
 from __future__ import annotations
 
@@ -52,14 +53,14 @@ PEEK = (
 
 @pytest.fixture
 def conn(database: Database) -> Iterator[Connection]:
-    """A session with our session settings, which can create tables in schema public."""
+    """A session with the settings of our own sessions. It can create tables in schema public."""
     with database.connect(options=session_options(search_path="public"), client_encoding="UTF8") as conn:
         yield conn
 
 
 @pytest.fixture(scope="module")
 def reader(server: EmbeddedServer) -> Iterator[Connection]:
-    """A session with our session settings, for tests that create nothing."""
+    """A session with the settings of our own sessions, for tests that create nothing."""
     conninfo = server.conninfo_of("postgres")
     with psycopg.connect(conninfo, autocommit=True, options=session_options(), client_encoding="UTF8") as conn:
         yield conn
@@ -75,7 +76,7 @@ def start(conn: Connection) -> None:
 
 
 def printed(conn: Connection, expressions: list[str], type_: str) -> list[str]:
-    """Values as COPY prints them, which is also their form in the stream."""
+    """The texts of the values as COPY writes them. The stream has the same texts."""
     rows = ", ".join(f"({at}, {text}::{type_})" for at, text in enumerate(expressions))
     query = f"COPY (SELECT v FROM (VALUES {rows}) AS t (i, v) ORDER BY i) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
     with conn.cursor().copy(query.encode()) as copy:

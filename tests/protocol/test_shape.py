@@ -1,4 +1,4 @@
-"""Shapes: Relation messages combined with the facts of the catalog, and their fingerprint."""
+"""Shapes, which combine a Relation message with the facts of the catalog, and the fingerprint of a shape."""
 
 from __future__ import annotations
 

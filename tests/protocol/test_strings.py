@@ -1,4 +1,4 @@
-"""Decoding a column in the server's encoding gives the same as decoding each value alone."""
+"""Decoding a whole column in the server's encoding gives the same texts as decoding each value alone."""
 
 from __future__ import annotations
 

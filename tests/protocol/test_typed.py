@@ -48,7 +48,8 @@ def test_chunks_and_slices_are_typed_by_row() -> None:
 
 @given(st.lists(st.tuples(texts, texts), max_size=20), st.integers(0, 20))
 def test_hash_depends_only_on_the_values_of_the_row(rows: list[tuple[str | None, str | None]], start: int) -> None:
-    """The hash does not depend on the row's place, its neighbours, the order of columns, or a column without values."""
+    """The hash must not depend on the row's position, the other rows, the order of columns, or a column that is NULL in
+    all rows."""
     left = pa.array([row[0] for row in rows], pa.string())
     right = pa.array([row[1] for row in rows], pa.string())
     whole = row_hash([left, right], ["a", "b"], len(rows))
@@ -59,7 +60,7 @@ def test_hash_depends_only_on_the_values_of_the_row(rows: list[tuple[str | None,
     )  # fmt: skip
     assert part.equals(whole.slice(start))
     by_row = dict(zip(rows, whole.to_pylist(), strict=True))
-    # The hash has 64 bits: a collision among twenty rows would be a defect of the function.
+    # The hash has 64 bits. A collision among twenty rows would be a fault of the hash function.
     assert len(set(by_row.values())) == len(by_row)
 
 
@@ -70,7 +71,7 @@ def test_similar_rows_have_different_hashes() -> None:
 
 
 def test_hash_never_changes() -> None:
-    """Mirrors store the hash: another function would not find the rows that were copied before."""
+    """Mirrors store the hash. With another hash function, rows that were copied before would not be found."""
     text = [pa.array(["1", None, "größe"]), pa.array(["2024-01-01", "x" * 100, None])]
     fixed = [4091292991121921067, -3614613800946456788, 7368843869587773030]
     assert row_hash(text, ["id", "day"], 3).to_pylist() == fixed

@@ -1,4 +1,4 @@
-"""The table of types at its edges."""
+"""The casts from PostgreSQL's texts to Arrow types, with extreme values of each type."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Read = list[Any]
 
 
 def read(texts: Sequence[str | None], of: PgType) -> Read:
-    """The cast values as Python values, or UNFIT. Checks what holds for every cast."""
+    """The cast values as Python values, or UNFIT. Also checks the rules that every cast must follow."""
     found = cast(pa.array(texts, pa.string()), of)
     found.values.validate(full=True)
     assert found.values.type == arrow_type(of)
@@ -236,7 +236,8 @@ def test_instants_are_exact(instants: list[datetime | None]) -> None:
 
 
 def _as_timestamptz_out(at: datetime) -> str:
-    """Cuts trailing zeros of the seconds, and zero parts at the end of the offset."""
+    """The text that timestamptz_out writes: without trailing zeros in the seconds, and without zero parts at the end of
+    the offset."""
     text, sign, zone = at.isoformat(" ")[:-6], "+", at.utcoffset() or timedelta()
     text = at.replace(tzinfo=None).isoformat(" ")
     if "." in text:
@@ -300,7 +301,7 @@ def test_an_array_with_one_element_that_does_not_fit_does_not_fit() -> None:
 
 
 def test_null_lists_hold_no_elements() -> None:
-    # Parquet's writer refuses a NULL list that has elements.
+    # A NULL list must have no elements, because Parquet's writer refuses a NULL list with elements.
     values = cast(pa.array(["{1.50,NaN}", "{3.50}", None, "[0:0]={1.00}"]), array(numeric(10, 2))).values
     assert values.offsets.to_pylist() == [0, 0, 1, 1, 1]
 

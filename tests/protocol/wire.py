@@ -1,4 +1,4 @@
-"""Writes messages as a server does: the opposite direction of the codec."""
+"""Writes messages as a server does, which is the opposite of decoding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def value(item: Value) -> bytes:
         return b"n"
     if item is UNCHANGED:
         return b"u"
-    # Bytes that are not text are surrogates here.
+    # Strings hold bytes that are not text as surrogates.
     data = item.encode("utf-8", "surrogateescape")
     return b"t" + pack("!I", len(data)) + data
 
@@ -94,7 +94,7 @@ def truncate(message: Truncate) -> bytes:
 
 
 def message(of: AnyMessage) -> bytes:
-    """Any message, in its form outside of a block."""
+    """The bytes of any message, as it is sent outside of a block."""
     match of:
         case Insert() | Update() | Delete():
             return row_message(of)
@@ -137,10 +137,10 @@ def message(of: AnyMessage) -> bytes:
 
 
 def within(payload: bytes, xid: int) -> bytes:
-    """A message in its form inside a block of a stream."""
+    """The bytes of a message, as it is sent inside a block of a streamed transaction."""
     return payload[:1] + pack("!I", xid) + payload[1:]
 
 
 def connection_message(kind: bytes, body: bytes) -> bytes:
-    """A message of the frontend/backend protocol, such as the one that carries a frame."""
+    """A message of the frontend/backend protocol, for example the CopyData message that contains a frame."""
     return kind + pack("!I", len(body) + 4) + body
