@@ -102,17 +102,17 @@ def test_with_identity_full_the_old_tuple_fills_values_that_were_not_sent() -> N
     ]
 
 
-def test_a_delete_by_key_carries_only_the_key() -> None:
+def test_a_delete_by_key_contains_only_the_key() -> None:
     found = decoded("D", [row_message("D", ("K", ["1", None, None]))])
     assert found == [("delete", 1, [0], {1: ["1"]}, [None])]
 
 
-def test_a_delete_under_identity_full_carries_the_row() -> None:
+def test_a_delete_under_identity_full_contains_the_whole_row() -> None:
     found = decoded("D", [row_message("D", ("O", ["1", "x", None]))], route(full=True))
     assert found == [("delete", 1, [0], {1: ["1"], 3: ["x"], 4: [None]}, [None])]
 
 
-def test_update_of_a_table_without_key_carries_both_images() -> None:
+def test_update_of_a_table_without_key_contains_the_old_and_the_new_row() -> None:
     way = route(replace(TABLE, key=(), identity_key=(), replica_identity="f"), full=True)
     found = decoded("U", [row_message("U", ("O", ["1", "x", "big"]), ("N", ["1", "x2", U]))], way)
     assert found == [
@@ -121,7 +121,7 @@ def test_update_of_a_table_without_key_carries_both_images() -> None:
     ]
 
 
-def test_an_insert_without_a_value_cannot_be_followed() -> None:
+def test_an_insert_that_lacks_a_value_is_refused() -> None:
     found = decoded("I", [row_message("I", ("N", ["1", "x", "y"])), row_message("I", ("N", ["2", "x", U]))])
     assert found[0] == (1, ["an", "inserted", "row"])
 
@@ -132,12 +132,12 @@ def test_update_without_old_row_needs_a_key() -> None:
     assert found == [(0, ["an", "update", "or"])]
 
 
-def test_an_old_row_without_its_key_cannot_be_followed() -> None:
+def test_an_old_row_without_its_key_is_refused() -> None:
     assert decoded("D", [row_message("D", ("K", [None, None, None]))]) == [(0, ["the", "stream", "gives"])]
     assert decoded("U", [row_message("U", ("N", [U, "x", "y"]))]) == [(0, ["the", "stream", "gives"])]
 
 
-def test_a_table_followed_by_inserts_only_refuses_updates_and_deletes() -> None:
+def test_a_table_published_for_inserts_only_refuses_updates_and_deletes() -> None:
     way = route(replace(TABLE, key=(), updates_seen=False))
     assert decoded("D", [row_message("D", ("K", ["1", None, None]))], way) == [(0, ["updates", "or", "deletes"])]
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][0] == "insert"
@@ -159,7 +159,7 @@ def test_rows_older_than_a_column_have_its_default_for_older_rows() -> None:
     assert key == [("delete", 1, [0], {1: ["1"]}, [None])]
 
 
-def test_columns_are_matched_by_position_where_names_mislead() -> None:
+def test_columns_are_matched_by_attnum_even_if_their_names_were_exchanged() -> None:
     table = replace(TABLE, columns=(COLUMNS[0], Column(3, "c", TEXT), Column(4, "b", TEXT)))
     way = Route.of(route().shape, table, None, (1, 3, 4))
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3] == {1: ["1"], 3: ["x"], 4: ["y"]}

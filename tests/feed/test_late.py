@@ -61,7 +61,7 @@ def _rows(log: ChangeLog, name: TableName, files: list[FeedFile], schema: pa.Sch
     return sorted(rows.to_pylist(), key=str)
 
 
-def test_late_facts_give_the_same_feeds_for_a_fixed_history(tmp_path: Path) -> None:
+def test_commit_facts_give_the_same_feeds_for_a_fixed_history(tmp_path: Path) -> None:
     plain, early = twins(tmp_path, HISTORY)
     for span in spans(plain):
         assert _derived(early, span) == _derived(plain, span)
@@ -71,7 +71,7 @@ def test_late_facts_give_the_same_feeds_for_a_fixed_history(tmp_path: Path) -> N
 @pytest.mark.long
 @settings(max_examples=10)
 @given(BATCHES)
-def test_late_facts_give_the_same_feeds_for_any_history(batches: list[list[Transaction]]) -> None:
+def test_commit_facts_give_the_same_feeds_for_any_history(batches: list[list[Transaction]]) -> None:
     """The feed of messages, and the shapes of rows, are compared as well."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder), batches)
@@ -97,7 +97,7 @@ def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_the_transform_takes_as_many_rows_as_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_transform_reads_as_many_rows_as_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
     """The commit facts are also passed to Spark's workers."""
     _, log = twins(tmp_path, HISTORY)
     # The test's rows have only the first column.

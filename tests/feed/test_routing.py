@@ -39,19 +39,19 @@ def test_rows_of_a_table_belong_to_it_under_any_name(called: str, now: str | Non
 
 
 @pytest.mark.parametrize("called", ["p_1", "p_2", "t", "other"])
-def test_rows_of_a_leaf_go_to_its_root_under_the_leafs_name_at_the_copy(called: str) -> None:
+def test_rows_of_a_leaf_belong_to_its_root_and_get_the_leafs_name_at_the_copy(called: str) -> None:
     root = shape(31, called, root=name("anything"), root_oid=3)
     assert ROUTER.place(root) == Place(P.name, name("p_1"))
 
 
-def test_a_detached_leaf_ends_the_following_of_its_root() -> None:
+def test_a_detached_leaf_stops_the_replication_of_its_root() -> None:
     place = ROUTER.place(shape(31, "p_1"))
     assert place.table is None
     assert strange_to(place) == {"p": "its partition public.p_1 was detached, whose rows went with it"}
     assert "was dropped" in strange_to(ROUTER.place(shape(31, "p_1", catalog_name=None)))["p"]
 
 
-def test_a_leaf_that_moved_to_another_root_ends_the_following_of_both() -> None:
+def test_a_leaf_attached_to_another_root_stops_the_replication_of_both_roots() -> None:
     place = ROUTER.place(shape(31, "p_1", root=Q.name, root_oid=4))
     assert place.table is None
     assert strange_to(place).keys() == {"p", "q"}
@@ -65,12 +65,12 @@ def test_a_leaf_that_two_roots_had_at_their_copies_belongs_to_its_current_root()
     assert (place.table, place.leaf, list(strange_to(place))) == (Q.name, name("p_1"), ["p"])
 
 
-def test_a_new_partition_ends_the_following_of_its_root() -> None:
+def test_a_new_partition_stops_the_replication_of_its_root() -> None:
     place = ROUTER.place(shape(33, "p_3", root=P.name, root_oid=3))
     assert (place.table, strange_to(place)) == (None, {"p": "partition public.p_3 came, maybe with rows in it"})
 
 
-def test_a_table_that_became_a_partition_ends_its_own_or_its_roots_following() -> None:
+def test_a_table_that_became_a_partition_stops_its_own_or_its_roots_replication() -> None:
     place = ROUTER.place(shape(1, "t", root=P.name, root_oid=3))
     assert place.table == T.name
     assert strange_to(place).keys() == {"p"}
@@ -79,7 +79,7 @@ def test_a_table_that_became_a_partition_ends_its_own_or_its_roots_following() -
     assert (place.table, strange_to(place)) == (P.name, {"t": "the table became a partition of public.p"})
 
 
-def test_another_table_with_the_name_of_a_followed_table_ends_the_following() -> None:
+def test_another_table_with_the_same_name_stops_the_replication_of_a_table() -> None:
     for place in (ROUTER.place(shape(99, "t")), ROUTER.place(shape(99, "t", catalog_name=None))):
         assert place.table is None
         assert "made anew, or another one has its name" in strange_to(place)["t"]
@@ -87,7 +87,7 @@ def test_another_table_with_the_name_of_a_followed_table_ends_the_following() ->
     assert ROUTER.place(shape(99, "x", catalog_name=name("t"))) == Place(None), "it took the name later"
 
 
-def test_a_relation_of_no_followed_table_concerns_no_table() -> None:
+def test_a_relation_that_belongs_to_no_followed_table_affects_no_table() -> None:
     assert ROUTER.place(shape(99, "x")).concerned == set()
     assert ROUTER.place(shape(99, "x", root=name("y"), root_oid=98)).concerned == set()
 

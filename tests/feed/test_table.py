@@ -73,7 +73,7 @@ def test_a_few_files_are_not_merged(layout: Layout) -> None:
     assert Feeds(layout, WHO).open(WIDE).compact(Lsn(10 * (FEWEST_MERGED - 1))) == 0
 
 
-def test_a_file_is_deleted_whole_and_the_feed_begins_later(layout: Layout) -> None:
+def test_only_whole_files_are_deleted_and_the_feed_then_begins_at_a_later_lsn(layout: Layout) -> None:
     feed = Feeds(layout, WHO).open(WIDE)
     assert feed.forget(Lsn(0)) == 0
     assert feed.forget(Lsn(35)) == 4

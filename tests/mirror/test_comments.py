@@ -40,7 +40,7 @@ def _told(mirror: Mirror) -> dict[str, str]:
     return {name: text for name, text in {"": metadata.get("description"), **columns}.items() if text is not None}
 
 
-def test_comments_are_written_once_and_removed_with_those_of_the_source(tmp_path: Path) -> None:
+def test_comments_are_written_once_and_removed_when_the_source_removes_them(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     before = _now(mirror)
     version = commented(mirror, replace(T, comments=SAID))

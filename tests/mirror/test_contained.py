@@ -39,7 +39,7 @@ def test_a_failure_of_one_table_is_recognised(error: Exception) -> None:
     AnalysisException("Job aborted: java.io.IOException: No space left on device"),
     TimeoutError(), TypeError("a fault of this program"), DeltaError("unknown"),
 ])  # fmt: skip
-def test_a_failure_of_the_whole_run_is_no_failure_of_one_table(error: BaseException) -> None:
+def test_a_failure_of_all_tables_is_not_a_failure_of_one_table(error: BaseException) -> None:
     assert of_one_table(error) is None
 
 
@@ -150,7 +150,7 @@ def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_mirror_with_column_mapping_does_not_take_over_the_feeds_files(pipe: Pipeline) -> None:
+def test_a_mirror_with_column_mapping_does_not_use_the_feeds_files(pipe: Pipeline) -> None:
     """The mirror's files use other column names than the feed's files, even if the mirror itself has its original names
     again."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")

@@ -217,7 +217,7 @@ def copying_tables(copying: Copying) -> Sequence[Table]:
 
 
 @pytest.mark.long
-def test_many_pieces_hold_every_row_once(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_pieces_together_contain_every_row_once(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy, "SMALLEST_PIECE", 64 << 10)
     copying.run("CREATE TABLE big (id int PRIMARY KEY, t text); "
                 "INSERT INTO big SELECT g, repeat(md5(g::text), 3) FROM generate_series(1, 20000) g; "

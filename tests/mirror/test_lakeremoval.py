@@ -51,7 +51,7 @@ def test_all_our_files_are_removed_with_the_folder(layout: Layout) -> None:
         assert not Path(layout.root.text).exists()
 
 
-def test_files_of_others_are_kept_and_named(layout: Layout) -> None:
+def test_files_of_other_owners_are_kept_and_named(layout: Layout) -> None:
     """The other owners' files include a Delta table, and the lake of another project inside the folder."""
     _table(layout.root / "public/a")
     _table(layout.root / "public/theirs", ours=False)
@@ -64,7 +64,7 @@ def test_files_of_others_are_kept_and_named(layout: Layout) -> None:
     assert "nested/public/a/part-0.parquet" in stays
 
 
-def test_an_unfinished_copy_is_removed_beside_files_of_others(layout: Layout) -> None:
+def test_an_unfinished_copy_is_removed_and_files_of_other_owners_are_kept(layout: Layout) -> None:
     TableStates(layout).set(TABLE, TableState.WAITING, Lsn(1))
     folder = layout.mirror(TABLE.name)
     storage.create(folder / BEGUN, b"rows")

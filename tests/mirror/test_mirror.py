@@ -128,7 +128,7 @@ def test_a_mirror_has_its_properties_and_positions(tmp_path: Path) -> None:
     assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)
 
 
-def test_a_mirror_is_one_version(tmp_path: Path) -> None:
+def test_a_mirror_object_stays_at_its_version(tmp_path: Path) -> None:
     mirror = made(tmp_path, table_of("id", key=(1,)))
     version = commit(mirror.path, [], "append", {mirror.snapshot_app_id: 100})
     assert (mirror.version, mirror.snapshot_lsn) == (0, None)

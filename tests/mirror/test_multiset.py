@@ -29,7 +29,7 @@ def test_rows_of_each_leaf_are_netted_and_removed_separately() -> None:
     assert net.deleted == 3
 
 
-def test_copies_that_come_and_go_cancel_out_and_the_latest_image_remains() -> None:
+def test_inserted_and_deleted_equal_rows_cancel_out_and_the_newest_image_remains() -> None:
     """The helper puts three events into each transaction, so the newest image is from the second transaction."""
     net = net_rows(
         events(("I", "x", "a"), ("D", "x", "a"), ("I", "z", "a"), ("D", "z", "a"), ("I", "x", "a"), ("D", "y", "a")),

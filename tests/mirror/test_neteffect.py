@@ -86,7 +86,7 @@ def test_half_a_key_change_is_refused() -> None:
     assert refused.value.lsn == 100
 
 
-def test_truncate_drops_what_came_before() -> None:
+def test_truncate_drops_earlier_events() -> None:
     left = after_truncates(feed_rows([("I", 1, "x", "y"), ("T",), ("I", 2, "p", "q"), ("T",), ("I", 3, "r", "s")]))
     assert (left.truncated, left.leaves) == (True, ())
     assert left.events["id"].to_pylist() == [3]
@@ -97,7 +97,7 @@ def test_events_without_a_truncate_remain_as_they_are() -> None:
     assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (False, (), [1])
 
 
-def test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf() -> None:
+def test_truncate_of_a_leaf_drops_earlier_events_of_that_leaf() -> None:
     events = feed_rows([("I", 1, "x", "y"), ("I", 2, "x", "y"), ("T",), ("I", 3, "x", "y")])
     events = events.append_column("_pgcdc_leaf", pa.array(["a", "b", "a", "a"]))
     left = after_truncates(events)

@@ -278,7 +278,7 @@ def take(held: Held, *rows: tuple[str | None, int]) -> Done:
     return Done.of(merge_multiset(held.target, net_rows(events, BAG), BAG, (), written.append), written)
 
 
-def test_as_many_copies_are_removed_as_were_deleted(tmp_path: Path) -> None:
+def test_as_many_equal_rows_are_removed_as_were_deleted(tmp_path: Path) -> None:
     held = Held(tmp_path, (HASH, ROW))
     held.file(bag_row("x", 3), bag_row("y", 1, 6), bag_row("x", 2), gone=[])
     held.file(bag_row("x", 1), bag_row("x", 0), gone=[1])
@@ -289,7 +289,7 @@ def test_as_many_copies_are_removed_as_were_deleted(tmp_path: Path) -> None:
         take(held, *[("x", 5)] * 4)
 
 
-def test_copies_are_removed_from_row_groups_that_are_matched_together(tmp_path: Path) -> None:
+def test_equal_rows_are_removed_from_row_groups_that_are_matched_together(tmp_path: Path) -> None:
     held = Held(tmp_path, (HASH, ROW))
     held.file(bag_row("y", 0, 6), *(bag_row("x", number) for number in range(1, 6)), gone=[1])
     assert held.gone(take(held, ("x", 5), ("y", 6), ("x", 5), ("x", 5))) == [[0, 2, 3, 4]]

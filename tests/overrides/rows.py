@@ -45,7 +45,7 @@ override("key_change_is_a_plain_update", "pgcdc_assets.feed.events:_moved",
 override("lacking_value_of_an_insert_is_null", "pgcdc_assets.feed.events:_inserts",
     lambda original: with_instead(original, "change.unchanged", "{}"),
     rule="an insert without one of its values cannot be followed",
-    test="tests/feed/test_events.py::test_an_insert_without_a_value_cannot_be_followed")  # fmt: skip
+    test="tests/feed/test_events.py::test_an_insert_that_lacks_a_value_is_refused")  # fmt: skip
 override("old_tuple_fills_nothing", "pgcdc_assets.feed.events:_filled",
     lambda _: lambda post, pre, at: post,
     rule="under REPLICA IDENTITY FULL the old tuple fills what was not sent",
@@ -82,11 +82,11 @@ def _truncate_is_dropped(original: Original) -> Any:
 override("truncate_is_dropped", "pgcdc_assets.mirror.net.neteffect:after_truncates",
     _truncate_is_dropped,
     rule="a TRUNCATE removes what came before it",
-    test="tests/mirror/test_neteffect.py::test_truncate_drops_what_came_before")  # fmt: skip
+    test="tests/mirror/test_neteffect.py::test_truncate_drops_earlier_events")  # fmt: skip
 override("truncate_of_a_partition_empties_all", "pgcdc_assets.mirror.net.neteffect:after_truncates",
     lambda original: with_instead(original, "pc.or_(other, later)", "later"),
     rule="a TRUNCATE of a partition removes the rows of that partition alone",
-    test="tests/mirror/test_neteffect.py::test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf")  # fmt: skip
+    test="tests/mirror/test_neteffect.py::test_truncate_of_a_leaf_drops_earlier_events_of_that_leaf")  # fmt: skip
 override("contradictions_are_passed_over", "pgcdc_assets.mirror.net.keyhistory:_refuse_contradictions",
     lambda _: lambda before, live, arrives, commit_lsn: None,
     rule="changes that contradict the mirror's state are refused",

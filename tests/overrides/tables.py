@@ -83,7 +83,7 @@ override("point_comes_before_its_mirrors", "pgcdc_assets.mirror.delta.durability
 override("full_disk_sets_tables_aside", "pgcdc_assets.failures:_OF_THE_MACHINE",
     lambda original: original - {errno.ENOSPC},
     rule="a full disk ends the run, and sets no table aside",
-    test="tests/mirror/test_contained.py::test_a_failure_of_the_whole_run_is_no_failure_of_one_table")  # fmt: skip
+    test="tests/mirror/test_contained.py::test_a_failure_of_all_tables_is_not_a_failure_of_one_table")  # fmt: skip
 override("folders_are_open_to_all", "pgcdc_assets.store.localfiles:private_folder",
     lambda original: with_instead(original, "OWNER_ONLY", "0o755"),
     rule="lake and project state are open to their owner alone",

@@ -115,13 +115,13 @@ def test_bad_row_is_refused_with_its_lsn(payload: bytes, what: str, at: int) -> 
 
 
 @pytest.mark.parametrize("payload", [b"D" + bytes(4), b"D" + bytes(4) + b"N\0\1n", b"D" + bytes(4) + b"K\0\1nN\0\1n"])
-def test_deletes_hold_one_old_tuple(payload: bytes) -> None:
+def test_deletes_have_exactly_one_old_tuple(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         images(pa.array([wire.delete(Delete(7, "K", ("1",))), payload]), "D", 1)
 
 
 @pytest.mark.parametrize("payload", [b"U" + bytes(4) + b"K\0\1n", b"U" + bytes(4) + b"K\0\1nO\0\1nN\0\1n"])
-def test_updates_hold_one_new_tuple_and_at_most_one_old(payload: bytes) -> None:
+def test_updates_have_one_new_tuple_and_at_most_one_old_tuple(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         images(pa.array([wire.update(Update(7, None, None, ("1",))), payload]), "U", 1)
 

@@ -72,7 +72,7 @@ def test_every_kind_is_read(payload: bytes, message: AnyMessage, parallel: bool)
     assert wire.message(message) == payload
 
 
-def test_an_abort_has_the_length_that_was_agreed() -> None:
+def test_length_of_an_abort_depends_on_whether_parallel_streaming_was_agreed() -> None:
     assert decode_any(PARALLEL_ABORT[0], parallel=True) == PARALLEL_ABORT[1]
     assert decode_any(SHORT_ABORT[0], parallel=False) == SHORT_ABORT[1]
     with pytest.raises(ProtocolError, match="16 bytes follow its end"):

@@ -30,11 +30,11 @@ def test_frame_of_another_kind_is_not_a_keepalive(frame: bytes) -> None:
         keepalive(frame)
 
 
-def test_keepalive_of_our_own_is_read_back_and_asks_for_no_reply() -> None:
+def test_keepalive_that_we_build_is_read_back_and_requests_no_reply() -> None:
     assert keepalive(keepalive_frame(1 << 40)) == Keepalive(Lsn(1 << 40), 0, False)
 
 
-def test_part_of_a_block_shares_its_memory() -> None:
+def test_part_of_a_frame_block_shares_the_memory_of_the_block() -> None:
     block = FrameBlock.of([b"one", b"", memoryview(b"three"), b"four"])
     part = block.part(2, 4)
     assert [block.frame(index) for index in range(len(block))] == [b"one", b"", b"three", b"four"]

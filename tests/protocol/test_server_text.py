@@ -177,7 +177,7 @@ def test_domain_over_a_domain_is_read_as_its_base(conn: Connection) -> None:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/New_York", "Africa/Monrovia", "Asia/Kathmandu"])
-def test_instants_do_not_depend_on_the_session_s_zone(server: EmbeddedServer, zone: str) -> None:
+def test_instants_do_not_depend_on_the_time_zone_of_the_session(server: EmbeddedServer, zone: str) -> None:
     options = session_options(TimeZone=zone)
     moments = [f"to_timestamp({seconds}.123456)" for seconds in range(-5_000_000_000, 5_000_000_000, 86_400_061)]
     exactly = [f"(extract(epoch from {moment}) * 1000000)::int8" for moment in moments]

@@ -88,7 +88,7 @@ def test_the_empty_namespace_is_pg_catalog() -> None:
     assert Shape.resolve(payload, RelationFacts(None)).table == TableName("pg_catalog", "item")
 
 
-def test_facts_survive_the_log() -> None:
+def test_relation_facts_are_read_back_from_the_log() -> None:
     facts = replace(FACTS, table=replace(TABLE, leaves=(leaf(1, TableName("a", "b"), 2),), root=TableName("a", "r")))
     assert RelationFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
     assert RelationFacts.from_json(json.loads(json.dumps(RelationFacts(None).to_json()))) == RelationFacts(None)

@@ -45,7 +45,7 @@ def test_zero_byte_in_a_text_is_refused() -> None:
     assert caught.value.row == 1
 
 
-def test_names_are_read_again_by_column() -> None:
+def test_names_that_were_not_text_are_decoded_again_by_column() -> None:
     win1252, utf8 = Encoding.of("WIN1252"), Encoding.of("UTF8")
     names = pa.chunked_array([pa.array(["a", None, utf8.shown(b"\xe9")]), pa.array(["a"])])
     assert reread(names, win1252).to_pylist() == ["a", None, "é", "a"]

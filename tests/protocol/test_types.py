@@ -287,7 +287,7 @@ def test_arrays_are_cast() -> None:
     assert read(['{"{1,2}","{}"}'], array(domain(array(INT4)))) == [[[1, 2], []]]
 
 
-def test_arrays_that_are_no_plain_lists_do_not_fit() -> None:
+def test_arrays_that_are_not_plain_lists_do_not_fit() -> None:
     texts = ["{1}", "[0:1]={1,2}", "{{1},{2}}", None, "[-3:-3]={7}", "{}", "[1:1][2:2]={{1}}"]
     assert read(texts, array(INT4)) == [[1], UNFIT, UNFIT, None, UNFIT, [], UNFIT]
     assert read(texts, array(TEXT)) == [["1"], UNFIT, UNFIT, None, UNFIT, [], UNFIT]
@@ -300,7 +300,7 @@ def test_an_array_with_one_element_that_does_not_fit_does_not_fit() -> None:
     assert read(["{infinity}", "{2024-02-29}"], array(DATE)) == [UNFIT, [date(2024, 2, 29)]]
 
 
-def test_null_lists_hold_no_elements() -> None:
+def test_null_lists_contain_no_elements() -> None:
     # A NULL list must have no elements, because Parquet's writer refuses a NULL list with elements.
     values = cast(pa.array(["{1.50,NaN}", "{3.50}", None, "[0:0]={1.00}"]), array(numeric(10, 2))).values
     assert values.offsets.to_pylist() == [0, 0, 1, 1, 1]
