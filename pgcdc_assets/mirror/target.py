@@ -156,8 +156,8 @@ class Target(Protocol):
         locked the table during the copy; another copy may succeed."""
 
     def cancel_copies(self) -> None:
-        """Make a running copy fail soon. The flow repeats this call until the copy has ended, because a single call may
-        come between two steps of the copy."""
+        """Make a running copy fail soon. The flow repeats this call until the copy has ended, because a call between
+        two steps of the copy has no effect."""
 
     # Apply --------------------------------------------------------------------------------------
 
@@ -177,9 +177,9 @@ class Target(Protocol):
 
         Columns are identified by attnum. A column that ``before`` lacks gets its ``missing`` value in all rows. Rows of
         leaves that ``after`` lacks are deleted. Rows and structure change in one atomic step, the position stays, and
-        :attr:`Generation.followed` then has the new structure. The flow must ensure that no point below the change
-        lists the new rows: these rows look as if the structure had changed before they were written. ``by_metadata``:
-        rows are not rewritten if the target can express the change without that.
+        :attr:`Generation.followed` then has the new structure. The flow must ensure that no point below the structure
+        change lists the new version, because its rows have the new structure even if they are older than the change.
+        ``by_metadata``: rows are not rewritten if the target can express the change without that.
         """
 
     def comment(self, table: Table) -> int:
@@ -195,7 +195,7 @@ class Target(Protocol):
         name, copied at ``position``. This generation replaces everything that the new name held. No row is read. The
         mirror at the former name does not change, and may already hold another table's rows. Raises LakeError if the
         new name holds a copy of another table at the same position to which changes were applied since: the two
-        generations could not be told apart.
+        generations could not be distinguished.
         """
 
     # Publish ------------------------------------------------------------------------------------
@@ -213,19 +213,20 @@ class Target(Protocol):
     ) -> None:
         """Add a consistent point of these versions. The whole point is durable when this returns. ``changed``: the
         tables whose rows another writer has changed, and how. ``messages``: the position of the feed of messages, if
-        that feed is complete to ``lsn``. ``beside``: an existing point, whose other tables the new point lists with the
-        same versions."""
+        that feed is complete to ``lsn``. ``beside``: an existing point. The new point also lists the other tables of
+        that point, with the same versions."""
 
     # Upkeep -------------------------------------------------------------------------------------
 
     def unmoved(self, name: TableName, version: int) -> int | None:
-        """The mirror's newest version, if it holds the same rows as ``version``. None if the mirror has taken changes
-        or a copy since, if ``version`` can no longer be read, or if there is no mirror."""
+        """The mirror's newest version, if it holds the same rows as ``version``. None if changes or a new copy were
+        committed after ``version``, if ``version`` can no longer be read, or if there is no mirror."""
 
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
         """Keep a mirror cheap to read, and keep its promised versions readable. Does nothing unless the mirror is
         :meth:`unmoved` since its published version. Returns whether the mirror's rows were written to other files;
-        ``may_begin`` is asked before that. ``table``: the table with the mirror's structure, if known."""
+        ``may_begin`` is called before such a rewrite, and can prevent it. ``table``: the table with the mirror's
+        structure, if known."""
 
     def keeps(self, name: TableName) -> bool:
         """Whether there is a mirror of this name. IdentityMismatch if it belongs to another owner."""
@@ -237,6 +238,6 @@ class Target(Protocol):
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
     ) -> Freed | None:
         """Delete the files that no kept version needs. Kept versions are the promised versions, versions younger than
-        ``grace``, and the newest version. A kill at any point is harmless. None if there was nothing to delete, or if
+        ``grace``, and the newest version. A kill at any moment is harmless. None if there was nothing to delete, or if
         ``may_begin`` returned False. LakeError if a kept version could not be read without the files; then nothing is
         deleted."""

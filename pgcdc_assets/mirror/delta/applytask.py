@@ -87,7 +87,8 @@ class Effect:
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
-    """Do several units, one after the other. A contradiction or an unreadable file fails only its own unit."""
+    """Do several units, one after another. If the changes of a unit contradict each other or a file cannot be read,
+    only that unit fails."""
     effects = [_effect(unit) for unit in units]
     passed(FaultPoint.COLLAPSED)
     return effects

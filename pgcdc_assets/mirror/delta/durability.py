@@ -27,7 +27,7 @@ class _Settled:
 
 
 class DurableVersions:
-    """The versions that one run knows to be durable; ``owner`` is :meth:`Identity.app_id`."""
+    """The versions of mirrors that this run has made durable. ``owner`` is :meth:`Identity.app_id`."""
 
     def __init__(self, layout: Layout, owner: str) -> None:
         self._layout = layout

@@ -65,7 +65,7 @@ def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str,
 
 def clear_unfinished(path: Location) -> None:
     """Delete the log of a run of the sync that died before its first commit, and the data files of a copy whose log a
-    power cut destroyed. LakeError if the folder holds files of another owner, which have other names."""
+    power cut destroyed. LakeError if the folder has files with other names, which belong to another owner."""
     storage.delete_folder(path / DELTA_LOG)
     names = [entry.name for entry in storage.list_after(path)]
     storage.delete([path / name for name in names if OWN_NAME.fullmatch(name)])
