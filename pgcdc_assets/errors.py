@@ -83,7 +83,7 @@ class RangeGap(PgcdcError):
 
 
 class UnknownTable(PgcdcError):
-    """The catalog or the lake does not know the table."""
+    """The catalog or the lake does not contain the table."""
 
     advice = "see `pgcdc status` for the tables"
 

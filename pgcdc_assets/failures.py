@@ -1,5 +1,5 @@
-"""Decides whether an error concerns one table or all tables. If it concerns one table, the table waits or is set aside,
-with the reason. If it concerns all tables, it ends the run.
+"""Decides whether an error concerns one table or all tables. In the first case, the table waits or is set aside, with
+the reason. In the second case, the error ends the run.
 
 An error concerns one table if only that table's files, commits, values, rights or statements can cause it. An error
 concerns all tables if the next table would fail in the same way: a full disk, a dead JVM, a lost source, a damaged

@@ -1,7 +1,7 @@
-"""Finds the source that a command works on, and checks that the project was set up with that source. The check comes
+"""Finds the source that a command works on, and checks that the project was set up with that source. The check is made
 before anything is started or written. Otherwise a command in a shell without ``PGCDC_SOURCE`` would work on another
 database, or create one. Two sources are the same if they have the same system identifier and database. The host's name
-does not count: a server that moved and a standby that was promoted are the same source."""
+is not compared, so a server that moved to another host, or a promoted standby, is the same source."""
 
 from __future__ import annotations
 

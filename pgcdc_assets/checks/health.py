@@ -157,8 +157,8 @@ class Facts:
     """The outcome of the last operation of each kind."""
     two_phase: bool = False
     at_work: str | None = None
-    """The process that writes to the lake, as text. It reads the slot or will read it soon, even if the slot shows no
-    reader: a process that drains a backlog by SQL functions does not hold the slot between two calls."""
+    """The process that writes to the lake, as text. The process reads the slot or will read it soon, even if the slot
+    shows no reader: while a process drains a backlog by SQL functions, it does not hold the slot between two calls."""
 
 
 Severity = Literal["error", "warning"]

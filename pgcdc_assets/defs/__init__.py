@@ -3,8 +3,8 @@
 sensors, demand -> sync (the job) -> observer -> events of assets, partitions, checks
 
 component   a source as a component for `dg`    pipeline    all definitions of a source
-replication one source, as the definitions      translator  what Dagster shows of each table
-            and the runs know it                keys        the names that Dagster sees of a source
+replication what definitions and runs share:    translator  what Dagster shows of each table
+            settings, names, specs              keys        the names that Dagster sees of a source
 resources   engine, Spark and source            assets      the assets
 partitions  LSN ranges of one source            metadata    reports as metadata of assets
 sensors     request runs                        demand      when to request a run, as a pure rule

@@ -57,10 +57,10 @@ def current_health(of: Replication, instance: dg.DagsterInstance) -> "Status":
 
 
 def evaluations(of: Replication, health: "Status") -> list[dg.AssetCheckEvaluation]:
-    """One evaluation per check: passed, or what is wrong and what to do.
+    """One evaluation per check: either it passed, or the text says what is wrong and what to do.
 
     An error that concerns all tables (the source does not answer, the slot is lost) fails the check of every mirror,
-    because no mirror follows the source then.
+    because no mirror follows the source in this case.
     """
     from pgcdc_assets.checks.tablehealth import FEED_OF_MESSAGES
 

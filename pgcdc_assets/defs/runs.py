@@ -162,7 +162,7 @@ def reserve(of: Replication, instance: dg.DagsterInstance) -> None:
 def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
     """Wraps the work of every run that writes: writes the source and the process into the run's tags, checks that the
     source's names in the instance are this project's, and marks dead runs as failed. With ``stop``, signals end the run
-    at a boundary. Our errors become failures of Dagster, in one line."""
+    at a boundary. Our errors are raised as Dagster failures whose text is one line."""
     mark_process(context, of.names)
     with as_failures():
         reserve(of, context.instance)
@@ -175,9 +175,8 @@ def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading
 
 
 class NamedFailure(dg.Failure):
-    """One of our errors as a Dagster failure. The text is one line that names the thing and what to do. The error is
-    kept in this attribute and not as the exception's cause, because Dagster would show a second stack trace for a
-    cause."""
+    """One of our errors as a Dagster failure. The text is one line that names the thing and what to do. The failure has
+    the error as an attribute and not as its cause, because Dagster would show a second stack trace for a cause."""
 
     def __init__(self, error: PgcdcError) -> None:
         found = {"what": error.what, "thing": error.thing, "lsn": str(error.lsn or ""), "do": error.do}

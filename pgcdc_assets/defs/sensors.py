@@ -208,8 +208,8 @@ def _published(conn: "SourceConnection", catalog: Catalog, upto: Lsn, settings: 
 
 
 def run_config(of: Replication) -> dict[str, Any]:
-    """The configuration of a run that follows the source until there are no changes for a time or its time is over. The
-    run ends early if another run waits."""
+    """The configuration of a run that follows the source until no change arrives for some time or the run is out of
+    time. The run ends early if another run waits."""
     config = {
         "follow": True,
         "max_seconds": of.settings.run_seconds,

@@ -31,7 +31,7 @@ class SyncConfig(dg.Config):
     until: str | None = None
     """The LSN at which the run ends. None: the source's position at the start of the run."""
     follow: bool = False
-    """Continue to receive and apply changes until there are no changes for a time, or the run is stopped or out of
+    """Continue to receive and apply changes until no change arrives for some time, or the run is stopped or out of
     time."""
     max_seconds: float | None = None
     idle_seconds: float | None = None
