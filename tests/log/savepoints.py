@@ -1,6 +1,6 @@
 """A small model of a server that streams transactions with savepoints: what it sends, and what commits.
 
-Real servers do the same (tests/versions plays savepoints on them). A subtransaction gets its xid with its first change,
+Real servers do the same (tests/versions runs savepoints on them). A subtransaction gets its xid with its first change,
 after the subtransactions around it. Changes that are rolled back before the server sends their block are never sent. A
 rollback to a savepoint sends an abort for each subtransaction that it rolls back, including released subtransactions.
 The rollback of a whole transaction also sends an abort for the top transaction.

@@ -243,7 +243,8 @@ def test_backlog_is_streamed_if_no_slot_is_free_for_the_copy(source: Source, com
 
 @pytest.mark.long
 def test_drain_loses_nothing_when_another_session_advances_the_slot(source: Source) -> None:
-    """The drain reads from its own copy of the slot, so the other session cannot take changes away."""
+    """The drain reads from its own copy of the slot, so the log misses no change when another session advances the
+    slot."""
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     end = source.lsn()

@@ -131,7 +131,7 @@ def test_stop_during_the_wait_ends_the_run_at_the_last_boundary(twins: Twins) ->
 
 
 @pytest.mark.long
-def test_goal_below_the_wait_is_reached_during_the_wait(source: Source) -> None:
+def test_goal_below_a_waiting_transaction_is_reached_during_the_wait(source: Source) -> None:
     """The goal is below the commit of the transaction that waits, so the run can end."""
     twins = filtered(source, WHOLE)
     receiver = twins.start()

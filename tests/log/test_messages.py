@@ -118,7 +118,7 @@ def test_ranges_of_a_drain_may_end_inside_a_message(source: Source) -> None:
     assert log.verify(_all(log))
 
 
-def test_overlap_requires_only_rows_that_every_subscription_receives(source: Source) -> None:
+def test_resend_check_requires_rows_but_not_messages(source: Source) -> None:
     log = source.log()
     confirmed = source.confirmed(log)
     source.run("INSERT INTO a VALUES (1, 'x')")

@@ -107,7 +107,9 @@ SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgcdc%/catalog' AND 
 
 @pytest.mark.long
 @pytest.mark.parametrize("beyond_fork", ["nothing", "log", "lake"])
-def test_promoted_standby_is_followed_only_below_the_fork(source: Source, database: Database, beyond_fork: str) -> None:
+def test_promoted_standby_is_refused_for_a_lake_above_the_fork(
+    source: Source, database: Database, beyond_fork: str
+) -> None:
     """If a position of the lake is above the fork of the timelines, the standby is refused, even if the log ends below
     the fork."""
     stands = ZERO

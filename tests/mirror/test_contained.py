@@ -71,7 +71,7 @@ def _garble(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_broken_mirrors_do_not_stop_other_mirrors_from_their_turn(pipe: Pipeline) -> None:
+def test_broken_mirrors_do_not_prevent_the_turn_of_other_mirrors(pipe: Pipeline) -> None:
     names = ["sound", "emptied", "removed", "garbled", "vector", "retyped", "dropped", "taken", "feed"]
     for name in names:
         pipe.run(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")

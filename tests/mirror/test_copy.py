@@ -140,7 +140,7 @@ def test_every_type_is_copied_as_the_source_has_it(copying: Copying) -> None:
     assert tuples(by_spark, exact) == [tuple(row[name] for name in exact) for row in found]
 
 
-def test_copies_have_the_position_of_the_snapshot_even_if_empty(copying: Copying) -> None:
+def test_copies_of_empty_tables_also_have_the_position_of_the_snapshot(copying: Copying) -> None:
     copying.run("CREATE TABLE empty (id int PRIMARY KEY); CREATE TABLE bare (); INSERT INTO bare DEFAULT VALUES; "
                 "CREATE TABLE one (t text); INSERT INTO one VALUES (NULL), (''), (NULL), ('x'); "
                 "CREATE PUBLICATION p FOR TABLE empty, bare, one WITH (publish = 'insert, truncate')")  # fmt: skip

@@ -181,7 +181,7 @@ override("another_system_is_followed", "pgcdc_assets.source.stream.subscribe:che
 override("timelines_are_ignored", "pgcdc_assets.source.stream.subscribe:_check_timeline",
     lambda _: lambda stream, now, log_timeline, end: None,
     rule="a promoted standby is followed only if the log ends before the fork",
-    test="tests/log/test_subscribe.py::test_promoted_standby_is_followed_only_below_the_fork[log]")  # fmt: skip
+    test="tests/log/test_subscribe.py::test_promoted_standby_is_refused_for_a_lake_above_the_fork[log]")  # fmt: skip
 override("restored_source_is_followed", "pgcdc_assets.log.receive.resendcheck:ResendCheck._fail",
     lambda _: lambda self, lsn: None,
     rule="a source that was restored and has gone on past the log's end is refused",
