@@ -46,8 +46,8 @@ STATE_FOLDER = Path(".pgcdc")
 MASTER, ARCHIVE = "master", "archive"
 """Keys of the setting ``spark`` that are not settings of Spark itself."""
 SPARK_MASTER = "spark.master"
-"""Spark's own name for the master. The setting ``spark`` refuses this name, because file and environment are merged by
-name, so the master must have only one name."""
+"""Spark's own name for the master. The setting ``spark`` refuses this name: file and environment are merged by name, so
+the master may have only one name."""
 LOCAL_MASTER = "local[*]"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -96,8 +96,8 @@ class TableFacts:
     refused: bool = False
     """Whether the table cannot be mirrored at all."""
     kept_until: datetime | None = None
-    """For a table that was set aside: the log keeps all changes that the mirror lacks at least until this time. None if
-    the log already lacks some of these changes."""
+    """For a table that was set aside: at least until this time, the log keeps all changes that the mirror lacks. None
+    if the log already lacks some of these changes."""
 
 
 @dataclass(frozen=True)

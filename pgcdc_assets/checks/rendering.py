@@ -50,7 +50,7 @@ class Rendering:
     shown: str
     """SQL expression for the readable form in PostgreSQL."""
     mirror: str
-    """SQL expression for DataFusion, whose values ``text`` converts."""
+    """SQL expression for DataFusion. ``text`` converts the values of this expression."""
     text: Callable[[pa.Array], pa.Array]
     """Converts the values of the ``mirror`` expression to large_string."""
 

@@ -49,7 +49,7 @@ class Generator:
         """Committed transactions."""
 
     def stop(self) -> None:
-        """End :meth:`run` after the transactions in progress. Can be called from any thread."""
+        """Make :meth:`run` end after the transactions in progress. Can be called from any thread."""
         self._stop.set()
 
     def run(self) -> None:

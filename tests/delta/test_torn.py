@@ -182,7 +182,7 @@ def test_a_first_commit_cut_at_the_end_of_a_line_is_begun_again(tmp_path: Path, 
 
 def test_torn_checksum_files_of_other_writers_are_deleted(table: Grown) -> None:
     """If the checksum file is damaged, Hadoop rejects even an intact file, so Spark could not read it. Files that a
-    point depends on were synced."""
+    point depends on were synced, so they are intact."""
     rival = DeltaTable(table.folder)
     for _ in range(2):
         rival.alter.set_table_properties({"delta.checkpointInterval": "10"})

@@ -106,8 +106,8 @@ def compact_file(target: MergeTarget) -> tuple[FileReport, ...]:
 def compact_applied(
     spark: SparkSession, mirrors: Mirrors, compaction: Compaction, done: Sequence[Applied]
 ) -> list[Applied]:
-    """Rewrites files of the mirrors in ``done`` that have many small files or a worn file. Returns ``done`` with the
-    new versions."""
+    """Rewrites files of the mirrors in ``done`` that have many small files, or a file with many deleted rows. Returns
+    ``done`` with the new versions."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[MergeTarget] = []

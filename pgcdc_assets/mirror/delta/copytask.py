@@ -55,7 +55,7 @@ CopyPart = tuple[Table, tuple[Piece, ...]]
 
 @dataclass(frozen=True)
 class CopyTask:
-    """Pieces of one or several tables, read one after the other."""
+    """Pieces of one or several tables. The task reads them one after another."""
 
     route: SourceRoute
     snapshot: str

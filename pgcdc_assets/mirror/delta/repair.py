@@ -32,7 +32,7 @@ from pgcdc_assets.mirror.target import Applied
 def repair_table(
     spark: SparkSession, log: ChangeLog, mirrors: Mirrors, table: Table, span: LsnRange, replay_lsn: Lsn
 ) -> Applied:
-    """Derive the effect of ``span`` again, from a new feed, and merge it into the mirror. The mirror is at
+    """Derive the changes of ``span`` again from the log, and merge their effect into the mirror. The mirror is at
     ``replay_lsn`` before and after. Does nothing for a range below the table's copy. Raises NotRepairable if the log
     lacks a value that is needed."""
     started = time.monotonic()

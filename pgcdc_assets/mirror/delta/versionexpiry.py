@@ -1,5 +1,5 @@
-"""Decides which versions of a mirror stay readable: protects the promised versions, and deletes the files that only
-other versions need.
+"""Decides which versions of a mirror stay readable: protects the promised versions (the versions that consistent points
+name), and deletes the files that only other versions need.
 
 One turn a second makes 86,400 versions a day. Each version has a commit, and a deletion vector for every file in which
 it deletes rows. Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so are the versions between
