@@ -56,8 +56,8 @@ class SettingsError(UsageError):
 
 
 class WrongSource(SettingsError):
-    """The settings name no source, or another source than the source that the project was set up with. Nothing was
-    started or written."""
+    """The settings name no source, or another source than the project was set up with. Nothing was started or
+    written."""
 
 
 class WrongInstance(SettingsError):
@@ -142,13 +142,11 @@ class SourceFailed(PgcdcError):
 
 
 class SourceNotReady(PgcdcError):
-    """The source lacks a setting, a right, a free slot or a free connection. The text says which, and what to
-    change."""
+    """The source lacks a setting, a right, a free slot or a free connection. Says which, and what to change."""
 
 
 class RightLacking(SourceNotReady):
-    """Our role may not read one table. The table waits until the right is granted. The text has the statement that
-    grants it."""
+    """Our role may not read one table. The table waits until the right is granted. Says which statement grants it."""
 
 
 class SetupRefused(SourceNotReady):
@@ -212,8 +210,7 @@ class CopyBlocked(PgcdcError):
 
 
 class CopyOutdated(PgcdcError):
-    """A table was truncated, rewritten or dropped after the snapshot was taken and before the table was copied. A new
-    snapshot is needed."""
+    """A table was truncated, rewritten or dropped between the snapshot and its copy. A new snapshot is needed."""
 
     retryable = True
 
@@ -278,8 +275,7 @@ class NotRepairable(LakeError):
 
 
 def of_plain(plain: Mapping[str, str | None], *, otherwise: type[PgcdcError]) -> PgcdcError:
-    """Recreates an error from another process. If its class cannot be created here, the error has the class
-    ``otherwise``."""
+    """Recreates an error from another process. If its own class cannot be created here, its class is ``otherwise``."""
     kind = globals().get(plain["class"] or "")
     if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
         kind = otherwise

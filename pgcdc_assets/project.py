@@ -79,8 +79,7 @@ def save_catalog(catalog: Catalog, path: Path) -> None:
 
 
 def load_catalog(path: Path) -> Catalog | None:
-    """The saved catalog; None if there is none. UnknownFormat if it has another format, SetupNeeded if it cannot be
-    read."""
+    """The saved catalog; None if there is none. UnknownFormat for another format, SetupNeeded if it is unreadable."""
     thing = f"saved catalog {path}"
     with reading(thing, SetupNeeded, "delete it, then run `pgcdc setup`"):
         try:
@@ -100,8 +99,7 @@ def required_catalog(path: Path) -> Catalog:
 
 
 class SavedCatalog:
-    """Reads the saved catalog again only after it was written. Each write replaces the file, so the file's inode and
-    time change."""
+    """Reads the saved catalog again only after it was written: each write changes the file's inode and time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -133,8 +131,7 @@ class ProjectNote:
     """What ``setup`` created on the source, for example ``slot pgcdc``."""
 
     def is_at(self, lake: Location) -> bool:
-        """Whether the noted location is this lake's location. Symbolic links to the same folder are the same
-        location."""
+        """Whether the noted location is this lake's location, also through symbolic links to the same folder."""
         if self.lake is None or self.lake == lake.text:
             return self.lake is not None
         with suppress(OSError):
@@ -199,8 +196,7 @@ def enter_project() -> Settings:
 
 
 def dagster_home() -> Path:
-    """The folder ``DAGSTER_HOME``, or ``./.dagster`` if that variable is not set. A new or empty folder gets our
-    instance settings."""
+    """The folder ``DAGSTER_HOME``, or else ``./.dagster``. A new or empty folder gets our instance settings."""
     if given := os.environ.get("DAGSTER_HOME"):
         home = Path(given).expanduser().absolute()
         if not home.is_dir():
@@ -216,8 +212,8 @@ def dagster_home() -> Path:
 
 
 def workspace_file(state: Path) -> Path:
-    """Write a workspace file next to the saved catalog. It names our package and, if it exists, the project's
-    ``definitions.py``."""
+    """Write a workspace file next to the saved catalog: our package, and the project's ``definitions.py`` if it
+    exists."""
     path, own = state.absolute() / "workspace.yaml", OWN_DEFINITIONS.absolute()
     private_folder(path.parent)
     text = WORKSPACE_YAML

@@ -130,8 +130,8 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
 
 
 def known_identity(settings: Settings, found: Identity) -> Identity:
-    """The identity under which log and catalog know the stream ``found``. If the database was renamed, both keep its
-    old name."""
+    """The identity under which log and catalog know the stream ``found``. They keep the old name of a renamed
+    database."""
     return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
 
 
@@ -156,8 +156,7 @@ def _saved(settings: Settings) -> list[Saved]:
 
 
 def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None) -> None:
-    """Raise WrongSource if ``found`` is not one of the saved identities. None: an embedded server that does not exist
-    yet."""
+    """Raise WrongSource if ``found`` is not a saved identity. None: an embedded server that does not exist yet."""
     for one in saved:
         if found is not None and found.is_of_same_database(one.identity):
             continue

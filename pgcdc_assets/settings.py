@@ -53,8 +53,7 @@ LOCAL_MASTER = "local[*]"
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _LONGEST_RETENTION = timedelta(days=36_500)
-"""The longest retention, a hundred years. With a longer time, a date before or after now could be outside the
-calendar."""
+"""The longest retention, a hundred years. With a longer time, dates could be outside the calendar."""
 _NAME = re.compile(r"(?=.{1,40}$)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _URL = re.compile(r"\w+:/")
@@ -123,8 +122,7 @@ Retention = Annotated[timedelta, WrapValidator(_days)]
 
 
 def _own_name(given: dict[str, Any]) -> str:
-    """The default of ``slot`` and ``publication``. Slots are global in a server, so each source has a name of its
-    own."""
+    """The default of ``slot`` and ``publication``. Slots are global in a server, so each source has its own name."""
     name = given.get("name", OWN_NAME)
     return OWN_NAME if name == OWN_NAME else f"{OWN_NAME}_{name}"
 
@@ -165,8 +163,7 @@ class Settings(BaseSettings):
     """If a structure change requires a new copy, and the table is larger than this on the source, the table is set
     aside until the operator asks for the copy."""
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
-    """``master``, ``archive`` (created by ``pgcdc pack``, for the executors of a cluster), and any ``spark.*``
-    setting."""
+    """``master``, ``archive`` (from ``pgcdc pack``, for the executors of a cluster), and any ``spark.*`` setting."""
     range_bytes: Size = 256 << 20
     range_seconds: float = Field(default=60, gt=0)
     batch_bytes: Size = 32 << 20

@@ -116,8 +116,7 @@ def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, n
 
 @dataclass(frozen=True)
 class _Sample:
-    """A row to show. It has the row's comparable texts by column, and the texts of its key in readable form by the
-    column's index."""
+    """A row to show: its comparable texts by column, and the readable texts of its key by the index of the column."""
 
     texts: list[str | None]
     shown: dict[int, str | None]
@@ -205,8 +204,7 @@ class Seed:
 
 
 def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Digests, seed: np.uint64) -> Digests:
-    """For each value, a sum over its 8-byte words. Each word is mixed with its index before it is added. ``content`` is
-    padded by 8 bytes."""
+    """For each value, a sum over its 8-byte words, each mixed with its index. ``content`` is padded by 8 bytes."""
     words = (lengths + 7) // 8
     ends = np.cumsum(words)
     total = int(ends[-1]) if len(ends) else 0
@@ -224,8 +222,7 @@ def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Dig
 
 
 def _mixed(values: Digests) -> Digests:
-    """One step of SplitMix64 (a hash function for integers). It adds the constant because 0 would otherwise be mixed to
-    0."""
+    """One step of SplitMix64, a hash function for integers. It adds the constant because 0 alone would stay 0."""
     return mixed(values + np.uint64(0x9E3779B97F4A7C15))
 
 
@@ -298,8 +295,7 @@ def _buckets(source: DigestStore, mirror: DigestStore) -> Iterator[tuple[npt.NDA
 
 
 def _unmatched(left: npt.NDArray[np.void], right: npt.NDArray[np.void]) -> tuple[Digests, Ints, Ints]:
-    """The keys of the rows that have no equal row on the other side. For each key, also how many such rows each side
-    has."""
+    """The keys of rows without an equal row on the other side. For each key, also how many such rows each side has."""
     keys = np.concatenate((left["key"], right["key"]))
     rows = np.concatenate((left["row"], right["row"]))
     sign = np.repeat(np.array([1, -1], np.int64), (len(left), len(right)))

@@ -1,5 +1,5 @@
-"""The input and output of the health rules. The input is the facts about source, log and lake at one moment; the output
-is the problems."""
+"""The facts that the health rules read (about source, log and lake at one moment), and the problems that they
+report."""
 
 from __future__ import annotations
 
@@ -102,8 +102,7 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class LeftFacts:
-    """A mirror whose table is no longer followed under the mirror's name. ``moved``: the name under which a renamed
-    table is followed now."""
+    """A mirror whose table is no longer followed under this name. ``moved``: the name under which it is followed."""
 
     lsn: Lsn
     moved: str | None = None
@@ -138,8 +137,7 @@ class UntakenFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts that the rules check. ``source``, ``slot`` or ``log`` is None if it does not exist or could not be
-    read."""
+    """All facts that the rules check. ``source``, ``slot`` or ``log`` is None if it is missing or could not be read."""
 
     now: datetime
     slot_name: str

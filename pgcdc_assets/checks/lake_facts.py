@@ -58,8 +58,7 @@ def with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
 
 
 def _published(layout: Layout) -> Lsn | None:
-    """The LSN of the newest consistent point. Also None if the points cannot be read; :func:`with_lake` then reports
-    the problem."""
+    """The LSN of the newest consistent point. Also None if points cannot be read, which :func:`with_lake` reports."""
     with suppress(*_UNREADABLE):
         newest = ConsistentPoints(layout).newest()
         return newest.replay_lsn if newest else None
@@ -140,8 +139,7 @@ def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: ti
 
 
 def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
-    """Mirrors whose tables are no longer followed under that name, because they were dropped, renamed or removed from
-    the publication."""
+    """Mirrors whose tables were dropped, renamed or removed from the publication, so that the name is not followed."""
     known = {table.name for table in catalog.tables}
     rows = TableStates(layout).all()
     left: dict[TableName, LeftFacts] = {}
@@ -156,8 +154,7 @@ def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
 
 
 def _goes_on_as(row: StateRow, tables: Sequence[Table], rows: Mapping[TableName, StateRow]) -> TableName | None:
-    """The new name of a renamed table, if a run has seen the new name and no mirror has this name yet. Otherwise
-    None."""
+    """The new name of a renamed table, if a run has seen it and no mirror has this name yet. Otherwise None."""
     oid = row.table.oid if row.table is not None and row.state.readable else None
     name = next((table.name for table in tables if table.oid == oid), None)
     there = rows.get(name) if name is not None else None
@@ -177,14 +174,12 @@ def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:
 
 
 def _readable(row: StateRow, newest: Point) -> bool:
-    """Whether the newest point lists the table's present copy, which the state ``row`` describes, and not an earlier
-    copy."""
+    """Whether the newest point lists the copy that the state ``row`` describes, and not an earlier copy."""
     return row.state is TableState.CATCHING_UP and row.lsn <= newest.replay_lsn
 
 
 def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> str | None:
-    """Text that describes how another writer has changed rows of the mirror since the newest point; None if no rows
-    were changed."""
+    """How another writer has changed rows of the mirror since the newest point, as text. None if no row was changed."""
     with suppress(LakeError):  # The operations that need this mirror report that it cannot be read.
         return change_since(layout.mirror(table.name), catalog.identity.app_id(), newest.tables[table.name])
     return None

@@ -73,8 +73,7 @@ def quoted(name: str) -> str:
 
 
 def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
-    """The rendering of ``column``. ``kind``: the column's type in the mirror, or None if the mirror does not have the
-    column."""
+    """The rendering of ``column``. ``kind``: the column's type in the mirror. None: the mirror lacks the column."""
     name = quoted(column.name)
     if kind is None:
         return Rendering(column.name, name, name, "CAST(NULL AS VARCHAR)", _large)
@@ -92,8 +91,7 @@ def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
 
 
 def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) -> pa.Array:
-    """``text``, but rows with a text for the column in ``_pgcdc_raw`` get that text. In these rows, ``values`` must be
-    NULL."""
+    """``text``, but rows with a text for the column in ``_pgcdc_raw`` get that text. There ``values`` must be NULL."""
     if raw is None or raw.null_count == len(raw):
         return text
     written = pc.map_lookup(raw, pa.scalar(name), "first").cast(pa.large_string())

@@ -26,8 +26,7 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     UNKNOWN = "unknown"
-    """Unpublished updates and deletes could explain the whole difference, but it is not known whether they are its
-    cause."""
+    """Unpublished updates and deletes could explain the whole difference. Whether they are its cause is not known."""
     DIFFERS = "differs"
     NOT_COMPARED = "not_compared"
     """The table could not be compared: it is set aside, waits for a copy, or was altered or locked at each try."""
@@ -37,8 +36,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class TableReport:
-    """The result of comparing one table at ``lsn``. ``reason``: why the table was not compared, or why a difference is
-    expected."""
+    """The result of comparing one table at ``lsn``. ``reason``: why there is no result, or why rows may differ."""
 
     table: TableName
     source_rows: int = 0
@@ -68,8 +66,8 @@ class TableReport:
     @property
     def explained(self) -> bool:
         """Whether unpublished updates and deletes could explain the whole difference. A delete leaves one extra row in
-        the mirror. An update leaves one extra and one missing row. If more rows are missing than extra, some rows were
-        lost for another reason."""
+        the mirror. An update leaves one extra and one missing row. If more rows are missing than extra, rows were
+        lost."""
         return self.compared and not self.updates_seen and self.missing <= self.extra and not self.different
 
     def to_json(self) -> dict[str, Any]:

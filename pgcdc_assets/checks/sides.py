@@ -1,5 +1,4 @@
-"""The two sides of a comparison, read as batches of text: a table under a snapshot, and the table's mirror at one
-version."""
+"""The two sides of a comparison as batches of text: a table under a snapshot, and the table's mirror at one version."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ _PIECE_BYTES = 64 << 20
 """Size of a piece on the source's disk. A piece is read again if reading it was interrupted because another session
 waited for a lock on the table."""
 _MOST_ENTRIES: Final = 1664
-"""The greatest number of columns that one SELECT may return (MaxTupleAttributeNumber). A table may have 1,600
-columns."""
+"""The most columns that one SELECT can return (MaxTupleAttributeNumber). A table may have 1,600 columns."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared of a table: its published columns and, if the table is partitioned, the name of each row's
-    leaf."""
+    """The compared part of a table: its published columns and, if it is partitioned, the name of each row's leaf."""
 
     table: Table
     renderings: tuple[Rendering, ...]

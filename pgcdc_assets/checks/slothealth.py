@@ -13,8 +13,7 @@ from pgcdc_assets.source.setup.findings import matches_standby_names
 from pgcdc_assets.source.slot.slot import PLUGIN, SlotStatus
 
 SAFE_WAL_BYTES = 256 * MIB
-"""A problem is reported if the slot may be invalidated after less WAL than this, which a busy source writes in a few
-minutes."""
+"""A problem is reported if the slot may be invalidated after less WAL than this. A busy source writes it in minutes."""
 IDLE_WAL_BYTES = 64 * MIB
 """A problem is reported if a slot that no process reads keeps more WAL than this. The limit is four WAL segments, so
 that a pause between two runs of the sync is not reported."""
@@ -142,8 +141,7 @@ def _wal_held(facts: Facts) -> Iterator[Problem]:
 
 
 def _positions(facts: Facts) -> Iterator[Problem]:
-    """Problems with the order of positions: compares the log's positions with the slot, the source's WAL and the tables
-    (docs/concepts.md)."""
+    """Problems with the order of positions in the log, the slot, the source's WAL and the tables (docs/concepts.md)."""
     log = facts.log
     if log is None:
         return

@@ -152,15 +152,14 @@ def problems(facts: Facts, unread: Iterable[Problem] = ()) -> list[Problem]:
 
 
 def refused(error: SettingsError | StoreFailed) -> Status:
-    """A status with one problem: a wrong setting, or a source or lake that cannot be reached or belongs to another
-    project."""
+    """A status with one problem: a wrong setting, or a source or lake that is out of reach or not the project's own."""
     thing = "lake" if isinstance(error, StoreFailed | WrongLake) else "source"
     return Status(None, None, None, None, (), (problem_of(error, thing),))
 
 
 def _at_work(layout: Layout) -> str | None:
-    """The process that writes to the lake, as text. None if the holder of the lake's lock gives no pid: the holder is
-    then no process of ours."""
+    """The process that writes to the lake, as text. None if the lock's holder gives no pid and so is no process of
+    ours."""
     found = lock.holder(layout)
     return str(found) if found is not None and found.pid else None
 
@@ -174,8 +173,7 @@ def _reachable(settings: Settings) -> str:
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
     """Adds the facts about the source. The slot is read first, then the log, then the WAL. Positions only move up, so a
-    slot that seems to be ahead of the log really is ahead of it. The same holds for a log that seems to be ahead of the
-    WAL."""
+    slot that seems to be ahead of the log really is ahead of it. The same is true of a log ahead of the WAL."""
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
         slot = slot_status(conn, settings.slot)

@@ -67,8 +67,8 @@ def _publications(facts: Facts) -> Iterator[Problem]:
 
 
 def _unpublished(facts: Facts) -> Iterator[Problem]:
-    """Problems for tables that exist and that the settings select, but that are not published. The saved catalog may
-    still list them."""
+    """Problems for existing tables that the settings select and no publication lists. The saved catalog may list
+    them."""
     source = facts.source
     if source is None or facts.catalog is None or not source.mirrored or None in source.publications.values():
         return
@@ -92,8 +92,7 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
 
 
 def _left(facts: Facts) -> Iterator[Problem]:
-    """Problems for mirrors whose tables are no longer followed. A reader cannot see this from the mirrors
-    themselves."""
+    """Problems for mirrors whose tables are no longer followed. The mirrors themselves do not show this to readers."""
     source = facts.source
     if source is None:
         return
@@ -200,8 +199,7 @@ def _carried(table: Table) -> set[TableName]:
 def _identities(facts: Facts) -> Iterator[Problem]:
     left_out, leafless = _left_out(facts), _leafless(facts)
     if facts.source is not None:
-        # In a publication that setup did not make, a table may never have had a replica identity. This is only a
-        # warning.
+        # In a publication that setup did not make, a table may never have had a replica identity: only a warning.
         known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
         for name in sorted(facts.source.without_identity):
             say = warning if name in known else error
@@ -268,8 +266,7 @@ def _back(table: TableFacts) -> str:
 
 
 def _messages(facts: Facts) -> Iterator[Problem]:
-    """A problem if the feed of messages is not complete up to the newest point. Otherwise readers would see newer
-    tables than messages."""
+    """A problem if the feed of messages is not complete to the newest point: tables would be newer than messages."""
     found, thing = facts.messages, FEED_OF_MESSAGES
     if found is None or facts.log is None:
         return

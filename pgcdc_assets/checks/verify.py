@@ -42,8 +42,7 @@ from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot, shown_tables
 
 SNAPSHOTS = 5
-"""The greatest number of snapshots under which a table is compared, if it was truncated or altered after each
-snapshot."""
+"""The greatest number of snapshots for one table, if it was truncated or altered after each snapshot."""
 AGAIN_SECONDS = 600.0
 """After this time, no further snapshot is taken for tables that could not be compared."""
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.flow.reports import RangeReport
 
 IN_ONE_RUN = dg.BackfillPolicy.single_run()
-"""Dagster makes one run for a backfill. The engine processes the selected ranges as one range, and starts Spark
-once."""
+"""Dagster makes one run for a backfill. The engine processes its ranges as one range, and starts Spark once."""
 
 COPY_AGAIN = "Copy the selected tables again. Without it, only tables that have no copy yet are copied."
 
@@ -37,8 +36,7 @@ Process = Callable[["Engine", LsnRange], "RangeReport"]
 
 
 def pipeline_assets(of: Replication, catalog: Catalog) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets except the slot. The asset of logical messages is included only if the setting ``messages`` is not
-    empty."""
+    """All assets except the slot. The asset of logical messages needs the setting ``messages``."""
     tables = list(catalog.tables)
     return [
         change_log_asset(of),

@@ -22,8 +22,7 @@ MIRROR_CHECK = "followed"
 
 
 def slot_asset(of: Replication) -> dg.AssetsDefinition:
-    """The slot as an observable asset. It is created from a spec, so that a project can change its spec like the spec
-    of any other asset."""
+    """The slot as an observable asset. It is created from a spec, which a project can change like any other spec."""
     spec = dg.AssetSpec(
         of.names.slot,
         group_name=of.names.source,
@@ -86,8 +85,7 @@ def evaluations(of: Replication, health: "Status") -> list[dg.AssetCheckEvaluati
 def news(
     instance: dg.DagsterInstance, found: Sequence[dg.AssetCheckEvaluation]
 ) -> list[dg.AssetCheckEvaluation]:  # fmt: skip
-    """The evaluations that are worth recording: all failed checks, and passed checks that did not pass when they were
-    last recorded."""
+    """The evaluations worth recording: failed checks, and passed checks whose last recorded result is not a success."""
     passed = passed_checks(instance, [one.asset_check_key for one in found])
     return [one for one in found if not (one.passed and one.asset_check_key in passed)]
 

@@ -1,5 +1,4 @@
-"""Decides whether a run of the sync is needed now. The rule is pure: its input is what one check has read about slot,
-log and runs."""
+"""Decides whether a run of the sync is needed now. The rule is pure: its input is one check of slot, log and runs."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class SourceState:
     endpos: Lsn | None = None
     """The LSN at which a sync that follows the source must end, at the operator's request."""
     published: bool | None = None
-    """Whether the slot holds a published change that was not received. None if this was not checked, or cannot be
-    checked."""
+    """Whether the slot holds a published change that was not received. None if this is not known."""
     tables: str = ""
     """A digest of the tables that the settings select. Empty if it was not read. It is read only if the source has
     written WAL without a published change: the WAL may be a CREATE TABLE."""

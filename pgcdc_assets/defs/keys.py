@@ -66,8 +66,7 @@ class Names:
 
     @property
     def owner(self) -> str:
-        """The partition set that states which stream the source's other partition sets belong to. It has one key, the
-        name of the stream."""
+        """The partition set whose only key is the name of the stream that owns the source's other partition sets."""
         return self.of("owner")
 
     @property

@@ -176,8 +176,7 @@ def of_maintenance(report: "MaintenanceReport") -> metadata.Metadata:
 
 
 def maintenance_schedule(of: Replication, job: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """The schedule of the job. ``pgcdc up`` turns it on, like the sensor. A running sync ends early for the queued
-    run."""
+    """The schedule of the job. ``pgcdc up`` turns it on, like the sensor. A running sync ends early for this run."""
     config = {"max_seconds": SCHEDULED_SECONDS, "give_way": True}
     return dg.ScheduleDefinition(
         name=of.names.of("maintenance_schedule"),

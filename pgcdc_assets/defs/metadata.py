@@ -168,8 +168,7 @@ def _column(column: Column, table: Table) -> dg.TableColumn:
 
 
 def shortened(comment: str | None) -> str | None:
-    """A comment from the source, cut to ``_LONGEST`` characters, because Dagster stores the comment again with every
-    materialisation."""
+    """A comment from the source, cut to ``_LONGEST`` characters: Dagster stores it again with every materialisation."""
     return comment if comment is None or len(comment) <= _LONGEST else f"{comment[:_LONGEST]}..."
 
 

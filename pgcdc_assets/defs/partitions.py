@@ -1,5 +1,4 @@
-"""LSN ranges as dynamic partitions: the register of their keys, the selection of a run, and the project to which the
-keys belong."""
+"""LSN ranges as dynamic partitions: the register of keys, a run's selection, and the project that owns the keys."""
 
 from __future__ import annotations
 
@@ -126,8 +125,7 @@ class Selection:
     def __init__(self, keys: Sequence[str], register: RangeRegister) -> None:
         odd, known, self._of = set(register.odd()), register.known(), register.name
         self.odd = [key for key in keys if key in odd]
-        """Selected keys that are ignored. A user added them by hand, and "all partitions" in the UI selects them
-        too."""
+        """Selected keys that are ignored. A user added them, and "all partitions" in the UI selects them too."""
         self.ranges = sorted(LsnRange.from_key(key) for key in keys if key not in odd)
         if keys and not self.ranges:
             raise BadRange(f"partition {keys[0]!r} of {register.name} is no range of the log", do=DELETE)
@@ -136,8 +134,7 @@ class Selection:
                 raise RangeGap(f"no range {span.key} is registered", do="choose among the partitions that the UI lists")
         gaps = [LsnRange(left.end, right.start) for left, right in pairwise(self.ranges) if left.end < right.start]
         self.holes = [gap for gap in gaps if not any(gap.start <= old.start < gap.end for old in known)]
-        """Holes between the selected ranges. They are processed too, but cannot be selected, because their keys were
-        deleted."""
+        """Holes between the selected ranges. They are processed too, although they have no keys to select."""
         self.span = merged([*self.ranges, *self.holes])
 
     @property
@@ -159,8 +156,7 @@ def _range(key: str) -> LsnRange | None:
 
 
 def register_snapshot(instance: dg.DagsterInstance, names: Names, consistent_point: Lsn) -> str:
-    """Register the key of a snapshot copy, and return it. The key represents everything up to the copy's consistent
-    point."""
+    """Register and return the key of a snapshot copy. It represents everything up to the copy's consistent point."""
     key = LsnRange(ZERO, consistent_point).key
     instance.add_dynamic_partitions(str(names.snapshot_ranges.name), [key])
     return key

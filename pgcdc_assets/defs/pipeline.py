@@ -35,8 +35,8 @@ def pipeline(of: Replication, catalog: Catalog | None) -> dg.Definitions:
     sync, maintain = sync_job(of), maintain_job(of)
     pyspark = lake_spark(of.settings).configure_at_launch()
     with warnings.catch_warnings():
-        # Backfill policies and observable assets are beta features. One test checks the oldest and newest allowed
-        # versions of Dagster.
+        # Backfill policies and observable assets are beta features. A test checks the oldest and newest allowed
+        # Dagster.
         warnings.simplefilter("ignore", category=dg.BetaWarning)
         slot = slot_asset(of)
         return dg.Definitions(

@@ -34,8 +34,7 @@ class Replication:
     freshness: dg.FreshnessPolicy | None = None
     """The policy of ``consistent_points``."""
     pooled: bool = True
-    """Whether the ops wait for the slot of the source's pool. For commands this is False: they wait for the lake's lock
-    instead."""
+    """Whether the ops wait for the slot of the source's pool. Commands set False, and wait for the lake's lock."""
 
     @cached_property
     def names(self) -> Names:
@@ -90,8 +89,8 @@ class Replication:
         return self.translator.get_asset_spec(PgcdcTable(self.names, stage, table, uri))
 
     def key(self, stage: Stage, name: TableName) -> dg.AssetKey:
-        """The key under which events of the table's asset are recorded. If the table is in the catalog, the translator
-        decides the key."""
+        """The key under which events of the table's asset are recorded. For tables in the catalog, the translator
+        decides."""
         table = self.table(name)
         return self.placed(self._spec(stage, table).key if table else self.names.of_stage(stage, name))
 

@@ -26,8 +26,7 @@ class LakeSpark(LazyPySparkResource):
 
     spark_config: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
     project: ClassVar[Settings]
-    """The settings of the source. This is a class variable and not a field, because Dagster's UI shows the fields of a
-    resource."""
+    """The settings of the source. It is a class variable, because Dagster's UI shows the fields of a resource."""
 
     def settings(self) -> Settings:
         """The source's settings, with ``spark_config`` merged into the setting ``spark``. Raises SettingsError."""

@@ -43,8 +43,7 @@ value, asset checks show a fault within a minute, even if a tick is late and the
 seconds to fail."""
 
 _CURRENT_SECONDS = 60.0
-"""If there is a freshness policy, it is recorded at this interval, in seconds, that the newest consistent point is
-current."""
+"""With a freshness policy, the newest consistent point is recorded as current at this interval, in seconds."""
 
 _PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
 """The greatest number of bytes of WAL that one check may decode. Decoding always begins at restart_lsn, so a check
@@ -234,9 +233,8 @@ def _told(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> tupl
 
 
 def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
-    """A materialisation which says that the newest consistent point contains everything that the source has published.
-    Without it, a source without changes would break the freshness policy, which only sees materialisations. None if it
-    is not due."""
+    """A materialisation. It says that the newest consistent point contains all that the source has published. Without
+    it, a source without changes would break the freshness policy, which only sees materialisations. None if not due."""
     if of.freshness is None or time.time() - cursor.fresh < _CURRENT_SECONDS:
         return None
     known = of.register(instance).known()
@@ -247,8 +245,7 @@ def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance
 
 
 def _why(settings: Settings) -> dict[str, str]:
-    """Why the last sync failed, if the lake has recorded the reason. A run may have failed before it could write to the
-    lake."""
+    """Why the last sync failed, if the lake has recorded the reason. A run may fail before it can write to the lake."""
     with suppress(LakeError):
         failed = outcomes.read(settings.layout).get(outcomes.OperationKind.SYNC, outcomes.Outcome()).failed
         if failed is not None:

@@ -25,14 +25,12 @@ REPAIR_OP = "repair_range"
 
 
 class SyncConfig(dg.Config):
-    """What one run of the sync does. With the defaults, it applies all changes up to the source's present position and
-    ends."""
+    """What one run of the sync does. With the defaults, it applies changes up to the source's present position."""
 
     until: str | None = None
     """The LSN at which the run ends. None: the source's position at the start of the run."""
     follow: bool = False
-    """Continue to receive and apply changes until no change arrives for some time, or the run is stopped or out of
-    time."""
+    """Continue to receive and apply changes until no change arrives for some time, or the run is stopped."""
     max_seconds: float | None = None
     idle_seconds: float | None = None
     receive_only: bool = False
@@ -97,8 +95,8 @@ def repair_job(of: Replication) -> dg.JobDefinition:
 def job_of_one_op(
     of: Replication, name: str, description: str, op: str, about_op: str, work: Callable[..., None]
 ) -> dg.JobDefinition:
-    """A job whose only op does ``work``, with the op's context and config. ``op``: the op's name, before which the name
-    of the source is put."""
+    """A job whose only op does ``work``, with the op's context and config. ``op``: the op's name without the source's
+    name."""
     decorated = dg.op(
         name=of.names.of(op),
         out=dg.Out(dg.Nothing),

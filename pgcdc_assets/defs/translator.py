@@ -1,5 +1,4 @@
-"""What Dagster shows of each table. Users change keys, groups, owners and other properties of the assets by a
-subclass."""
+"""What Dagster shows of each table. Users change keys, groups, owners and other properties by a subclass."""
 
 from __future__ import annotations
 

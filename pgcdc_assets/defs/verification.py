@@ -134,8 +134,7 @@ def verify_job(of: Replication, catalog: Catalog) -> Any:
 
 
 def _verified(of: Replication, context: dg.OpExecutionContext, tables: "list[TableName]") -> "VerifyReport":
-    """Verifies these tables. A running sync makes the consistent point at the snapshot's LSN. If no sync runs, this run
-    makes the point."""
+    """Verifies these tables. A running sync, or else this run, makes the consistent point at the snapshot's LSN."""
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.flow.boundary import Boundary
     from pgcdc_assets.flow.decide import Bounds

@@ -84,8 +84,7 @@ class Runner:
             return [*switch, *text]
         kept = f"-all,+{self.capability}"
         return [
-            # no_setuid_fixup makes access(2) respect the capability. initdb uses access(2) to find postgres in its
-            # folder.
+            # no_setuid_fixup makes access(2) respect the capability. initdb finds postgres in its folder by access(2).
             "setpriv", "--securebits=+no_setuid_fixup", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups",
             f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}", *text,
         ]  # fmt: skip

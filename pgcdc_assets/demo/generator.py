@@ -17,8 +17,7 @@ _ROLLED_BACK = 0.05
 """The share of transactions that the generator rolls back on purpose."""
 _LARGE_AFTER, _LARGE_EVERY, _LARGE_ROWS = 3.0, 60.0, 20_000
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
-"""Seconds before the first truncate, and seconds between truncates. They are short, so that a short demo has some
-truncates."""
+"""Seconds before the first truncate, and between truncates. They are short, so that a short demo has some truncates."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
 """Seconds after which truncates become rare, and seconds between rare truncates. On a slow machine, a copy or
 comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes the copy or comparison start
@@ -28,8 +27,7 @@ _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
     psycopg.errors.ForeignKeyViolation, psycopg.errors.SerializationFailure,
 )  # fmt: skip
-"""Errors that concurrent writers cause for each other. The transaction is rolled back, and the session begins its next
-transaction."""
+"""Errors that concurrent writers cause for each other. The session rolls back and begins its next transaction."""
 
 
 class Generator:

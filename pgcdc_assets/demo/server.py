@@ -36,16 +36,13 @@ PORT = 5432
 
 _SOCKET = f".s.PGSQL.{PORT}"
 _SOCKET_PATH_LIMIT = 100
-"""The longest path of a socket. sun_path has room for 107 bytes and a NUL. This limit leaves room for the suffix of the
-lock file."""
+"""The longest socket path. sun_path has room for 107 bytes and a NUL. This leaves room for the lock file's suffix."""
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_/.\-]+")
-"""Paths that need no quoting. libpq and unix_socket_directories split paths at commas, and have different rules for
-quoting."""
+"""Paths that need no quoting. libpq and unix_socket_directories split at commas, and have different quoting rules."""
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
-"""Time limit of a fast shutdown, which waits for walsenders until their clients confirm. After it, an immediate
-shutdown follows."""
+"""Time limit of a fast shutdown, which waits until walsenders' clients confirm. Then an immediate shutdown follows."""
 
 SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -132,8 +129,7 @@ class EmbeddedServer:
 
     @property
     def system_identifier(self) -> str | None:
-        """The cluster's system identifier (first field of pg_control), even if the server is stopped. None if there is
-        no cluster."""
+        """The system identifier (first field of pg_control), even of a stopped cluster. None if there is no cluster."""
         try:
             with (self.data / "global" / "pg_control").open("rb") as file:
                 return str(int.from_bytes(file.read(8), sys.byteorder))
@@ -189,8 +185,7 @@ class EmbeddedServer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let only one command at a time start the server. A second command waits, and then finds the server
-        running."""
+        """Let only one command at a time start the server. A second command waits, then finds the server running."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with (self.folder.parent / f".{self.folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

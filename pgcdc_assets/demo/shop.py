@@ -46,8 +46,7 @@ _WORDS = ("blue", "green", "ümlaut", "naïve", "日本語", "🐘", "tab\there"
 
 @dataclass(frozen=True)
 class Shop:
-    """The shop's actions: each method runs the statements of one transaction. With an equal ``random``, the same
-    choices are made."""
+    """The shop's actions: each method runs one transaction's statements. An equal ``random`` makes the same choices."""
 
     random: random.Random
 
@@ -75,8 +74,7 @@ class Shop:
         )  # fmt: skip
 
     def pay(self, conn: Conn) -> None:
-        """An order's status changes, and a payment is inserted. The order's long note, which PostgreSQL stores out of
-        line, does not change."""
+        """An order's status changes, and a payment is inserted. The order's long note (stored out of line) stays."""
         order = self._pick(conn, "orders")
         conn.execute("UPDATE orders SET status = 'paid' WHERE id = %s", [order])
         conn.execute(
@@ -136,8 +134,7 @@ class Shop:
     # Rarer writes ---------------------------------------------------------------------------------
 
     def renumber(self, conn: Conn) -> None:
-        """A key changes, and also the order lines that refer to it. The long description is not sent, because it does
-        not change."""
+        """A key changes, and also the order lines that refer to it. The unchanged long description is not sent."""
         conn.execute(
             "UPDATE products SET sku = %s WHERE sku = %s", [f"N-{self.random.getrandbits(48):x}", self._sku(conn)]
         )

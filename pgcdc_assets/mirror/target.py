@@ -169,8 +169,7 @@ class Target(Protocol):
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
         """Derive the effect of ``span`` again from the log, and merge it into the mirror. The mirror is at
-        ``replay_lsn`` before and after. Raises NotRepairable if the log lacks a value that is needed: no value is
-        guessed."""
+        ``replay_lsn`` before and after. Raises NotRepairable if the log lacks a needed value: no value is guessed."""
 
     def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:
         """Change the structure of a mirror from its own rows, without the source; returns its version after the change.
@@ -225,8 +224,8 @@ class Target(Protocol):
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
         """Keep a mirror cheap to read, and keep its promised versions readable. Does nothing unless the mirror is
         :meth:`unmoved` since its published version. Returns whether the mirror's rows were written to other files;
-        ``may_begin`` is called before such a rewrite, and can prevent it. ``table``: the table with the mirror's
-        structure, if known."""
+        ``may_begin`` is called before such a rewrite, and can prevent it. ``table``: the table as the mirror has it;
+        None if not known."""
 
     def keeps(self, name: TableName) -> bool:
         """Whether there is a mirror of this name. IdentityMismatch if it belongs to another owner."""
@@ -239,5 +238,5 @@ class Target(Protocol):
     ) -> Freed | None:
         """Delete the files that no kept version needs. Kept versions are the promised versions, versions younger than
         ``grace``, and the newest version. A kill at any moment is harmless. None if there was nothing to delete, or if
-        ``may_begin`` returned False. LakeError if a kept version could not be read without the files; then nothing is
-        deleted."""
+        ``may_begin`` returned False. LakeError, and no deletion, if a kept version could not be read without the
+        files."""

@@ -27,8 +27,8 @@ NAME: Final = "pgcdc_env.tar.gz"
 OF_TASKS: Final = ("numpy", "pyarrow", "pyroaring", "obstore", "psycopg", "psycopg-binary", "pyyaml", "deltalake")
 """The packages that tasks import. A test imports all modules that tasks use, from an archive alone."""
 PYTHON_VARIABLE: Final = "PGCDC_ASSETS_PYTHON"
-"""The environment variable with the path of a node's Python. It is needed if that Python is not on the PATH under its
-usual name."""
+"""The environment variable with the path of a node's Python, for a Python that is not on the PATH under its usual
+name."""
 
 _NOT_NEEDED: Final = re.compile(r"(^|/)(__pycache__|tests)/|^pyarrow/(include|src)/|\.(pth|pyi|pxd|pyx)$|^__editable__")
 _REQUIRED: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -79,8 +79,7 @@ def _needed() -> list[Distribution]:
         if key in found:
             continue
         found[key] = _installed(name)
-        # Requirements that have a marker (for a Python version or an operating system) and are not installed here are
-        # not needed.
+        # Requirements with a marker (for a Python version or a system) that are not installed here are not needed.
         for line in found[key].requires or ():
             required = _REQUIRED.match(line)
             if required and "extra ==" not in line and (";" not in line or _is_installed(required[0])):

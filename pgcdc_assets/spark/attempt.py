@@ -51,7 +51,7 @@ def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
 
 @cache
 def versions() -> Versions:
-    """Returns this process's versions: our package with a digest of its code, Python's minor version, pyarrow's major
+    """Returns this process's versions: our package with a digest of its code, Python's minor, pyarrow's major
     version."""
     return {
         PACKAGE: f"{_version(PACKAGE)} ({_code()})",
@@ -76,8 +76,7 @@ def _version(name: str) -> str:
 
 
 def _code() -> str:
-    """Returns a short digest of the package's source, because two checkouts with different code may have the same
-    version."""
+    """Returns a short digest of the package's source, because two different checkouts may have the same version."""
     digest, root = hashlib.sha256(), Path(__file__).parent.parent
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())

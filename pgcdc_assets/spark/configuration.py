@@ -1,5 +1,4 @@
-"""The settings of a Spark session: our settings, the user's settings, and the settings that a cluster's executors
-need."""
+"""The settings of a Spark session: our settings, the user's settings, and settings that a cluster's executors need."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ _LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress"
 
 
 def configuration(settings: Settings) -> dict[str, str]:
-    """Returns the session's settings. The user's settings override ours, except where ours are needed for correct
-    results."""
+    """Returns the session's settings. The user's settings override ours, except settings that correctness needs."""
     master = settings.master
     base = {
         "spark.driver.memory": DRIVER_MEMORY,
@@ -67,8 +65,7 @@ def configuration(settings: Settings) -> dict[str, str]:
 
 
 def worker_python(settings: Settings) -> str:
-    """Returns the path of the Python that runs the tasks: the user's choice, or the archive's Python, or else the
-    driver's own."""
+    """Returns the path of the tasks' Python: the user's choice, the archive's Python, or else the driver's own."""
     if given := settings.spark.get(PYTHON):
         return given
     if ARCHIVE in settings.spark:
@@ -88,8 +85,7 @@ def _archives(settings: Settings) -> dict[str, str]:
 
 @cache
 def _local_folder() -> str:
-    """Creates the folder in which Spark stores spilled rows. It is deleted at exit. If Spark created the folder, all
-    users could read it."""
+    """Creates the folder of Spark's spilled rows, deleted at exit. All users can read a folder that Spark creates."""
     folder = tempfile.mkdtemp(prefix="pgcdc-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 EXECUTOR_SECONDS: Final = 600.0
 """Time limit for the first executor. A cluster that adds machines on demand takes minutes."""
 _SETTLED_SECONDS: Final = 3.0
-"""The executors of one application register almost together. If no executor has registered for this long, all executors
-have registered."""
+"""Executors of one application register almost together. If none has registered for this long, all have registered."""
 _POLL_SECONDS: Final = 0.1
 _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 _CAN_START: Final = "see in its UI whether it has the cores and the memory that `spark.executor.*` ask for"
@@ -30,7 +29,7 @@ def beside(session: SparkSession) -> bool:
 
 
 def cores(session: SparkSession) -> int:
-    """Returns how many tasks can run at a time: on the registered executors, or on the executors that Spark may add on
+    """Returns how many tasks can run at a time, on registered executors or on executors that Spark may add on
     demand."""
     context = session.sparkContext
     standing = max(1, int(context.defaultParallelism))

@@ -78,8 +78,7 @@ def spark_session(settings: Settings) -> SparkSession:
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    """Starts the session in a new thread. If PySpark started it in the main thread, it would replace our handler of
-    SIGINT."""
+    """Starts the session in a new thread. In the main thread, PySpark would replace our handler of SIGINT."""
     started: Future[SparkSession] = Future()
 
     def start() -> None:

@@ -73,8 +73,7 @@ def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
 
 
 def _result(kind: str, packed: bytes, *, here: bool) -> Any:
-    """Unpacks a result, or raises its error. ``here``: the workers run on the driver's machine, so the error names no
-    host."""
+    """Unpacks a result, or raises its error. ``here``: workers run on the driver's machine, so errors name no host."""
     found = pickle.loads(packed)
     if kind == Kind.DONE:
         return found
@@ -88,8 +87,7 @@ def _result(kind: str, packed: bytes, *, here: bool) -> Any:
 
 
 def _unfit(told: str) -> MachineError | None:
-    """Returns the error for a worker that Spark could not start, or that refused the task. None for all other
-    errors."""
+    """Returns the error for a worker that Spark could not start or that refused the task; otherwise None."""
     host = _HOST.search(told)
     thing = f"executor on {host[1]}" if host else "executor"
     if found := _NO_PYTHON.search(told):

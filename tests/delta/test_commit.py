@@ -110,8 +110,7 @@ def test_statistics_keep_every_digit_of_their_bounds(stats: str, expected: str) 
 
 
 def test_small_files_are_merged_into_one(rows: Rows) -> None:
-    """The merged file does not have the rows that deletion vectors removed. Earlier versions and positions do not
-    change."""
+    """The merged file lacks the rows that deletion vectors removed. Earlier versions and positions do not change."""
     compaction = Compaction(most_small=5)
     for number in range(6):
         assert compaction.small_files(live_files(rows.path)) == ()
@@ -143,8 +142,7 @@ def test_staged_commits_of_a_killed_writer_are_deleted_at_a_checkpoint(rows: Row
 
 
 def test_the_file_with_the_most_deleted_rows_is_rewritten(rows: Rows) -> None:
-    """One file is rewritten at a time. A turn that deletes rows of a file must write the file's whole deletion vector
-    again."""
+    """One file is rewritten at a time. A turn that deletes rows of a file writes the file's whole vector again."""
     compaction = Compaction(fewest_worn=4)
     rows.change(list(range(100)), set())
     rows.change(list(range(100, 200)), {0, 1, 2})

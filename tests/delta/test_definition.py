@@ -1,5 +1,4 @@
-"""Tables that pgcdc creates, and tables whose columns pgcdc changes. Other engines can read them, and their rows do not
-change."""
+"""Tables that pgcdc creates or whose columns it changes. Other engines can read them, and no row changes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A table's log is read by commit number. delta-rs, which lists the folder, must find the same content in every
-version."""
+"""A table's log is read by commit number. delta-rs, which lists the folder, must find the same in every version."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Grown:
                 path.unlink()
 
     def hint_old(self) -> None:
-        """Restores the state after a writer that died when its checkpoint was written, and before ``_last_checkpoint``
-        was."""
+        """The state after a writer that died when it had written its checkpoint, but not ``_last_checkpoint``."""
         older = self.checkpoints()[:-1]
         if older:
             (self.log / "_last_checkpoint").write_text(json.dumps({"version": older[-1], "size": 1}))

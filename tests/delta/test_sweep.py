@@ -1,5 +1,4 @@
-"""The files that wanted versions refer to, compared with a model of each version's files. Also: when OPTIMIZE is
-worthwhile."""
+"""The files that wanted versions need, compared with a model of each version. Also: when OPTIMIZE is worthwhile."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def _names(held: set[File]) -> set[str]:
 
 
 def _write(log: Path, versions: list[list[File]], checkpoints: set[int]) -> list[set[File]]:
-    """Writes the commits. A commit's file replaces a file of the same path. Returns the table's files after each
-    commit."""
+    """Writes the commits. A commit's file replaces a file of the same path. Returns the files after each commit."""
     held: set[File] = set()
     states = []
     for number, added in enumerate(versions):

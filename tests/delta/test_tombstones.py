@@ -1,5 +1,4 @@
-"""Another program runs VACUUM. Promised versions stay readable, although checkpoints list only some of the removed
-files."""
+"""Another program runs VACUUM. Promised versions stay readable, although checkpoints list only some removed files."""
 
 from __future__ import annotations
 

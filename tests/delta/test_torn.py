@@ -1,5 +1,4 @@
-"""Logs after a power cut. Damage is always detected. Damaged files are put aside if no published point depends on
-them."""
+"""Logs after a power cut. Damage is always detected, and put aside if no published point depends on it."""
 
 from __future__ import annotations
 

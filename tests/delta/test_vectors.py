@@ -23,8 +23,7 @@ from pgcdc_assets.errors import LakeError
 
 
 def test_stored_bytes_follow_the_protocol(tmp_path: Path) -> None:
-    """The bytes are: a version, the size (big endian), the magic number, Roaring's portable 64-bit form, and a
-    checksum."""
+    """The bytes: a version, the size (big endian), the magic number, Roaring's portable 64-bit form, a checksum."""
     rows = BitMap64([3, 4, 7, 11, 18, 29, 1 << 33])
     (descriptor,) = write_vectors(Location.of(tmp_path), [rows])
     stored = (tmp_path / (vector_file(descriptor) or "")).read_bytes()

@@ -1,5 +1,4 @@
-"""Feeds derived from early files (written before their commit, with commit facts) equal the feeds of the same rows in
-ordinary files."""
+"""Feeds derived from early files, which have commit facts, equal the feeds of the same rows in ordinary files."""
 
 from __future__ import annotations
 

@@ -105,8 +105,7 @@ def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -
 @pytest.mark.long
 @pytest.mark.spark
 def test_changes_of_keys_are_applied_in_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a change of key lacks a value, the changes are not divided, because the row must be followed from key to
-    key."""
+    """If a change of key lacks a value, the changes are not divided: the row must be followed from key to key."""
     monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
     monkeypatch.setattr(task, "HELD_BYTES", 1)
     units: list[int] = []

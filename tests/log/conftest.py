@@ -110,8 +110,7 @@ class Source:
         return receiver
 
     def receive(self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), **options: Any) -> list[Event]:
-        """Receives up to a goal in this process, because starting a process costs a second of imports. Returns all
-        events of this run."""
+        """Receives up to a goal in this process, which saves a second of imports. Returns all events of this run."""
         settings = ReceiverSettings(
             self.database.conninfo, str(Layout.of(log.path.parent.parent).root), (PUBLICATION,), 32 << 20, 0.2,
             messages=tuple(messages), leader=log.leader, **options,

@@ -20,7 +20,7 @@ class Placed:
     top: int | None = None
     """The top transaction's xid. The first and last message of a block have it, too."""
     subxid: int | None = None
-    """The xid in the message itself. For a transaction that is sent completely at its PREPARE, the transaction's
+    """The xid in the message itself. For a transaction that is sent completely at its PREPARE, that transaction's
     xid."""
 
 
@@ -34,8 +34,7 @@ class StreamDecoder:
         self._top: int | None = None
 
     def take(self, payload: bytes) -> Placed:
-        """Reads the next message. Raises ProtocolError if it is malformed, or if a message of this kind is not allowed
-        here."""
+        """Reads the next message. Raises ProtocolError if it is malformed, or if its kind is not allowed here."""
         kind, subxid = payload[0], None
         if self._opened == MessageKind.STREAM_START and kind in CARRY_XID:
             subxid, payload = int.from_bytes(payload[1:5]), payload[:1] + payload[5:]

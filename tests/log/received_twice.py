@@ -1,5 +1,4 @@
-"""Receives one source twice: with streaming of transactions in progress, and without. Both logs must have the same
-content."""
+"""Receives one source twice: with streaming of transactions in progress, and without. Both logs must be equal."""
 
 from __future__ import annotations
 
@@ -135,8 +134,7 @@ class Twins:
         eventually(lambda: sent(self, lsn))
 
     def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
-        """Checks that both logs are valid and equal. Receives ``whole`` first, unless its receiver runs. Returns the
-        rows."""
+        """Checks that both logs are valid and equal. Receives ``whole``, unless its receiver runs. Returns the rows."""
         if self.whole.receiver is None:
             self.whole.receive(upto or self.flushed())
         found, expected = (twin.reading.rows(facts=facts) for twin in (self.streamed, self.whole))
@@ -165,8 +163,8 @@ def sent(twins: Twins, lsn: Lsn) -> bool:
 
 
 def assert_same(found: list[Row], expected: list[Row]) -> None:
-    """Asserts that the rows are equal. Reports only the first different row, because pytest takes minutes to compare
-    thousands of rows."""
+    """Asserts that the rows are equal. Reports only the first difference: pytest takes minutes for thousands of
+    rows."""
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         if one != other:
             differ = ", ".join(str(pair)[:300] for pair in zip(one, other, strict=True) if pair[0] != pair[1])
@@ -175,8 +173,7 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 
 
 def little_memory(source: Source, *, immediate: bool = False) -> None:
-    """Makes the server stream transactions that exceed 64 kB, or each single change with ``immediate``. Applies to
-    later connections."""
+    """Makes the server stream transactions above 64 kB, or each change if ``immediate``, on later connections."""
     name, value = ("debug_logical_replication_streaming", "immediate") if immediate else (
         "logical_decoding_work_mem", "64kB")  # fmt: skip
     source.run(f"ALTER DATABASE {source.database.name} SET {name} = '{value}'")

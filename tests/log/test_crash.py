@@ -1,5 +1,4 @@
-"""The receiver is killed at some moment and started again. The log then equals the log of a receiver that was not
-killed."""
+"""The receiver is killed at some moment and started again. The log then equals the log without a kill."""
 
 from __future__ import annotations
 
@@ -93,8 +92,7 @@ def _alive(pid: int) -> bool:
 
 @pytest.mark.long
 def test_full_disk_is_reported_with_its_folder(source: Source) -> None:
-    """The error contains the folder and the system's message. A limit on the file size has the effect of a full
-    disk."""
+    """The error contains the folder and the system's message. A limit on the file size acts like a full disk."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")

@@ -101,8 +101,7 @@ def test_drained_log_equals_the_streamed_log(source: Source, limits: RangeLimits
 
 
 def test_stream_starts_where_the_drain_ended(source: Source, commands: list[str]) -> None:
-    """One run drains the backlog and then streams. Everything is received exactly once, and the copy of the slot is
-    dropped."""
+    """One run drains the backlog, then streams. Everything is received once, and the copy of the slot is dropped."""
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     ends: list[Lsn] = []
@@ -126,7 +125,7 @@ def test_stream_starts_where_the_drain_ended(source: Source, commands: list[str]
 
 @pytest.mark.long
 def test_stopped_drain_leaves_the_rest_to_the_next_run(source: Source) -> None:
-    """The stop arrives while a range is received. The call is cancelled, and the complete transactions are durable and
+    """The stop arrives while a range is received. The call is cancelled. Complete transactions are durable and
     confirmed."""
     limits = ranges_of(20_000)
     streamed, log = source.log("streamed"), source.log("drained")
@@ -161,8 +160,7 @@ def test_slot_is_advanced_only_to_durable_positions(source: Source) -> None:
 
 
 def test_drain_acquires_the_slot_often_enough_to_keep_it_valid(source: Source) -> None:
-    """Since PostgreSQL 18, the server can invalidate a slot that no session acquires. The drain itself reads from a
-    copy of the slot."""
+    """Since PostgreSQL 18, the server can invalidate a slot that no session acquires. The drain reads from a copy."""
     limits = ranges_of(4000, touch_seconds=0.1)
     log = source.log("drained")
     source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))
@@ -220,8 +218,7 @@ def test_complete_transactions_are_drained_even_if_a_later_record_is_incomplete(
             rested = flush_lsn(source.conn) == within
         asked = [re.findall(r"'([0-9A-F]+/[0-9A-F]+)'", command) for command in commands]
         assert log.position() == end
-        # Every 15 s the server writes a list of running transactions into the WAL, which also flushes the rest of the
-        # record.
+        # Every 15 s the server writes a list of running transactions, which also flushes the rest of the record.
         if rested:
             assert 0 < max(Lsn.parse(upto) for (upto,) in asked) <= within - limits.unsure_bytes
             return
@@ -243,8 +240,7 @@ def test_backlog_is_streamed_if_no_slot_is_free_for_the_copy(source: Source, com
 
 @pytest.mark.long
 def test_drain_loses_nothing_when_another_session_advances_the_slot(source: Source) -> None:
-    """The drain reads from its own copy of the slot, so the log misses no change when another session advances the
-    slot."""
+    """The drain reads from its own copy of the slot, so the log misses no change if the slot itself is advanced."""
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     end = source.lsn()

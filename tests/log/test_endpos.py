@@ -20,8 +20,7 @@ pytestmark = in_each_place
 
 @dataclass
 class Stream:
-    """Three transactions in the source. A second log, the scout, has received them, so that the test knows their
-    positions."""
+    """Three transactions in the source. A second log, the scout, has received them to find their positions."""
 
     source: Source
     log: ChangeLog
@@ -140,8 +139,7 @@ def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(sourc
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
     until_event(receiver, "batch")
-    # This is longer than three times wal_writer_delay (50 ms here). A goal that the WAL has already passed would have
-    # been reached.
+    # This is longer than three times wal_writer_delay (50 ms here), when a goal in existing WAL would be reached.
     time.sleep(0.8)
     assert not any(event.name == "arrived" for event in receiver.events(0))
     source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")

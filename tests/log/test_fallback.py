@@ -135,8 +135,7 @@ def test_transaction_whose_messages_may_be_rolled_back_is_received_unstreamed(tw
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_transactions_that_a_slot_behind_the_log_repeats_are_received_unstreamed(twins: Twins) -> None:
-    """The repeated transactions are received without streaming, and compared with the log. Later commits are
-    streamed."""
+    """The repeated transactions are received unstreamed and compared with the log. Later commits are streamed."""
     source, log = twins.source, twins.streamed.log
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
@@ -161,8 +160,7 @@ def test_restored_source_is_noticed_by_its_streamed_transactions(twins: Twins) -
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
     twins.streamed.receive(source.run("BEGIN", many(1), many(1001), "COMMIT"))
     with_other = source.run("BEGIN", many(5001), many(6001), "COMMIT")
-    # The test makes the log end above a transaction that the log does not have. The slot is set back to below this
-    # transaction.
+    # Make the log end above a transaction that it does not have, and set the slot back to below this transaction.
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
     _move(twins, with_other)
@@ -177,8 +175,7 @@ def _move(twins: Twins, position: Lsn) -> None:
 
 
 def test_fallback_lasts_until_its_time_is_over_and_its_position_is_reached() -> None:
-    """Each failure doubles the time, up to an hour. Streaming starts again when the time is over and the position is
-    reached."""
+    """Each failure doubles the time, up to an hour. Streaming resumes after the time, at or above the position."""
     fallback = Fallback(True, 0.0)
     assert not fallback.whole
     assert fallback.failed() == fallback.failed() == 0.0

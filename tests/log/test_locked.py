@@ -181,8 +181,8 @@ def test_receiver_leaves_the_lock_queue_between_two_attempts(source: Source) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("streaming", [False, True])
 def test_prepared_transaction_that_locks_the_table_stops_no_other_transaction(source: Source, streaming: bool) -> None:
-    """The prepared transaction may stay open for days. Its lock prevents other changes of the table during that
-    time."""
+    """The prepared transaction may stay open for days. During that time, its lock prevents other changes of the
+    table."""
     twins = filtered(source, {"streaming": streaming, "two_phase": True})
     twins.start()
     durable(twins, source.run("INSERT INTO rf VALUES (-5, 'not sent'), (5, 'told')"))

@@ -11,8 +11,7 @@ FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_se
 
 @pytest.mark.parametrize("goal", [True, False], ids=["goal", "no goal"])
 def test_log_reaches_a_mark_if_the_server_sends_only_keepalives(source: Source, goal: bool) -> None:
-    """The LSN of a snapshot is such a mark: there are no published changes near it, and the server is already far above
-    it."""
+    """The LSN of a snapshot is such a mark: no published change is near it, and the server is already far above it."""
     log, before = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     mark = source.run(FOREIGN)
     source.run(FOREIGN)

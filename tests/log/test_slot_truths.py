@@ -1,5 +1,4 @@
-"""Something has happened to the slot, the log or the source. The run then continues, or is refused with a clear
-error."""
+"""After something happened to slot, log or source, the run continues, or is refused with a clear error."""
 
 from __future__ import annotations
 
@@ -146,8 +145,7 @@ def test_slot_recreated_under_the_same_name_is_refused(source: Source) -> None:
 
 
 def test_slot_of_the_same_name_in_another_database_is_refused(own: EmbeddedServer, source: Source) -> None:
-    """Slot names belong to the whole cluster: our slot was dropped, and another database created a slot of the same
-    name."""
+    """Slot names belong to the cluster: our slot was dropped, and another database created a slot of the same name."""
     log = source.log()
     slot = log.identity.slot
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])

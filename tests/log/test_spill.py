@@ -195,7 +195,7 @@ def test_log_holds_exactly_the_committed_changes(
 
 
 def test_rolled_back_rows_are_not_counted(receiving: Receiving) -> None:
-    """Rolled-back rows in memory are never written. Rolled-back rows in a file stay there, and the file's tags exclude
+    """Rolled-back rows in memory are never written. Rolled-back rows in a file stay there; the file's tags exclude
     them."""
     receiving.take(block((TOP, row(1)), (SUB, row(2)), (OTHER, row(3))))
     receiving.spill()
@@ -357,8 +357,7 @@ def test_committed_overlay_does_not_replace_a_relation_that_was_sent_later() -> 
 
 
 def test_relation_that_was_sent_last_is_used_after_two_commits() -> None:
-    """The order of commits alone does not decide. The server assumes that the receiver uses the Relation message that
-    was sent last."""
+    """The order of commits alone does not decide: the server assumes that the last sent Relation message is used."""
     relations, one, other = Relations(), Overlay(), Overlay()
     one.see(*column("one"), 5)
     other.see(*column("other"), 6)

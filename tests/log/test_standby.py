@@ -50,8 +50,7 @@ def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
 @pytest.mark.long
 @pytest.mark.parametrize("version", [16, pytest.param(17, marks=pytest.mark.long), 18])
 def test_promoted_standby_is_followed_if_its_slot_was_synchronised(tmp_path: Path, version: int) -> None:
-    """A failover slot (since PostgreSQL 17) is synchronised. Before 17, the standby does not have the slot, and the
-    error says so."""
+    """A failover slot (since PostgreSQL 17) is synchronised. Before 17, the slot is missing, and the error says so."""
     synchronised = version >= SYNCHRONISED_SINCE
     primary = new_server(tmp_path / "primary", version, settings=TEST_SETTINGS)
     with primary, _source(primary, tmp_path / "lake") as source:
@@ -108,8 +107,8 @@ def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> Non
 
 @pytest.mark.long
 def test_standby_replays_ddl_without_waiting_for_a_copy(tmp_path: Path) -> None:
-    """If replay waited for the copy, it would wait for 30 s (max_standby_streaming_delay), and queries on the standby
-    would wait, too."""
+    """If replay waited for the copy, replay and queries on the standby would wait 30 s
+    (max_standby_streaming_delay)."""
     primary = new_server(tmp_path / "primary", 18, settings=TEST_SETTINGS)
     with primary, _source(primary, tmp_path / "lake") as source:
         source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a",

@@ -23,8 +23,7 @@ def one(number: int) -> str:
 
 
 def rolled_back(first: int) -> list[str]:
-    """Statements of a transaction that exceeds the decoding memory, with two nested subtransactions, and is rolled
-    back."""
+    """Statements of a rolled-back transaction that exceeds the decoding memory, with two nested subtransactions."""
     return ["BEGIN", one(-1), "SAVEPOINT s", one(-2), "SAVEPOINT t", one(-3), "RELEASE t", "RELEASE s",
             many(first), "ROLLBACK"]  # fmt: skip
 
@@ -48,8 +47,8 @@ def stream_aborts(source: Source) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_stream_aborts_are_skipped_by_every_way_of_receiving(source: Source, way: str) -> None:
-    """Trees of savepoints are rolled back completely and in part: alone, one after another, and together with other
-    large transactions."""
+    """Trees of savepoints are rolled back completely and in part: alone, in a row, and among other large
+    transactions."""
     little_memory(source)
     log, start = source.log(), source.log("peeked").position()
     source.run(*rolled_back(1), one(1), *rolled_back(1), *rolled_back(1))

@@ -170,8 +170,7 @@ def _reconnect(twins: Twins) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("immediate", [False, pytest.param(True, marks=pytest.mark.since(16, "immediate streaming"))])
 def test_transactions_committed_before_the_receiver_starts_are_streamed(source: Source, immediate: bool) -> None:
-    """All transactions have committed before the receiver starts. The server still sends them as streamed
-    transactions."""
+    """All transactions have committed before the receiver starts. The server streams them nevertheless."""
     little_memory(source, immediate=immediate)
     twins = Twins.of(source)
     history(source)

@@ -1,4 +1,4 @@
-"""Transactions in progress are kept in files, so the receiver's memory depends neither on their number nor on their
+"""Transactions in progress are kept in files: the receiver's memory depends neither on their number nor on their
 size."""
 
 from __future__ import annotations

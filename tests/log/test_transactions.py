@@ -143,8 +143,7 @@ def test_repeated_prepare_changes_nothing() -> None:
 
 
 def test_late_rollback_or_commit_with_a_reused_gid_does_not_end_the_newer_transaction() -> None:
-    """The gid was used before. A late or repeated rollback or commit of the earlier transaction must not end the newer
-    transaction."""
+    """The gid was used before. A late end of the earlier transaction must not end the newer transaction."""
     held, later = PreparedTransactions(), prepared(17, "g", 500)
     held.prepare(later)
     assert held.named(rollback(7, "g", 100)) is None

@@ -128,8 +128,7 @@ def test_several_prepared_transactions_may_be_open(twins: Twins) -> None:
 
 @pytest.mark.long
 def test_relations_described_in_a_prepared_transaction_are_valid_in_later_transactions(twins: Twins) -> None:
-    """The server does not describe these relations again, and the catalog cannot be read while the transaction holds a
-    lock."""
+    """The server does not describe these relations again, and the transaction's lock prevents reading the catalog."""
     source = twins.source
     source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
     twins.start()
@@ -168,8 +167,7 @@ def test_commit_prepared_that_is_sent_again_is_stored_once(twins: Twins, first: 
     assert twins.streamed.receiver is not None
     twins.streamed.receiver.kill()
     if copy is not None:
-        # A copied slot does not have two_phase, so it sends the complete transaction at its commit. This must equal the
-        # log's content.
+        # A copied slot has no two_phase, so it sends the complete transaction at its commit, which must equal the log.
         source.receive(copy, source.lsn())
     twins.start()
     source.run("INSERT INTO a VALUES (3, 'x')")
@@ -275,8 +273,7 @@ def test_setting_that_differs_from_the_slot_is_refused(source: Source) -> None:
 
 @pytest.mark.long
 def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
-    """The copy of the slot would send a prepared transaction at its commit. After the drain, the stream would send only
-    the COMMIT PREPARED."""
+    """The slot's copy would send a prepared transaction at its commit, and later the stream only COMMIT PREPARED."""
     log = source.log(two_phase=True)
     prepare(source, "INSERT INTO a VALUES (1, 'x')")
     source.run(many(2, 2000))
@@ -290,8 +287,7 @@ def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
 @pytest.mark.long
 @both
 def test_reported_number_of_prepared_changes_excludes_rolled_back_changes(twins: Twins) -> None:
-    """The number of changes excludes changes that were rolled back to a savepoint. The ordinals have gaps in their
-    place."""
+    """The number excludes changes that were rolled back to a savepoint. The ordinals have gaps in their place."""
     source = twins.source
     twins.start()
     prepare(source, many(1, 1000), "SAVEPOINT s", many(1001, 500), "ROLLBACK TO s", "INSERT INTO b VALUES (1, 1)")

@@ -233,8 +233,7 @@ def _describe(relations: Relations, relation_id: int, version: int) -> int:
 
 
 def twins(folder: Path, batches: Sequence[Sequence[Transaction]]) -> tuple[ChangeLog, ChangeLog]:
-    """Two logs of the same history: one with all rows written at their commit, and one with some rows written
-    earlier."""
+    """Two logs of the same history: one with all rows written at their commit, one with some rows written earlier."""
     pair = Twin(folder / "plain", early=False), Twin(folder / "early", early=True)
     for transactions in batches:
         for twin in pair:

@@ -75,8 +75,7 @@ def test_comments_of_columns_that_the_mirror_lacks_are_not_written(tmp_path: Pat
 
 
 def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
-    """Columns that exchange their names keep their own comments. The structure that the mirror stores contains no
-    comments."""
+    """Columns that exchange names keep their own comments. The structure that the mirror stores has no comments."""
     other = Column(3, "n", TEXT)
     before = replace(table(ID, A, other), comments=((2, "of a"), (3, "of n")))
     mirror = made(tmp_path, before, [["1"], ["a"], ["x"]])

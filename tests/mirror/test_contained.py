@@ -1,5 +1,5 @@
-"""If an apply fails for one table, only that table is set aside, with the reason. The turn applies the changes of the
-other tables."""
+"""If an apply fails for one table, only that table is set aside, with the reason. The turn applies all other
+changes."""
 
 from __future__ import annotations
 

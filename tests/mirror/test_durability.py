@@ -1,5 +1,4 @@
-"""After a simulated disk has lost everything that was not synced, every published point and its versions can still be
-read."""
+"""A simulated disk loses everything that was not synced. Every published point and its versions stay readable."""
 
 from __future__ import annotations
 

@@ -116,8 +116,7 @@ def test_a_commit_marked_as_no_data_change_is_checked_by_its_row_count(mirror: M
 
 
 def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path: Path) -> None:
-    """Readers of points and our own merges read such timestamps correctly. A rewrite by Spark is accepted. A rewrite by
-    delta-rs is reported."""
+    """Readers of points and our merges read such timestamps correctly. Only a rewrite by delta-rs is reported."""
     version = as_spark_writes_it(mirror)
     points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     points.publish(Lsn(100), {NAME: version}, durable.settle({NAME: version}))

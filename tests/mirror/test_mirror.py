@@ -160,8 +160,7 @@ def test_a_mirror_of_another_project_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mirror_begun_by_a_run_that_died_is_completed(tmp_path: Path) -> None:
-    """The run died while it created the Delta table: the log's folder and a draft of the first commit exist, but not
-    the commit itself."""
+    """The run died while it created the Delta table: the log's folder and a draft exist, but no first commit."""
     log = tmp_path / "t" / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")

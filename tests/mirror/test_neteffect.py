@@ -38,8 +38,7 @@ def test_unchanged_value_comes_from_an_earlier_image_of_the_row() -> None:
 
 
 def test_unchanged_value_never_crosses_a_delete() -> None:
-    """The row that is now under key 2 was under key 1 before. The value X belonged to another row, which was
-    deleted."""
+    """The row that is now under key 2 was under key 1 before. The value X belonged to a row that was deleted."""
     rows = net(("U", 2, "x", "X"), ("D", 2), ("M", 1, 2, "y", None, True))
     assert ("U", 2, True, "y", None, True, 1) in [essence(row) for row in rows]
 

@@ -1,5 +1,4 @@
-"""A mirror is continued under another name with its rows, deletions and position. Earlier content under either name
-does not matter."""
+"""A mirror is continued under another name with its rows, deletions and position, without earlier content there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How a merge finds rows in its target, and how it reacts if the target differs from the source. Each hand-written case
-tests one rule."""
+"""How a merge finds rows in its target, and what it does if the target differs from the source. One rule per test."""
 
 from __future__ import annotations
 
@@ -224,8 +223,8 @@ def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pyte
     monkeypatch.setattr(KeyIndex, "find", noted)
     events = [("U", 1, "x", None, True), ("D", 2), ("M", 9, 30, "y", None, True), ("M", 21, 31, "z", None, True)]
     merged = merge(held, *events)
-    # Each row group is searched for keys, and for earlier keys of rows that moved. The row groups with the ids 4 to 7
-    # cannot have a wanted key.
+    # The row groups with the ids 4 to 7 cannot have a wanted key. The other row groups are searched for keys, and for
+    # earlier keys of rows that moved.
     assert searched == [6, 6, 2, 2]
     assert essence(merged) == [(1, "x", "old 1"), (30, "y", "old 9"), (31, "z", "old 21")]
     assert held.gone(merged) == [[1, 2, 9], [1]]

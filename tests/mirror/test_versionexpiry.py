@@ -150,8 +150,7 @@ def test_recent_and_unpublished_versions_are_kept(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("hint", [None, '{"version": 10, "size": 12}'])
 def test_readers_begin_above_all_deleted_versions(tmp_path: Path, hint: str | None) -> None:
-    """The file ``_last_checkpoint`` was lost, or another program wrote a checkpoint of an old version and named it
-    there."""
+    """``_last_checkpoint`` was lost, or another program wrote and named a checkpoint of an old version."""
     rows = made(tmp_path)
     grown(rows, 45)
     asleep, path = DeltaLog(Location.of(rows.path)), rows.path / "_delta_log" / "_last_checkpoint"
@@ -168,8 +167,7 @@ def test_readers_begin_above_all_deleted_versions(tmp_path: Path, hint: str | No
 @pytest.mark.long
 @pytest.mark.parametrize("damage", [b"", b"PAR1", bytes(5000)], ids=["empty", "cut", "zeros"])
 def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damage: bytes) -> None:
-    """A power cut may damage a checkpoint while it is written. No version may depend on a checkpoint that cannot be
-    read."""
+    """A power cut may damage a checkpoint that is being written. No version may depend on an unreadable checkpoint."""
     rows = made(tmp_path)
     grown(rows, 45)
     torn = rows.path / "_delta_log" / f"{7:020}.checkpoint.parquet"
@@ -181,8 +179,7 @@ def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damag
 
 
 def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
-    """A power cut may undo some deletions and remove ``_last_checkpoint``. A handle that is not at the newest version
-    deletes nothing."""
+    """A power cut may undo deletions and remove ``_last_checkpoint``. A handle at an older version deletes nothing."""
     rows = made(tmp_path)
     grown(rows, 45)
     log, stale = rows.path / "_delta_log", mirror_of(tmp_path)
@@ -252,8 +249,7 @@ def test_a_promise_of_a_version_missing_from_the_log_has_no_effect(tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.spark
 def test_spark_and_delta_rs_read_and_write_a_thinned_log(spark: SparkSession, tmp_path: Path) -> None:
-    """Time travel, history, VACUUM, OPTIMIZE and commits of other writers work on a log in which versions are
-    missing."""
+    """Time travel, history, VACUUM, OPTIMIZE and other writers' commits work on a log that lacks versions."""
     mirror = mirror_of(tmp_path)
     properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "10"}
     create_mirror(mirror.path, MirrorSchema(SCHEMA), properties, mirror.path)

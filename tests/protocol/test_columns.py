@@ -1,5 +1,4 @@
-"""The columnar decoder, tested on hand-made batches. tests/property compares it with the scalar decoder on random
-batches."""
+"""The columnar decoder on hand-made batches. tests/property compares it with the scalar decoder on random batches."""
 
 from __future__ import annotations
 

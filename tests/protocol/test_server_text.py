@@ -1,5 +1,4 @@
-"""Texts that a real server writes: extreme values are cast to Arrow types, and the times and positions of a transaction
-are read."""
+"""Texts of a real server: extreme values are cast to Arrow types, and times and positions of a transaction are read."""
 
 from __future__ import annotations
 

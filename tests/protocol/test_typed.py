@@ -48,8 +48,7 @@ def test_chunks_and_slices_are_typed_by_row() -> None:
 
 @given(st.lists(st.tuples(texts, texts), max_size=20), st.integers(0, 20))
 def test_hash_depends_only_on_the_values_of_the_row(rows: list[tuple[str | None, str | None]], start: int) -> None:
-    """The hash must not depend on the row's position, the other rows, the order of columns, or a column that is NULL in
-    all rows."""
+    """The hash must not depend on the row's position, the other rows, the order of columns, or a column of NULLs."""
     left = pa.array([row[0] for row in rows], pa.string())
     right = pa.array([row[1] for row in rows], pa.string())
     whole = row_hash([left, right], ["a", "b"], len(rows))

@@ -236,8 +236,7 @@ def test_instants_are_exact(instants: list[datetime | None]) -> None:
 
 
 def _as_timestamptz_out(at: datetime) -> str:
-    """The text that timestamptz_out writes: without trailing zeros in the seconds, and without zero parts at the end of
-    the offset."""
+    """The text of timestamptz_out: no trailing zeros in the seconds, and no zero parts at the end of the offset."""
     text, sign, zone = at.isoformat(" ")[:-6], "+", at.utcoffset() or timedelta()
     text = at.replace(tzinfo=None).isoformat(" ")
     if "." in text:

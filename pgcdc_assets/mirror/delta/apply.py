@@ -111,8 +111,7 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
 
 
 def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
-    """Collapse the units of several tables in one Spark job. One task does many small units. Returns effects in the
-    order of the units."""
+    """Collapse the units of several tables in one Spark job, many small units per task. Keeps the units' order."""
     units = [(place, unit) for place, work in enumerate(works) for unit in work]
     workers = cores(spark)
     groups: list[list[tuple[int, Collapsing]]] = [[] for _ in range(min(2 * workers, len(units)))]

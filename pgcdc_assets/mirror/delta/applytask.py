@@ -52,8 +52,7 @@ class Collapsing:
     files: tuple[Location, ...]
     span: LsnRange
     target: MergeTarget
-    """The folder for new files, and the mirror's files to read. No files are read after a truncate, or if there are
-    only inserts."""
+    """The folder for new files, and the mirror's files to read (none after a truncate, or with inserts alone)."""
     divided: bool = False
     """The unit has only the events of some keys. The other halves of key changes may be in other units."""
     arrivals: tuple[Location, ...] = ()
@@ -63,11 +62,9 @@ class Collapsing:
     """Leaves that were truncated."""
     bytes: int = 0
     repair: bool = False
-    """Whether this is a repair. The mirror has already applied the span, so it is not known which keys the mirror must
-    hold."""
+    """Whether this is a repair. The mirror has already applied the span, so it is not known which keys it holds."""
     touched: LsnRange | None = None
-    """For repairs: derive only the keys that changed in this range, and the keys to which their rows moved. None: all
-    keys."""
+    """For repairs: derive only the keys that changed in this range, and keys to which their rows moved. None: all."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +79,11 @@ class Effect:
     updated: int = 0
     deleted: int = 0
     mismatch: MergeMismatch | None = None
-    """Set if the changes contradict each other or the mirror, or if a file cannot be read. The unit then changes
-    nothing."""
+    """Set if the changes contradict each other or the mirror, or a file cannot be read. Then nothing is changed."""
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
-    """Do several units, one after another. If the changes of a unit contradict each other or a file cannot be read,
-    only that unit fails."""
+    """Do several units, one after another. A unit with contradicting changes or an unreadable file fails alone."""
     effects = [_effect(unit) for unit in units]
     passed(FaultPoint.COLLAPSED)
     return effects
@@ -145,8 +140,7 @@ def _none(unit: Collapsing) -> pa.Table:
 
 
 def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
-    """The rows of feed files whose transactions lie in the span. Columns: ``names``, or else every column that an apply
-    needs."""
+    """The rows of feed files whose transactions lie in the span. Columns: ``names``, or all that an apply needs."""
     data = dataset(files, feed_schema(table))
     columns = list(names) or [name for name in data.schema.names if name not in _OF_FEEDS]
     at = pc.field(COMMIT_LSN)
@@ -210,8 +204,8 @@ class PendingChanges:
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
-        """Divide the work by bucket of keys. Returns a single unit if a bucket would need events of a row under a key
-        of another bucket. ``together``: rows are followed from key to key, so one unit needs both halves of every key
+        """Divide the work by bucket of keys. Returns one unit if a bucket would need events of a row under a key of
+        another bucket. ``together``: rows are followed from key to key, so one unit needs both halves of a key
         change."""
         size = sum(file.size for file in self.files)
         unit = Collapsing(

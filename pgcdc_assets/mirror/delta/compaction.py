@@ -37,8 +37,7 @@ SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
 """OPTIMIZE leaves up to this many small files alone: each file costs a reader a millisecond."""
 DELETED_SHARE: Final = 5
-"""OPTIMIZE runs if at least one in this many rows of the files is deleted, and at least FEWEST_DELETED rows are
-deleted."""
+"""OPTIMIZE runs if at least one in this many rows, and at least FEWEST_DELETED rows, are deleted in the files."""
 FEWEST_DELETED: Final = 100_000
 
 
@@ -57,8 +56,8 @@ class Compaction:
     """A file with fewer deleted rows is not worn."""
 
     def worth_rewriting(self, live: Sequence[Added]) -> tuple[Added, ...]:
-        """The files to rewrite now, as one file: the small files if there are many of them, or else the most worn file.
-        Usually there are none."""
+        """The files to rewrite as one now: the small files if there are many, or else the most worn file; often
+        none."""
         return self.small_files(live) or self.worn_file(live)
 
     def small_files(self, live: Sequence[Added]) -> tuple[Added, ...]:
@@ -86,8 +85,7 @@ class Compacted:
 
 
 def compact_mirror(target: MergeTarget) -> Compacted:
-    """Write the rows of the target's files to one new file. If a file cannot be read, only this mirror's compaction
-    fails."""
+    """Write the rows of the target's files to one new file. An unreadable file fails only this mirror's compaction."""
     with contained() as failed:
         return Compacted(compact_file(target))
     return Compacted(failure=failed.told)
@@ -124,8 +122,7 @@ def compact_applied(
 
 
 def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
-    """Commit the new file in place of the old files. If another writer's commit came first, nothing is committed, and a
-    later check tries again."""
+    """Commit the new file in place of the old files. If another commit came first, a later check tries again."""
     if made.failure is not None:
         return replace(result, set_aside=(result.replay_lsn, made.failure))
     with contained() as failed:

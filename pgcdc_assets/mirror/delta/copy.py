@@ -48,11 +48,9 @@ SMALLEST_PIECE: Final = 4 << 20
 """The smallest piece of a table, in bytes on the source's disk. Copying a smaller piece would take less time than its
 connection and its file."""
 PIECES_PER_CORE: Final = 4
-"""The number of pieces for each core. With several pieces, the last piece, which is copied alone, takes a small part of
-the whole time."""
+"""Pieces for each core. With several pieces, the last piece, which is copied alone, takes little of the whole time."""
 TABLES_PER_JOB: Final = 10
-"""Up to this many small tables share one job, and so the cost of a connection. These tables are committed after the
-job."""
+"""Up to this many small tables share a job, and so the cost of a connection. They are committed after the job."""
 JOBS: Final = 2
 """The least number of Spark jobs that run at a time. While the last tasks of one job leave cores idle, the tasks of the
 next job use them, and the mirrors of that job are created."""
@@ -192,8 +190,8 @@ class _Copier:
         return CopyTarget(table, mirror.path, mirror.physical(schema), point)
 
     def _opened(self, name: TableName) -> Mirror:
-        """The mirror of this name. If its Delta log cannot be read, the mirror is first moved away, so that the copy
-        creates a new mirror."""
+        """The mirror of this name. If its Delta log is unreadable, it is first moved away, and a new mirror is
+        created."""
         layout = self._mirrors.layout
         try:
             return self._mirrors.open(name)

@@ -155,8 +155,7 @@ class BlockReader:
                                 thing=f"copy of {self.table.name}") from None  # fmt: skip
 
     def _fields(self, block: bytes) -> tuple[list[pa.BinaryArray], int]:
-        """The CSV as columns of bytes. An empty field without quotes is NULL; a quoted empty field is an empty
-        string."""
+        """The CSV as columns of bytes. An empty field without quotes is NULL. With quotes, it is an empty string."""
         places = [str(place) for place in range(len(self.table.columns))]
         if not places:
             # The rows of a table without columns are empty lines.

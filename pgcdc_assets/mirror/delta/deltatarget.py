@@ -84,8 +84,7 @@ class DeltaTarget:
         return copy_tables(self._spark(), snapshot.conninfo, tables, self._mirrors, snapshot, on_table, self._retention)
 
     def cancel_copies(self) -> None:
-        """Cancels all Spark jobs. This cannot cancel an apply, because only the run's thread applies, and that thread
-        makes this call."""
+        """Cancels all Spark jobs. No apply is among them, because the run's thread both applies and makes this call."""
         if self._spark.started is not None:
             cancel_jobs(self._spark.started)
 

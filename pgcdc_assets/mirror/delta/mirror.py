@@ -32,8 +32,8 @@ IDENTITY: Final = "pgcdc.identity"
 """Table property: the identity of the stream whose changes are applied to the mirror."""
 SOURCE_TABLE: Final = "pgcdc.table"
 SOURCE_OID: Final = "pgcdc.oid"
-"""Table property: the OID of the source table whose rows the mirror has. Another source table may now have that table's
-name."""
+"""Table property: the OID of the source table whose rows the mirror has. Another table may have that table's name
+now."""
 STRUCTURE: Final = "pgcdc.structure"
 """Table property: the table's name and structure that the mirror's rows have since a structure change or rename, and
 the LSN of the copy that was changed."""
@@ -114,8 +114,7 @@ class Mirrors:
         return Mirror(self, name, table)
 
     def forget(self, name: TableName) -> None:
-        """Close the Delta log of a mirror that is deleted or moved away, because another mirror may be created in its
-        place."""
+        """Close the Delta log of a mirror that is deleted or moved away. A new mirror may be created in its folder."""
         self._logs.forget(self.layout.mirror(name))
 
 
@@ -204,8 +203,7 @@ class Mirror:
 
     @property
     def followed(self) -> Table | None:
-        """The table whose name and structure the mirror's rows have; None if name and structure are still those of the
-        copy."""
+        """The table whose name and structure the mirror's rows have; None if both are still those of the copy."""
         told = None if self.delta is None else self.delta.configuration.get(STRUCTURE)
         if told is None:
             return None
@@ -220,8 +218,7 @@ class Mirror:
         return None if told is None else int(told)
 
     def unlisted(self, points: ConsistentPoints) -> bool:
-        """See :attr:`Generation.unlisted`. The OID is compared too, because two tables may have copies at the same
-        position."""
+        """See :attr:`Generation.unlisted`. The OID is compared too: two tables may have copies at the same position."""
         if self.followed is None:
             return False
         listing = points.listing(self.name)
@@ -242,8 +239,7 @@ class Mirror:
         return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema.arrow).fields]
 
     def physical(self, schema: MirrorSchema) -> pa.Schema:
-        """The columns under the names that the data files use. If the table has column mapping, the files use other
-        names, and column ids."""
+        """The columns under the names that the data files use. Files of a mapped table use other names, and ids."""
         have = {field.name for field in self.existing.schema.fields}
         missing = [field.name for field in schema.arrow if field.name not in have]
         if missing:
@@ -256,8 +252,7 @@ class Mirror:
         """The folder and columns that an apply writes to, and the files of the mirror that it reads."""
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
-        # An earlier run may have added columns to the mirror and died. The changes from before that run have no value
-        # in the new columns.
+        # An earlier run may have added columns to the mirror and died. Earlier changes have no value in these columns.
         more = [field for field in self.existing.columns if field.name not in schema.arrow.names]
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
         names = tuple(values.get(name, name) for name in whole.arrow.names)

@@ -22,8 +22,7 @@ OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))
 
 
 def needs_column_mapping(names: Sequence[str]) -> bool:
-    """Whether a column name requires column mapping. A table without such a name is not mapped, because some readers
-    lack column mapping."""
+    """Whether a column name requires column mapping. Mapping is used only if needed, because some readers lack it."""
     return any(REFUSED.search(name) for name in names)
 
 
@@ -66,8 +65,7 @@ def _unread(table: Table) -> str | None:
 
 
 def way_back(name: TableName, *, refused: bool) -> str:
-    """What the operator can do about a table that is set aside, as text. ``refused``: the table cannot be mirrored, so
-    a new copy cannot help."""
+    """What the operator can do about a table that is set aside. If it was ``refused``, a new copy cannot help."""
     if refused:
         return f"change that on the source, or leave the table out: '-{name}' in the setting `tables`"
     return f"run `pgcdc snapshot {name.shell}`"
@@ -75,9 +73,9 @@ def way_back(name: TableName, *, refused: bool) -> str:
 
 @dataclass(frozen=True)
 class MirrorSchema:
-    """The columns of a mirror: the table's own columns with their exact names, then the columns that pgcdc adds. All
-    columns are nullable, even keys: delta-rs lets a NULL into a NOT NULL column, and readers then see the value of a
-    neighbouring row."""
+    """The columns of a mirror: the table's own columns with their exact names, then pgcdc's own. All columns are
+    nullable, even keys: delta-rs lets a NULL into a NOT NULL column, and readers then see the value of a neighbouring
+    row."""
 
     arrow: pa.Schema
 
@@ -95,14 +93,13 @@ class MirrorSchema:
         return needs_column_mapping(self.arrow.names)
 
     def columns(self, *, mapped: bool = False, highest: int = 0) -> Columns:
-        """The columns for the metadata of a Delta table. They are mapped if a name requires column mapping, or if
-        ``mapped``."""
+        """The columns for a Delta table's metadata. They are mapped if a name requires this, or if ``mapped``."""
         return Columns.of(self.arrow, mapped=mapped or self.mapped, highest=highest)
 
 
 def own_fields(table: Table) -> list[pa.Field]:
-    """The columns that pgcdc adds: commit LSN and time, texts that fit no type, and if needed the partition's name and
-    the row's identity."""
+    """The columns that pgcdc adds: commit LSN and time, texts that fit no type, and maybe the partition and row
+    identity."""
     fields = [
         pa.field(COMMIT_LSN, pa.int64()),
         pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),

@@ -22,8 +22,7 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Sourced:
-    """A column of the new rows. The values are taken from ``held``, an existing column, or one value is used for all
-    rows."""
+    """A column of the new rows. Its values are those of ``held``, an existing column, or one value for all rows."""
 
     name: str
     type: pa.DataType
@@ -93,8 +92,7 @@ def _projected(work: Projection, group: RowGroup) -> pa.Table:
 
 
 def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Array | pa.ChunkedArray:
-    """The values of a column for these rows. If one value is used for all rows and does not fit the type, its text is
-    added to ``misfits``."""
+    """The values of a column for these rows. If one value for all rows does not fit, ``misfits`` gets its text."""
     if column.held is not None:
         held = rows[column.held]
         return held if held.type == column.type else held.cast(column.type)

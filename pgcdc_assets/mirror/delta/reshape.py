@@ -126,8 +126,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
 
 
 def _same_rows(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay: no column is removed or gets other values, and every new column is NULL in all
-    rows."""
+    """Whether the files can stay: no column is removed or gets other values, and new columns are NULL in all rows."""
     held = {field.name: str(field.type) for field in delta.schema.fields}
     wanted = {field.name: str(field.type) for field in DeltaSchema.from_arrow(_schema(columns)).fields}
     if not held.keys() <= wanted.keys():
@@ -160,8 +159,7 @@ def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
 def _with_names(
     mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
 ) -> int:  # fmt: skip
-    """Change the columns and keep the files. Turns on column mapping only if needed, because fewer readers support
-    it."""
+    """Change the columns and keep the files. Column mapping is turned on only if needed: fewer readers support it."""
     sources = {one.name: one.held for one in columns if one.held is not None}
     stay = all(one.unchanged or one.held is None for one in columns) and set(delta.columns.names) == set(sources)
     mapped = mirror.mapped or not stay or needs_column_mapping([one.name for one in columns])
@@ -196,8 +194,7 @@ def _projected(spark: SparkOnDemand, work: Projection, files: Sequence[Added]) -
 
 
 def _raw_names(held: pa.Schema, columns: Sequence[Sourced]) -> Mapping[str, str | None]:
-    """The column names in ``_pgcdc_raw`` that change, with their new names. The new name of a dropped column is
-    None."""
+    """The column names in ``_pgcdc_raw`` that change, with their new names (None for a dropped column)."""
     now = {one.held: one.name for one in columns if one.held is not None}
     return {name: now.get(name) for name in held.names if now.get(name) != name}
 

@@ -24,8 +24,8 @@ from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.failures import unreadable
 
 GROUP_BYTES: Final = 32 << 20
-"""A row group that a mirror's file gets has about this size in memory. Many small row groups would cost a merge as much
-as many small files."""
+"""New row groups have about this size in memory. Many small row groups would cost a merge as much as many small
+files."""
 
 MATCHED_BYTES: Final = 48 << 20
 """How many bytes of a target's columns are matched with the source at a time. A file of a million rows with uuid keys
@@ -60,7 +60,7 @@ class MergeTarget:
             yield from groups
 
     def files_groups(self, wanted: WantedKeys) -> Iterator[list[RowGroup]]:
-        """The row groups that :meth:`groups` returns, as one list per file. A file stays open until the next list is
+        """The row groups of :meth:`groups`, as one list per file. A file stays open until the next list is
         requested."""
         for added in self.files:
             if all(_may_hold(values, self._bounds(added, name)) for name, values in wanted.items()):
@@ -98,8 +98,7 @@ class RowGroups:
 
     @classmethod
     def read(cls, groups: Iterable[RowGroup], names: Sequence[str]) -> Iterator[Self]:
-        """Read columns from row groups of one file. Joins row groups until their columns have ``MATCHED_BYTES`` in
-        memory."""
+        """Read columns from row groups of one file. Joins row groups until they have ``MATCHED_BYTES`` in memory."""
         held: list[tuple[RowGroup, pa.Table]] = []
         for group in groups:
             held.append((group, group.read(names)))
@@ -184,7 +183,7 @@ def _opened(path: Location) -> pq.ParquetFile:
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """The key columns that can exclude row groups, with their values. A column with a NULL is left out, because NULL
+    """The key columns that can exclude row groups, with their values. A column with a NULL is left out, because a NULL
     here matches any value."""
     return {
         name: _sorted(pc.unique(values))
@@ -194,8 +193,7 @@ def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
 
 
 def _sorted(values: pa.Array) -> NDArray[Any]:
-    """The values sorted by Arrow, because numpy compares texts as slow Python objects. UTF-8 sorts by code points, as
-    Python does."""
+    """The values sorted by Arrow, because numpy sorts texts as slow Python objects. Both sort by code points."""
     found: NDArray[Any] = values.take(pc.array_sort_indices(values)).to_numpy(zero_copy_only=False)
     return found
 

@@ -35,14 +35,12 @@ FETCHED_BYTES = 64 << 20
 rows. A change of a few bytes may need megabytes of values that were not sent."""
 
 Write = Callable[[pa.Table], None]
-"""A function that receives the rows to add, under the feed's column names. If the merge fails, these rows are
-discarded."""
+"""A function that receives the rows to add, under the feed's column names. A failed merge discards these rows."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of a merge: the rows to delete from the mirror, and counts of rows. The rows to add are not
-    included."""
+    """The result of a merge: the rows to delete from the mirror, and counts of rows, without the rows to add."""
 
     gone: dict[str, BitMap64]
     """The positions of the rows to delete, by file."""
@@ -75,8 +73,7 @@ def merge_keyed(
 def merge_multiset(
     target: MergeTarget, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
 ) -> Merged:
-    """Delete as many copies of each removed row as the row's COUNT says. Raises MergeMismatch if the target has fewer
-    copies."""
+    """Delete as many copies of each removed row as its COUNT says. Raises MergeMismatch if there are fewer copies."""
     emptied = _Emptied(leaves)
     gone = _Gone()
     copies = _Copies(net.removed, columns)
@@ -232,8 +229,7 @@ def _raw_filled(
 
 
 class _Copies:
-    """Selects the target rows to delete from a table without a key: the first rows found that equal a removed row, as
-    often as its COUNT says."""
+    """Selects the rows to delete from a table without a key: the first rows that equal a removed row, COUNT times."""
 
     def __init__(self, removed: pa.Table, columns: Sequence[FeedColumn]) -> None:
         own = [name for name in (HASH, LEAF) if name in removed.column_names]

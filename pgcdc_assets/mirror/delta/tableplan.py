@@ -85,9 +85,8 @@ class TablePlan:
     @property
     def linkable(self) -> bool:
         """Whether the feed's files can become files of the mirror: they contain only inserts, no row outside the
-        pending span, and the mirror's columns. The mirror's present state is checked, because a mirror with column
-        mapping stays mapped after the column that required mapping was dropped, and because the feed lacks columns that
-        another writer added."""
+        pending span, and the mirror's columns. The mirror's present state is checked, because a mirror stays mapped
+        after the column that required mapping was dropped, and the feed lacks columns that another writer added."""
         if not (self.pending.part.insert_only and self.pending.whole) or self.mirror.mapped:
             return False
         files = (read_footer(path).schema.to_arrow_schema() for path in self.pending.paths)
@@ -100,8 +99,8 @@ class TablePlan:
         return {app_id: self.pending.span.end}
 
     def widened(self) -> TablePlan:
-        """Add the new columns to the mirror in a commit of its own, before the data. Returns the plan with the widened
-        mirror. No row changes."""
+        """Add new columns to the mirror, in a commit before the data. Returns the plan with that mirror. Changes no
+        row."""
         missing = pa.schema(_missing(self.table, self.mirror))
         if not missing.names:
             return self

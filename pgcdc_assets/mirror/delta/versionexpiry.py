@@ -61,8 +61,7 @@ class Unneeded:
         storage.settle([log])
 
     def _keep_readable_alone(self, log: Location) -> None:
-        """Make promised versions readable without earlier commits, and record a kept checkpoint as the one at which
-        readers start."""
+        """Make promised versions readable without earlier commits, and let readers start at a kept checkpoint."""
         going, there = frozenset(self.log_files), checkpoint_files(log)
         try:
             for version in sorted(self.alone):
@@ -82,15 +81,13 @@ class Unneeded:
 
 def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
     """Find parts that no kept version needs. Kept versions are the ``promised`` versions, versions younger than
-    ``grace``, and the newest version. Files younger than ``grace`` stay, because a process of a killed run may still be
-    writing. LakeError if the log does not say which files a version needs, or if another writer commits during the
-    search."""
+    ``grace``, and the newest version. Files younger than ``grace`` stay: a process of a killed run may still write.
+    LakeError if the log does not say which files a version needs, or if another writer commits."""
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError("goes on meanwhile", thing=f"mirror {mirror.name}")
     before = time.time() - grace.total_seconds()
-    # A promised version that the log does not hold belongs to an earlier table in this folder, and nobody reads it any
-    # more.
+    # A promised version that is not in the log belongs to an earlier table in this folder, and nobody reads it.
     kept = {version for version in promised if version <= mirror.version and listing.holds(version)}
     # The newest promised version may be kept alone, without the commits between it and the next kept versions.
     young = max(listing.first_young(max(kept, default=mirror.version), before), listing.whole_since)

@@ -116,8 +116,7 @@ def _with_masks(
 
 
 def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:
-    """For each key number, whether a ``touched`` event has this key, or had an earlier key of a row that later moved to
-    this key."""
+    """For each key number: whether a ``touched`` event has this key, or an earlier key of a row that moved to it."""
     order = np.lexsort((ordinal, commit_lsn))
     old_half = _old_halves(op, commit_lsn, ordinal, order)
     news = np.flatnonzero(old_half >= 0)

@@ -57,8 +57,7 @@ class Remaining:
 
 
 def after_truncates(events: pa.Table) -> Remaining:
-    """Remove every truncate and the events that the truncate makes void: all earlier events, or only the earlier events
-    of the truncated leaf."""
+    """Remove every truncate and the events that it makes void: all earlier events, or those of the truncated leaf."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
         return Remaining(events, False, ())
@@ -189,8 +188,7 @@ def _combined(left: Ints, right: Ints) -> Ints:
 
 
 def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """For each attnum, a mask of the events that lack its value. Leaves out attnums for which no event lacks the
-    value."""
+    """For each attnum, a mask of the events that lack its value. Leaves out attnums whose values are all there."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:
@@ -208,8 +206,7 @@ def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
 
 
 def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: KeyOutcomes) -> pa.Array:
-    """The ``_pgcdc_raw`` of each remaining row. The text of a column is taken from the same event as the column's
-    value."""
+    """The ``_pgcdc_raw`` of each remaining row. A column's text is from the same event as the column's value."""
     raw = events[RAW]
     sources = {column.source: net.sources[column.attnum] for column in columns if column.attnum in net.sources}
     if raw.null_count == len(raw) or not sources:
