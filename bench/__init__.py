@@ -1,1 +1,1 @@
-"""Rates, latency, growth and memory, measured side by side with PostgreSQL's own tools: ``make bench``."""
+"""Measures rates, latency, growth and memory, next to PostgreSQL's own tools on the same data: ``make bench``."""

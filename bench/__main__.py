@@ -1,4 +1,4 @@
-"""``python -m bench``: measures rates side by side in one run, saves every single measurement, and draws them.
+"""``python -m bench``: measures the chosen workloads, saves every single measurement, and draws the rates.
 
 python -m bench --scale 1 --repeat 5 --workloads W1,W2,W3,W4 --out build/bench
 """
@@ -21,7 +21,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.session import spark_session
 
 SERVER = {"synchronous_commit": "off", "max_wal_size": "8GB", "checkpoint_timeout": "1h", "autovacuum": "off"}
-"""Settings that make a backlog fast, and let nothing of the server's own run during a measurement."""
+"""Settings that make writing a backlog fast, and keep the server from starting a checkpoint during a measurement."""
 
 FLOORS = {**dict.fromkeys(WORKLOADS, streams.FLOOR), "W4": copies.FLOOR, inprogress.WORKLOAD: inprogress.FLOOR}
 
@@ -89,8 +89,8 @@ def rates(
     record: Record, chosen: list[str], repeat: int, source: EmbeddedServer, target: EmbeddedServer,
     spark: SparkSession, folder: Path,
 ) -> None:  # fmt: skip
-    """Measure the rates. A first turn, a hundredth in size, is not counted: after it Spark, the servers and the page
-    cache are warm."""
+    """Measure the rates. Before that, each workload runs once at a hundredth of its size and is not recorded, so that
+    Spark, the servers and the page cache are warm."""
     warm = Record(record.scale / 100, record.floors)
     bench = streams.Streams(source, target, spark, folder, warm)
     for number, workload in enumerate(WORKLOADS.values()):

@@ -1,4 +1,5 @@
-"""Measures a lake in an object store beside a local one: S3Proxy on the same cores, so only ratios say anything."""
+"""Compares a lake in an object store with a lake in a local folder. The store is S3Proxy on the same cores, so only the
+ratios are meaningful."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ PLACES = ("local", "bucket")
 
 @contextmanager
 def bucket() -> Iterator[str]:
-    """The URL of one; the import of the server's module has told the environment where it is."""
+    """Runs an S3 server and yields the URL of a bucket. Importing ``tests.fix_objects`` has set the server's port in
+    the environment."""
     port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     assert port is not None
     with tempfile.TemporaryDirectory(prefix="pgcdc-bench-s3-") as name, s3_server(Path(name), port):
@@ -58,7 +60,7 @@ class Buckets:
         latency.two_tables(seconds, lake=self._fresh())
 
     def _turn(self, workload: Workload, number: int) -> None:
-        """Each measurement once, in an order that changes with ``number``."""
+        """Measure everything once, in an order that changes with ``number``."""
         name = f"b_{workload.name.lower()}_{number}"
         with database(self.server, name, workload.tables) as conninfo, ExitStack() as stack:
             lakes = {"local": {}, "bucket": {"lake": self._fresh()}}

@@ -22,7 +22,7 @@ FLOOR = "COPY text by psql"
 JDBC = Artifact("org.postgresql", "postgresql", "42.7.8", title="PostgreSQL's JDBC driver", size="1 MB")
 PARTITIONS = 4
 _COLUMNS = "id, c_int, c_num::text, c_text, c_ts, c_date, c_bool, c_uuid::text, c_json::text, c_f8, c_arr::text, c_vc"
-"""Columns are read as text if Spark's reader would choose another type, or has none."""
+"""A column is read as text if Spark's JDBC reader would map its type to a different type, or cannot map it."""
 
 
 def jdbc_jar() -> Path:

@@ -1,4 +1,5 @@
-"""Measures costs that once were defects: events of quiet tables, keys and values of a large turn, imports."""
+"""Measures costs that were once far too high: Dagster's events for tables without changes, keys and values of a large
+turn, and imports."""
 
 import os
 import resource
@@ -36,7 +37,7 @@ CHANGING = 10
 CLOSES = 3
 KEYED_ROWS, KEY_UPDATES = 10_000_000, 200_000
 VALUES, VALUE_TEXTS = 80_000, 160
-"""Updates, and md5 texts of 32 bytes in a value: 5 KB."""
+"""Number of updated rows, and number of md5 texts (32 bytes each) in one value, which is therefore 5 KB."""
 TURNS = 3
 STARTS = 5
 COMMANDS = {
@@ -53,8 +54,8 @@ class Costs:
     record: Record
 
     def events(self, counts: Sequence[int] = TABLES) -> None:
-        """Measure what Dagster's part of a run costs: the copies of so many tables, and the closes of ranges in which
-        ten of them changed. The storage is that of a new project, SQLite."""
+        """Measure what recording Dagster's events costs: for the copies of ``count`` tables, and for closing a range in
+        which ten of the tables changed. Dagster's storage is SQLite, as in a new project."""
         for count in counts:
             with database(self.server, f"events_{count}", ()) as conninfo:
                 run(conninfo, *(f"CREATE TABLE t{n} (id int PRIMARY KEY, v text)" for n in range(count)))
@@ -93,7 +94,7 @@ class Costs:
         self.record.add(Run("S7", what, time.monotonic() - started, rows, cpu=spent, more=more))
 
     def keys(self, rows: int = KEYED_ROWS, updates: int = KEY_UPDATES) -> None:
-        """Measure turns of updates all over a mirror with random keys."""
+        """Measure turns that update rows in all files of a mirror with random keys."""
         with database(self.server, "keys", ()) as conninfo:
             run(conninfo, "CREATE TABLE keyed (id uuid PRIMARY KEY, n int, v int)",
                 f"INSERT INTO keyed SELECT gen_random_uuid(), g, 0 FROM generate_series(1, {rows}) g")  # fmt: skip
@@ -101,7 +102,7 @@ class Costs:
                         lambda turn: f"UPDATE keyed SET v = v + 1 WHERE n % {rows // updates} = {turn}")  # fmt: skip
 
     def values(self, rows: int = VALUES, texts: int = VALUE_TEXTS) -> None:
-        """Measure transactions that update large values: what counts is the memory of a worker."""
+        """Measure transactions that update large values. The interesting result is the memory of a Spark worker."""
         with database(self.server, "large_values", ()) as conninfo:
             run(conninfo, "CREATE TABLE documents (id int PRIMARY KEY, body text)",
                 f"INSERT INTO documents SELECT g, '' FROM generate_series(1, {rows}) g")  # fmt: skip
@@ -120,7 +121,7 @@ class Costs:
                 self.record.add(Run(workload, what, report.seconds, rows, 0, used.cpu, used.peak))
 
     def starts(self) -> None:
-        """Measure new processes that only look, in a lake of one table."""
+        """Measure new processes that only read a lake with one table."""
         with database(self.server, "starts", ("small",)) as conninfo, self._project(conninfo, "starts") as settings:
             engine(settings, self.spark).sync(Bounds())
             for what, code in COMMANDS.items():
@@ -133,7 +134,7 @@ class Costs:
 
     @contextmanager
     def _project(self, conninfo: str, name: str) -> Iterator[Settings]:
-        """A project whose settings other code finds, too."""
+        """A project whose settings are also in the environment, so that code without a Settings object uses them."""
         slot = f"{name.lower()}_main"
         found = {"PGCDC_SOURCE": conninfo, "PGCDC_SLOT": slot}
         with patch.dict(os.environ, found), project(self.folder / name, conninfo, slot) as settings:

@@ -1,8 +1,8 @@
-"""Measures what hours of steady change leave of a mirror: a turn per second that changes ten rows, in compressed time.
+"""Measures how the files of a mirror grow in hours of steady change: one turn per second, which changes ten rows.
 
-A turn is simulated by what it writes (one file of the new rows, the deletion vectors of every file that lost a row, a
-commit, a point), without the source and Spark. A second lasts half as long again as a turn takes, also for the
-retention's ladder and grace.
+A turn is simulated without the source and Spark. It writes what a real turn writes: one file of new rows, the deletion
+vectors of every file that lost a row, a Delta commit and a consistent point. Time is compressed: a simulated second
+lasts 1.5 times as long as a turn takes. Retention's ladder and grace are scaled in the same way.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pgcdc_assets.store.local import path_of
 
 ROWS, HOURS, HOUR_TURNS, CHANGES = 10_000_000, 3, 3_600, 10
 WORN = 64
-"""One row in 64 is deleted at the start: half of the share at which a file is written again."""
+"""One row in 64 is deleted at the start: half of the share of deleted rows at which a file is rewritten."""
 _NAME = TableName("public", "small")
 _CALIBRATED_BY = 200
 
@@ -56,7 +56,7 @@ class Day:
     record: Record
 
     def hours(self, rows: int = ROWS, hours: int = HOURS, turns: int = HOUR_TURNS) -> None:
-        """Measure per hour what is written, and what of it is left."""
+        """Measure the bytes that each hour writes, and by how much the mirror grows in that hour."""
         with database(self.server, "day", ("small",)) as conninfo:
             run(conninfo, f"INSERT INTO small SELECT g, g % 1000, md5(g::text) FROM generate_series(1, {rows}) g")
             with project(self.folder / "day", conninfo, "day_main") as settings:
@@ -89,7 +89,7 @@ class Day:
 
 
 class _Turns:
-    """Changes rows all over the mirror, each once."""
+    """Changes random rows in all large files of the mirror, no row twice."""
 
     def __init__(self, mirror: Mirror, points: ConsistentPoints) -> None:
         self.mirror = mirror
@@ -143,14 +143,14 @@ class _Turns:
 
 @contextmanager
 def _pressed(second: float) -> Iterator[None]:
-    """Make a second last this long, wherever age decides."""
+    """Scale the retention's ladder and grace to a simulated second of this many seconds."""
     ladder = tuple((age * second, step * second) for age, step in retention.LADDER)
     with patch.object(retention, "LADDER", ladder), patch.object(retention, "GRACE", retention.GRACE * second):
         yield
 
 
 def _written(folder: Path, version: int) -> int:
-    """Bytes of a commit, and of the files that it adds."""
+    """Bytes of a Delta commit, and of the files and deletion vectors that it adds."""
     log = folder / DELTA_LOG
     adds = [action["add"] for action in commit_actions(Location.of(log), version) if "add" in action]
     vectors = sum(add["deletionVector"]["sizeInBytes"] for add in adds if add.get("deletionVector"))

@@ -1,6 +1,7 @@
-"""Measures large transactions whose changes are received before their commit, or after it (W6).
+"""Measures large transactions whose changes are received before their commit (streamed), or after it (W6).
 
-One transaction, followed live: how long after its COMMIT it is readable. Two at a time: how much WAL the slot keeps.
+With one transaction, during a running sync: how long after its COMMIT it is readable. With two concurrent transactions:
+how much WAL the slot keeps.
 """
 
 from __future__ import annotations
@@ -36,21 +37,24 @@ from pgcdc_assets.store.local import path_of
 
 WORKLOAD = "W6"
 RETAINED = "W6 WAL"
-"""The name under which the slot's WAL is kept: it is no rate, and has no floor."""
+"""The name under which the WAL that the slot keeps is recorded. It is not a rate, and has no floor to compare with."""
 FLOOR = "pg_recvlogical to nothing, live"
 STREAMED_FLOOR = f"{FLOOR}, streaming"
-"""What is left to send at the COMMIT where a client that drops all has the machine to itself: no client is sooner."""
+"""The time from COMMIT until the server has sent the rest, to a client that drops all data and does not share the
+machine. No client can be faster."""
 ROWS = 2_000_000
 STATEMENTS = 100
 WORK_MEM_KB = 64 << 10
-"""The server's default of logical_decoding_work_mem; scaled with the transactions, so that a small one streams, too."""
+"""The server's default of logical_decoding_work_mem. It is scaled with the size of the transactions, so that a small
+transaction is streamed, too."""
 LITTLE = 64_000_000
-"""Bytes of WAL below which the slot has let go; scaled as well."""
+"""The slot counts as having released its WAL when it keeps fewer bytes than this. Scaled with the transactions."""
 _LEAST_WORK_MEM_KB = 64
 _LOOK_SECONDS = 0.1
 _BEAT_SECONDS = 0.25
-"""Between two small transactions. Each comes with the record of running transactions without which no slot lets WAL
-go; by itself a server writes that every 15 seconds, which would hide what is measured."""
+"""Seconds between two small transactions. After each of them, a record of running transactions is written, because a
+slot releases WAL only after such a record. By itself the server writes it every 15 seconds, which would hide what is
+measured."""
 _INSERT = "INSERT INTO small SELECT g, g %% 1000, md5(g::text) FROM generate_series(%s::int, %s::int) g"
 _SENT = """
 SELECT coalesce(r.sent_lsn >= %s::pg_lsn, false) FROM pg_replication_slots s
@@ -72,7 +76,7 @@ class InProgress:
         return int(ROWS * self.record.scale)
 
     def turns(self, repeat: int) -> None:
-        """Measure ``repeat`` times, in an order that rotates, so that none is always first."""
+        """Measure ``repeat`` times. The order rotates, so that no measurement is always the first."""
         for number in range(repeat):
             ways = [
                 lambda number=number: self._floor(number, streaming=False),
@@ -96,7 +100,8 @@ class InProgress:
     # One transaction, live ------------------------------------------------------------------------
 
     def _readable(self, number: int, streaming: str) -> None:
-        """Measure from COMMIT to the consistent point that has it, while a sync follows; Spark is warm."""
+        """Measure the time from COMMIT to the consistent point that contains the transaction, during a sync in follow
+        mode. Spark is warm."""
         name = f"w6_{streaming}_{number}"
         with self._source(name) as conninfo, project(self.folder / name, conninfo, name, streaming=streaming) as given:
             ours = engine(given, self.spark)
@@ -112,8 +117,8 @@ class InProgress:
         self.record.add(Run(WORKLOAD, what, seconds, self.rows, 0, used.cpu, used.peak, more))
 
     def _floor(self, number: int, *, streaming: bool) -> None:
-        """Measure from COMMIT to the last byte that the server sends, to a client that drops it: by protocol 1, or as
-        our receiver asks for it."""
+        """Measure the time from COMMIT until the server has sent everything to a client that drops it. The client asks
+        for protocol 1, or for streaming as our receiver does."""
         name = f"w6_floor_{number}_{streaming:d}"
         with self._source(name) as conninfo:
             slot = _published_slot(conninfo, name)
@@ -125,7 +130,7 @@ class InProgress:
         self.record.add(Run(WORKLOAD, what, seconds, self.rows, 0, used.cpu, used.peak, {"load s": load}))
 
     def _transaction(self, conninfo: str) -> tuple[Mark, float]:
-        """One large transaction: when it was committed, and how long it took until then."""
+        """Write one large transaction. Returns its mark, and the seconds from its start to its COMMIT."""
         started = time.monotonic()
         with closing(psycopg.connect(conninfo)) as conn:
             conn.execute(_INSERT, (1, self.rows))
@@ -134,11 +139,11 @@ class InProgress:
             committed = time.time()
         return Mark(committed, _position(conninfo)), load
 
-    # Two at a time ---------------------------------------------------------------------------------
+    # Two concurrent transactions -------------------------------------------------------------------
 
     def _retained(self, number: int, streaming: bool) -> None:
         """Measure how much WAL the slot keeps while two transactions are written and received, and how long after the
-        later COMMIT it lets go."""
+        later COMMIT the slot releases it."""
         version = "4, streaming" if streaming else "1"
         name = f"w6_wal_{number}_{int(streaming)}"
         little = LITTLE * self.record.scale
@@ -162,7 +167,7 @@ class InProgress:
                             used.peak, {"most MB": most / 1e6, "streamed MB": streamed}, curve))  # fmt: skip
 
     def _two(self, conninfo: str) -> float:
-        """Write two transactions at a time; returns when the later one was committed."""
+        """Write two concurrent transactions. Returns the time of the later COMMIT."""
         with ThreadPoolExecutor(2) as threads:
             return max(threads.map(lambda half: self._statements(conninfo, half * self.rows), (0, 1)))
 
@@ -177,12 +182,13 @@ class InProgress:
 
 @dataclass
 class _Looks:
-    """Looks at a slot's WAL, and makes a small transaction every quarter of a second, while the block lasts."""
+    """During the block, reads repeatedly how much WAL a slot keeps, and writes a small transaction every quarter of a
+    second."""
 
     conninfo: str
     slot: str
     found: list[tuple[float, int]] = field(default_factory=list)
-    """The time (monotonic) of each look, and the bytes that were kept."""
+    """The time (monotonic) of each reading, and the bytes of WAL that the slot kept."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> _Looks:
@@ -196,7 +202,7 @@ class _Looks:
         self._thread.join()
 
     def below(self, size: float, after: float) -> float | None:
-        """The time of the first look after this one that found less."""
+        """The time of the first reading after ``after`` at which the slot kept less than ``size`` bytes."""
         return next((at for at, kept in list(self.found) if at > after and kept < size), None)
 
     def _look(self) -> None:
@@ -218,7 +224,7 @@ def _published_slot(conninfo: str, name: str) -> str:
 
 @contextmanager
 def _receiving(receiver: ReceiverProcess) -> Iterator[None]:
-    """Receive while the block lasts, from the moment in which the stream is asked for."""
+    """Run the receiver during the block, which begins when the receiver has asked for the stream."""
     receiver.start()
     try:
         waited(lambda: any(event.name == "started" for event in receiver.events(0)), "the receiver did not start")
@@ -229,11 +235,11 @@ def _receiving(receiver: ReceiverProcess) -> Iterator[None]:
 
 @contextmanager
 def _dropped(server: EmbeddedServer, conninfo: str, slot: str, *, streaming: bool) -> Iterator[None]:
-    """Have ``pg_recvlogical`` read the slot while the block lasts."""
+    """Have ``pg_recvlogical`` read the slot and drop the data during the block."""
     asked = ["-o", "proto_version=4", "-o", "streaming=parallel"] if streaming else ["-o", "proto_version=1"]
     command = [str(server.bin / "pg_recvlogical"), "-d", conninfo, "-S", slot, "--start", "--no-loop", "-f",
                "/dev/null", *asked, "-o", f"publication_names={PUBLICATION}"]  # fmt: skip
-    # As the receiver sets it, unless the source has less.
+    # The value that the receiver sets, unless the source's own setting is smaller.
     options = os.environ.get("PGOPTIONS", "") + (" -c logical_decoding_work_mem=16MB" if streaming else "")
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "PGOPTIONS": options}) as process:
         try:
@@ -245,7 +251,7 @@ def _dropped(server: EmbeddedServer, conninfo: str, slot: str, *, streaming: boo
 
 
 def _sent(conninfo: str, slot: str, lsn: Lsn) -> float:
-    """Wait until the server has sent all below this LSN; returns the time."""
+    """Wait until the server has sent everything below this LSN. Returns the time."""
     with psycopg.connect(conninfo, autocommit=True) as conn:
         deadline = time.monotonic() + SECONDS
         while conn.execute(_SENT, [str(lsn), slot]).fetchone() != (True,):
@@ -256,13 +262,14 @@ def _sent(conninfo: str, slot: str, lsn: Lsn) -> float:
 
 
 def _streamed(conninfo: str, slot: str) -> float:
-    """MB that were decoded before their transaction's commit, by the server's own account."""
+    """MB that were decoded before their transaction's commit, according to pg_stat_replication_slots."""
     query = f"SELECT stream_bytes FROM pg_stat_replication_slots WHERE slot_name = '{slot}'"
     return float(run(conninfo, query)[0][0]) / 1e6
 
 
 def _warmed(conninfo: str) -> Lsn:
-    """One row before the large transaction: whoever has seen it is at work."""
+    """Write one row before the large transaction. Returns an LSN above it: a client that has reached this LSN has
+    started."""
     run(conninfo, "INSERT INTO small VALUES (0)")
     return _position(conninfo)
 

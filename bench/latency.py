@@ -1,4 +1,5 @@
-"""Measures the time from commit to readable: marked rows at random times under a steady load, followed by one run."""
+"""Measures the time from a row's commit until the row is readable. Marked rows are written at random times under a
+steady load, during one sync in follow mode."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _EACH = 20
 _BETWEEN = 0.5
 """Seconds between two marks, on average."""
 _QUIET = 1.5
-"""Seconds before each mark at rest in which nothing is committed: more than ``batch_seconds``."""
+"""Seconds before each mark of :meth:`Latency.at_rest` in which nothing is committed: more than ``batch_seconds``."""
 MARK = "INSERT INTO history (tid) VALUES (-1)"
 WARM_UP = 20.0
 """Seconds before the first mark, because the first turns compile their statements."""
@@ -45,7 +46,7 @@ WARM_UP = 20.0
 
 @dataclass(frozen=True)
 class Mark:
-    """A committed row: the time of its commit, and an LSN above it."""
+    """A committed row: the time of its commit, and an LSN above that commit."""
 
     at: float
     lsn: Lsn
@@ -59,24 +60,26 @@ class Latency:
     record: Record
 
     def two_tables(self, seconds: float, **given: Any) -> None:
-        """1,000 rows a second over two tables: updates of one, inserts into the other. ``given``: settings."""
+        """Measure 1,000 rows a second in two tables: updates of one table, inserts into the other. ``given``:
+        settings."""
         what = "commit → visible, 2 tables" + (", in a bucket" if given else "")
         with database(self.server, "latency", ("accounts", "history")) as conninfo:
             self._measure(what, conninfo, lambda stop: steady(conninfo, stop), seconds, MARK, **given)
 
     def at_rest(self, seconds: float) -> None:
-        """The marks alone, each after a quiet time."""
+        """Measure marks without any other load, each after a quiet time."""
         with database(self.server, "latency_rest", ("accounts", "history")) as conninfo:
             self._measure("commit → visible, at rest", conninfo, lambda stop: None, seconds, MARK, quiet=_QUIET)
 
     def small_transactions(self, seconds: float) -> None:
-        """100 transactions a second, of an update and an insert, over two tables."""
+        """Measure 100 transactions a second, each with an update of one table and an insert into another."""
         with database(self.server, "latency_small", ("accounts", "history")) as conninfo:
             self._measure("commit → visible, 100 tx/s", conninfo, lambda stop: steady(conninfo, stop, each=2, rows=200),
                           seconds, MARK)  # fmt: skip
 
     def whole_shop(self, seconds: float) -> None:
-        """All tables of the sample shop under its own traffic of 200 transactions, some 1,000 rows, a second."""
+        """Measure all tables of the sample shop under its own traffic: 200 transactions with about 1,000 rows a
+        second."""
         with database(self.server, "latency_shop", ()) as conninfo:
             shop.ensure(conninfo)
 
@@ -106,7 +109,7 @@ class Latency:
 
 
 def warm_marks(settings: Settings, conninfo: str, statement: str, seconds: float, quiet: float = 0.0) -> list[Mark]:
-    """Make marks for this many seconds, after the first turns; returns when all of them are published."""
+    """Write marks for this many seconds, after the first turns. Returns when a point contains all of them."""
     time.sleep(WARM_UP)
     marks = list(random_marks(conninfo, statement, seconds, quiet))
     published(settings, marks[-1].lsn)
@@ -114,7 +117,7 @@ def warm_marks(settings: Settings, conninfo: str, statement: str, seconds: float
 
 
 def told(what: str, settings: Settings, marks: list[Mark], seconds: float, used: Usage) -> Run:
-    """How long each mark took until it was durable in the log, and until a point that readers use had it."""
+    """Summarizes how long each mark took until it was durable in the log, and until a published point contained it."""
     points = publications(settings)
     batches = log_commits(settings)
     visible = sorted(first(points, mark) - mark.at for mark in marks)
@@ -137,7 +140,7 @@ def publications(settings: Settings) -> list[tuple[Lsn, float]]:
 
 
 def log_commits(settings: Settings) -> list[tuple[Lsn, float]]:
-    """The position of each commit of the receiver, and the time when it was made."""
+    """The log's position after each Delta commit of the receiver, and the time of this Delta commit."""
     log = ChangeLog(settings.layout).open()
     app_id, found = log.identity.app_id(), []
     folder = log.path / "_delta_log"
@@ -150,12 +153,12 @@ def log_commits(settings: Settings) -> list[tuple[Lsn, float]]:
 
 
 def first(landed: list[tuple[Lsn, float]], mark: Mark) -> float:
-    """The time of the first of these that holds the mark."""
+    """The time of the first entry of ``landed`` whose LSN includes the mark."""
     return min(at for lsn, at in landed if lsn >= mark.lsn)
 
 
 def steady(conninfo: str, stop: threading.Event, *, each: int = _EACH, rows: int = ROWS_PER_SECOND) -> None:
-    """Transactions of ``each`` rows, half updates and half inserts: so many ``rows`` a second."""
+    """Write transactions of ``each`` rows, half updates and half inserts, with ``rows`` rows a second in total."""
     chance = random.Random(1)
     with psycopg.connect(conninfo, autocommit=True) as conn:
         due = time.monotonic()
@@ -176,12 +179,12 @@ def random_marks(conninfo: str, statement: str, seconds: float, quiet: float = 0
 
 def mark(conninfo: str, statement: str) -> Mark:
     (lsn,) = run(conninfo, statement, "SELECT pg_current_wal_insert_lsn()")[0]
-    # The position is read after the commit has returned, so it may be above the commit by what others wrote since.
+    # The position is read after the commit has returned. WAL that other sessions wrote since then may lie between.
     return Mark(time.time(), Lsn.parse(str(lsn)))
 
 
 def published(settings: Settings, lsn: Lsn, seconds: float = 120) -> None:
-    """Wait until readers see all up to ``lsn``."""
+    """Wait until a published point is at or above ``lsn``."""
     points = ConsistentPoints(settings.layout)
 
     def seen() -> bool:
@@ -192,7 +195,7 @@ def published(settings: Settings, lsn: Lsn, seconds: float = 120) -> None:
 
 
 def waited(for_: Callable[[], bool], otherwise: str, seconds: float = 120) -> None:
-    """Wait until ``for_`` returns True; after so many seconds raise TimeoutError with ``otherwise``."""
+    """Wait until ``for_`` returns True. After ``seconds``, raise TimeoutError with the text ``otherwise``."""
     deadline = time.monotonic() + seconds
     while not for_():
         if time.monotonic() > deadline:

@@ -1,4 +1,5 @@
-"""Draws the rates of each workload beside its floor, with a point for every run, and what was looked at over time."""
+"""Draws the rates of each workload next to its floor, with a dot for every measurement, and the values recorded over
+time."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from bench.record import Record, Run
 
 
 def draw(record: Record, path: Path) -> None:
-    """Draw the plot; bars are medians. Draws nothing if no workload with a floor was measured."""
+    """Draw the rates. The bars are medians. Draws nothing if no workload with a floor was measured."""
     workloads = [name for name in record.floors if any(run.workload == name for run in record.runs)]
     if not workloads:
         return
@@ -31,7 +32,8 @@ def draw(record: Record, path: Path) -> None:
 
 
 def draw_curves(record: Record, path: Path) -> None:
-    """Draw the curves: a colour for each thing that was measured, a line for every run. Draws nothing without any."""
+    """Draw the curves, with a colour for each kind of measurement and a line for every measurement. Draws nothing if
+    there is no curve."""
     curves: dict[str, list[Run]] = {}
     for run in record.runs:
         if run.curve:

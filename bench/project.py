@@ -20,8 +20,8 @@ from pgcdc_assets.source.setup.setup import setup
 
 @contextmanager
 def project(folder: Path, conninfo: str, slot: str, **given: Any) -> Iterator[Settings]:
-    """A project in ``folder``, which is the working directory while the block lasts; then it is removed. ``given``:
-    more settings."""
+    """A project in ``folder``, which is the working directory during the block. The folder is removed after the block.
+    ``given``: more settings."""
     before = Path.cwd()
     folder.mkdir()
     os.chdir(folder)

@@ -1,4 +1,4 @@
-"""Keeps what was measured: every run, medians, and ratios to the floor of the same workload."""
+"""Stores every measurement, and computes medians and ratios to the floor of the same workload."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Run:
     peak: Mapping[str, int] = field(default_factory=dict)
     more: Mapping[str, float] = field(default_factory=dict)
     curve: Sequence[tuple[float, float]] = ()
-    """What was looked at again and again: seconds, and the value then."""
+    """A value that was read repeatedly: pairs of seconds and value."""
 
     def __str__(self) -> str:
         cpu = " ".join(f"{kind} {seconds:.1f}" for kind, seconds in self.cpu.items() if seconds >= 0.05)
@@ -38,7 +38,7 @@ class Run:
 
 @dataclass
 class Record:
-    """``floors``: by workload, the measurement that the others are compared with."""
+    """``floors``: for each workload, the name of the measurement with which its other measurements are compared."""
 
     scale: float
     floors: Mapping[str, str]
@@ -49,7 +49,7 @@ class Record:
         print(run, flush=True)
 
     def rates(self, workload: str, what: str) -> list[float]:
-        """Rows a second of each run."""
+        """Rows per second of each measurement with this name."""
         return [run.rows / run.seconds for run in self.runs if (run.workload, run.what) == (workload, what)]
 
     def ratio(self, workload: str, what: str) -> float | None:
@@ -58,7 +58,7 @@ class Record:
         return statistics.median(self.rates(workload, what)) / statistics.median(floor) if floor else None
 
     def table(self) -> list[str]:
-        """A table in Markdown: a row for each thing that was measured."""
+        """A table in Markdown, with a row for each kind of measurement."""
         lines = ["| workload | what | runs | s, median | rows/s, median (least – most) | MB/s | ratio | CPU seconds | "
                  "peak MB |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
         for workload, what in dict.fromkeys((run.workload, run.what) for run in self.runs):

@@ -1,4 +1,5 @@
-"""Measures how costs grow with the number of tables, rows of a mirror, batches that wait, ranges, and past turns."""
+"""Measures how costs grow with the numbers of tables, rows of a mirror, batches not yet applied, ranges, and past
+turns."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ VERSIONS = (100, 1_000, 10_000)
 CHANGING = 10
 UPDATES = 10_000
 TURNS = 3
-"""Turns of each size; the first pays for what is read once per run, all are recorded."""
+"""Turns of each size. All are recorded. The first turn also includes what is read once per process."""
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Scale:
     record: Record
 
     def tables(self, counts: Sequence[int] = TABLES) -> None:
-        """Measure turns with so many tables, of which ten change, one row each."""
+        """Measure turns with ``count`` tables, of which ten change, each by one row."""
         for count in counts:
             with database(self.server, f"tables_{count}", ()) as conninfo:
                 run(conninfo, *(f"CREATE TABLE t{n} (id int PRIMARY KEY, v text)" for n in range(count)))
@@ -54,7 +55,7 @@ class Scale:
                 self._turns("S1", f"10 of {count} tables change", conninfo, CHANGING, partial(_one_row_each, changing))
 
     def mirrors(self, sizes: Sequence[int] = MIRROR_ROWS) -> None:
-        """Measure turns of 10,000 updates all over a mirror of so many rows."""
+        """Measure turns of 10,000 updates that are spread evenly over a mirror of ``size`` rows."""
         for size in sizes:
             with database(self.server, f"mirror_{size}", ("small",)) as conninfo:
                 run(conninfo, f"INSERT INTO small SELECT g, g % 1000, md5(g::text) FROM generate_series(1, {size}) g")
@@ -62,14 +63,14 @@ class Scale:
                             partial(_scattered, size // UPDATES))  # fmt: skip
 
     def batches(self, counts: Sequence[int] = BATCHES) -> None:
-        """Measure one turn that takes so many batches of the log, each of 100 rows."""
+        """Measure one turn that applies ``count`` batches of the log, each with 100 rows."""
         for count in counts:
             with database(self.server, f"batches_{count}", ("small",)) as conninfo:
                 self._turns("S3", f"{count} batches wait", conninfo, count * 100, partial(_transactions, count),
                             batch_bytes=1)  # fmt: skip
 
     def ranges(self, counts: Sequence[int] = RANGES) -> None:
-        """Measure closing one more range when so many are registered, by the register's calls of Dagster."""
+        """Measure the Dagster calls of the register for closing one more range when ``count`` ranges are registered."""
         names = Names("pgcdc")
         for count in counts:
             with tempfile.TemporaryDirectory(dir=self.folder) as name, dg.DagsterInstance.local_temp(name) as instance:
@@ -83,8 +84,8 @@ class Scale:
                     self.record.add(Run("S4", f"{count:,} ranges registered", time.monotonic() - started, 1))
 
     def versions(self, counts: Sequence[int] = VERSIONS) -> None:
-        """Measure a turn after so many past turns, each with a version of the mirror and a point; three hours have
-        10,000."""
+        """Measure a turn after ``count`` earlier turns, each of which made a version of the mirror and a point. Three
+        hours have 10,000 turns."""
         for count in counts:
             with database(self.server, f"versions_{count}", ("small",)) as conninfo:
                 run(conninfo, "INSERT INTO small SELECT g, 0, 'x' FROM generate_series(1, 1000) g")
@@ -109,7 +110,7 @@ class Scale:
 
 
 def _grow_old(layout: Layout, turns: int) -> None:
-    """Commit what so many turns would commit, but without rows."""
+    """Make the Delta commits and points that this many turns would make, but without rows."""
     points, log = ConsistentPoints(layout), DeltaLog(layout.mirror(TableName("public", "small")))
     for _ in range(turns):
         newest, mirror = points.newest(), log.newest()

@@ -1,4 +1,5 @@
-"""Measures the time from commit to readable with nothing running but `pgcdc up`: while a run follows, and from idle."""
+"""Measures the time from commit to readable with only `pgcdc up` running: during a run in follow mode, and with no run
+active."""
 
 from __future__ import annotations
 
@@ -22,12 +23,14 @@ from pgcdc_assets.flow import lock
 from pgcdc_assets.settings import Settings
 
 FROM_IDLE = 5
-"""Number of marks that each wait until a run is started: some 20 s each."""
+"""Number of marks that are written while no run is active. Each of them takes about 20 s, because the sensor must start
+a run."""
 _IDLE_SECONDS = 3.0
 
 
 def by_sensor(server: EmbeddedServer, folder: Path, record: Record, seconds: float, from_idle: int = FROM_IDLE) -> None:
-    """Measure under 1,000 rows a second over two tables, and then with one row at a time while no run is under way."""
+    """Measure under 1,000 rows a second in two tables, and then with one row at a time, each written while no run is
+    active."""
     with (
         database(server, "latency_up", ("accounts", "history")) as conninfo,
         project(folder / "latency_up", conninfo, "latency_up_main", idle_seconds=_IDLE_SECONDS) as settings,
@@ -47,7 +50,7 @@ def _one_by_one(conninfo: str, settings: Settings, count: int) -> Iterator[Mark]
     chance = random.Random(3)
     for _ in range(count):
         waited(lambda: lock.holder(settings.layout) is None, "the run does not end")
-        # A random time between two looks of the sensor.
+        # A random time between two ticks of the sensor.
         time.sleep(chance.uniform(0, settings.sensor_seconds))
         made = mark(conninfo, MARK)
         published(settings, made.lsn)

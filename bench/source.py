@@ -1,4 +1,4 @@
-"""Makes the servers, and a database per turn with its tables and its backlog."""
+"""Makes the databases: one per round of measurements, with its tables and its backlog."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PUBLICATION = "pgcdc"
 
 @dataclass(frozen=True)
 class Workload:
-    """``tables`` are from workloads.sql; ``load`` makes the backlog and returns how many changed rows it holds."""
+    """``tables`` are defined in workloads.sql. ``load`` writes the backlog and returns how many changed rows it has."""
 
     name: str
     tables: tuple[str, ...]
@@ -29,7 +29,7 @@ class Workload:
 
 
 def program(server: EmbeddedServer, name: str, *args: str) -> float:
-    """Run one of the server's own programs; returns the seconds that it took."""
+    """Run one of the server's own programs. Returns the seconds that it took."""
     started = time.monotonic()
     subprocess.run([str(server.bin / name), *args], check=True, capture_output=True)
     return time.monotonic() - started
@@ -66,7 +66,7 @@ _TABLES = ("accounts", "history", "wide", "small", "snap")
 
 
 def run(conninfo: str, *statements: str) -> list[tuple[Any, ...]]:
-    """Run the statements; returns the rows of the last one."""
+    """Run the statements. Returns the rows of the last statement."""
     rows: list[tuple[Any, ...]] = []
     with psycopg.connect(conninfo, autocommit=True) as conn:
         for statement in statements:
@@ -76,15 +76,15 @@ def run(conninfo: str, *statements: str) -> list[tuple[Any, ...]]:
 
 
 def flushed(conninfo: str) -> Lsn:
-    """Wait until the backlog is on disk; returns where it ends."""
+    """Wait until the backlog is on disk. Returns the LSN at its end."""
     run(conninfo, "CHECKPOINT")
     return Lsn.parse(str(run(conninfo, "SELECT pg_current_wal_flush_lsn()")[0][0]))
 
 
 @contextmanager
 def database(server: EmbeddedServer, name: str, tables: tuple[str, ...]) -> Iterator[str]:
-    """A new database with these tables, while the block lasts; then it is dropped with its slots, so that no WAL is
-    kept."""
+    """A new database with these tables, for the duration of the block. It is then dropped with its slots, so that no
+    slot keeps WAL."""
     admin = server.conninfo_of("postgres")
     run(admin, f'CREATE DATABASE "{name}"')
     conninfo = server.conninfo_of(name)

@@ -1,4 +1,4 @@
-"""Measures the same backlog by pg_recvlogical, our receiver, the whole path, and a native subscription."""
+"""Measures how fast pg_recvlogical, our receiver, a whole sync, and a native subscription process the same backlog."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from pgcdc_assets.store import storage
 
 FLOOR = "pg_recvlogical to nothing"
 CROWDED = "pg_recvlogical, a core busy"
-"""The floor while another process keeps a core busy: what a receiver can reach if somebody works on what it
-receives."""
+"""The floor while another process keeps a core busy: the rate that a receiver can reach if another process works on the
+received data."""
 SLOTS = ("floor", "crowded", "stream", "whole", "drain", "native")
 NEVER = 1 << 60
 SECONDS = 900
@@ -48,7 +48,7 @@ class Streams:
     record: Record
 
     def turn(self, workload: Workload, number: int) -> None:
-        """Measure everything once, in an order that rotates with ``number``, so that none is always first."""
+        """Measure everything once. The order rotates with ``number``, so that no measurement is always the first."""
         name = f"{workload.name.lower()}_{number}"
         with (
             database(self.server, name, workload.tables) as conninfo,
@@ -91,8 +91,8 @@ class Streams:
         self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, drain_bytes: int, *,
         streaming: bool = True,
     ) -> None:  # fmt: skip
-        """Measure our receiver, into a log of its own, from the ``started`` event (the stream is asked for) to the last
-        commit. ``streaming``: whether transactions in progress are asked for, too."""
+        """Measure our receiver with a separate log, from the ``started`` event (the stream is requested) to the last
+        Delta commit. ``streaming``: whether it also requests transactions in progress."""
         what = "receive, SQL functions" if drain_bytes == 1 else "receive, stream"
         what += "" if streaming else ", streaming off"
         found = receive(self.server, workload.name, conninfo, Layout.of(Path.cwd() / slot), slot, end, drain_bytes,
@@ -100,7 +100,7 @@ class Streams:
         self.record.add(replace(found, what=what, rows=rows))
 
     def _end_to_end(self, workload: Workload, settings: Settings, end: Lsn, rows: int) -> None:
-        """Measure the whole path, from the call that starts to receive to the last consistent point; Spark is warm."""
+        """Measure a whole sync, from its call to its last consistent point. Spark is warm."""
         clock = Clock()
         ours = engine(settings, self.spark, clock)
         with usage(self.server) as used:
@@ -139,7 +139,7 @@ def receive(
     server: EmbeddedServer, workload: str, conninfo: str, layout: Layout, slot: str, end: Lsn, drain_bytes: int, *,
     streaming: bool = True,
 ) -> Run:  # fmt: skip
-    """Measure our receiver, into a log of its own that is deleted then."""
+    """Measure our receiver with a separate log, which is then deleted."""
     log = empty_log(layout, conninfo, slot)
     receiver = ReceiverProcess(ReceiverSettings(
         conninfo, str(layout.root), (PUBLICATION,), 32 << 20, 1, drain_bytes, streaming=streaming
@@ -157,7 +157,7 @@ def receive(
 
 
 class Clock(Silent):
-    """Notes when the receiver had everything in the log."""
+    """Records when the receiver had everything in the log."""
 
     landed = 0.0
 
@@ -167,7 +167,7 @@ class Clock(Silent):
 
 
 def empty_log(layout: Layout, conninfo: str, slot: str) -> ChangeLog:
-    """A log that begins where the slot stands."""
+    """A new log that begins at the slot's confirmed position."""
     log = ChangeLog(layout)
     with psycopg.connect(conninfo, autocommit=True) as conn:
         found = conn.execute("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [slot])

@@ -15,19 +15,20 @@ import psutil
 from pgcdc_assets.demo.server import EmbeddedServer
 
 _SECONDS = 0.4
-"""Seconds between two looks. Each takes some 20 ms of a core away from what is measured."""
+"""Seconds between two readings. A reading uses about 20 ms of a core, which the measured processes lack."""
 
 
 @dataclass
 class Usage:
     cpu: dict[str, float] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
-    """Peak of one process of the kind: resident memory, its own and shared."""
+    """By kind of process: the largest resident memory of one process, including shared memory."""
 
 
 @contextmanager
 def usage(*servers: EmbeddedServer) -> Iterator[Usage]:
-    """Usage during the block, filled when it ends. What a process uses after the last look at it is not counted."""
+    """Usage during the block. The result is filled in when the block ends. CPU time after the last reading of a process
+    that has ended is missing."""
     found = Usage()
     before, after, peaks = _cpu(servers), {}, defaultdict[str, int](int)
     done = threading.Event()
