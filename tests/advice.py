@@ -1,6 +1,7 @@
 # ruff: noqa: E501
-"""Every advice that the program prints, and how the tests know that it helps. ``{}`` stands for a value. New advice
-needs a line here, if possible in ``FOLLOWED`` with the test that follows it."""
+"""All advice that the program prints, and why the tests may assume that each advice helps. ``{}`` is a placeholder for
+a value. New advice needs a line here: in ``FOLLOWED``, with a test that follows the advice, if such a test is
+possible."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ FOLLOWED: Final = {
     "{}; or rename that folder, if the project is to go on with the copy": "tests/cli/test_own_lake.py::test_a_copy_of_the_lake_is_refused_while_the_original_exists",
     "move that lake away, and put the lake of this project back": "tests/cli/test_own_lake.py::test_a_lake_of_another_project_is_refused",
     "set `lake` (PGCDC_LAKE, or pgcdc.yaml) to that lake, or choose another name in the setting `slot`; where no lake needs the slot, run `pgcdc teardown --shared`, then `pgcdc setup` and `pgcdc sync`: it copies anew": "tests/cli/test_own_lake.py::test_another_project_cannot_take_over_the_slot",
-    "delete it, set `lake` to the lake of this project, and run `pgcdc setup`": "tests/cli/test_own_lake.py::test_an_unreadable_note_is_reported",
+    "delete it, set `lake` to the lake of this project, and run `pgcdc setup`": "tests/cli/test_own_lake.py::test_an_unreadable_note_of_the_lake_is_reported",
     "tear that project down first, or say `pgcdc teardown --shared`": "tests/cli/test_teardown.py::test_a_publication_that_another_project_reads_is_not_dropped",
     "make the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{}') and run `pgcdc setup`: it copies anew": "tests/cli/test_advice.py::test_a_command_succeeds_after_its_advice_was_followed",
     "let their owner run what `pgcdc setup --sql` prints, or exclude them in the setting `tables`": "tests/cli/test_owner_script.py::test_a_table_created_later_needs_the_script_again",
@@ -34,7 +35,7 @@ FOLLOWED: Final = {
     "run `pgcdc snapshot {}`": "tests/flow/test_contained.py::test_broken_table_does_not_affect_other_tables",
     "run `pgcdc resume apply`": "tests/flow/test_sentinel.py::test_request_stays_in_force_until_it_is_withdrawn",
 }
-"""Advice, and the test that follows it and then sees the command succeed."""
+"""Advice, and the test that follows the advice and then sees the command succeed."""
 
 WAIT: Final = (
     "wait until the server has started, then run again",
@@ -74,7 +75,7 @@ WAIT: Final = (
     "{} copies them",
     "wait until the process that holds it ends, or end it",
 )
-"""The cause passes: the same command succeeds later, or when another process has ended."""
+"""Advice for causes that end by themselves: the same command succeeds later, or when another process has ended."""
 
 COPY: Final = (
     "let its publication publish them: then it is copied again",
@@ -109,7 +110,7 @@ COPY: Final = (
     "the log keeps its messages: run `pgcdc sync`, and see what it says",
     "{}, or `pgcdc heal {}` once the reason has gone: its changes stay in the log until {}",
 )
-"""The next run copies the table again or continues it. Tests of the flow do this for each cause."""
+"""Advice for a table that the next run copies again, or continues to apply. Tests in tests/flow cover each cause."""
 
 SOURCE: Final = (
     "restart the server",
@@ -158,7 +159,7 @@ SOURCE: Final = (
     "update it to {}.{} or newer",
     "use the owner, or let a superuser say",
 )
-"""The owner of the source changes it. The check that failed then reads the source again."""
+"""Advice for which the owner of the source changes the source. The check that failed then reads the source again."""
 
 PLACE: Final = (
     "set DAGSTER_HOME to a folder of this project's own, or unset it: .dagster is used then; if that project is gone, delete all partitions of the assets `change_log` and `snapshot/...` in Dagster's UI",
@@ -195,7 +196,7 @@ PLACE: Final = (
     "use a folder that is not below a private home, or another user than root",
     "use a lake of its own, or move that table away",
 )
-"""A place or credentials that the command can use. The same call is repeated with them."""
+"""Advice to use a different location or different credentials. The same call is then repeated with them."""
 
 OTHERS: Final = (
     "read the mirrors of the children too",
@@ -229,6 +230,6 @@ OTHERS: Final = (
     "write one `name: value` a line, a value with `: ` or ` #` in quotes",
     "write this line into it: {}",
 )
-"""Other settings, arguments or ranges. The next command reads them again."""
+"""Advice to use different settings, arguments or ranges. The next command reads them again."""
 
 KINDS: Final = {"WAIT": WAIT, "COPY": COPY, "SOURCE": SOURCE, "PLACE": PLACE, "OTHERS": OTHERS}

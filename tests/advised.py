@@ -23,7 +23,7 @@ _TABLES: Final = {"_BY_STATE", "_NO_WALSENDER"}
 
 
 def advice() -> set[str]:
-    """Every advice, with ``{}`` in place of each value."""
+    """All advice in the source code, with ``{}`` in place of each value."""
     trees = [ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
     constants = {name: value for tree in trees for name, value in _constants(tree)}
     return {

@@ -1,4 +1,4 @@
-"""Fixtures by theme, and the switch for the long set."""
+"""Loads the fixture modules, selects the default or the long set of tests, and distributes the tests to workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from xdist.workermanage import WorkerController
 
 pytest_plugins = ["tests.fix_postgres", "tests.fix_spark", "tests.fix_objects"]
 
-# Every JVM of a test run lives only for minutes, so the optimising compiler would cost more than it gains.
-# Without this compiler the default code cache is small, and nothing is compiled after many statements have filled it.
-# The serial collector leaves the cores to the workers and takes half the memory.
+# Every JVM of a test session lives only for minutes, so the optimising compiler would cost more time than it saves.
+# Without this compiler, the JVM's default code cache is too small: many statements fill it, and the JVM then compiles
+# nothing. The serial garbage collector leaves the cores to the workers and takes half the memory.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC")
 
 # Tests start the package in hundreds of processes. Without bytecode files each process would compile it again.
@@ -31,17 +31,17 @@ sys.dont_write_bytecode = False
 
 # No example fails because the machine is busy.
 hypothesis.settings.register_profile("pgcdc", deadline=None)
-# A user who only wants to know whether a test fails need not wait for the smallest example.
+# For a quick answer: a failing test is reported without the search for the smallest failing example.
 hypothesis.settings.register_profile("unshrunk", deadline=None, phases=[Phase.explicit, Phase.generate])
 hypothesis.settings.load_profile("pgcdc")
 
 SEED: Final = os.environ.get("PGCDC_TEST_SEED") or str(random.SystemRandom().randrange(1 << 32))
-"""The seed of everything that is drawn, in this process and in its workers."""
+"""The seed of all random choices, in this process and in its pytest workers."""
 os.environ["PGCDC_TEST_SEED"] = SEED
 
 _OF_UP: Final = ("tests/end_to_end/test_browser.py", "tests/end_to_end/test_up.py")
 _APART: Final = tuple(f"tests/{folder}/" for folder in ("crash", "migrations", "power", "property", "workloads"))
-"""Folders whose tests share only session fixtures. Each of these tests may run in another worker."""
+"""Folders whose tests share only session fixtures, so that each test may run in any worker."""
 _VERSION: Final = re.compile(r"\[(pg\d+)")
 
 
@@ -65,17 +65,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
     for item in items:
-        # The first of these tests on a machine may have to download the server.
+        # The first test with S3Proxy on a machine may have to download the server.
         if "s3" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(900))
     yield
-    # This is the last sort. Without workers, the tests keep their order.
+    # No later hook sorts the tests. Without workers, they keep their order.
     if hasattr(config, "workerinput"):
         _slowest_first(items)
 
 
 def _slowest_first(items: list[pytest.Item]) -> None:
-    """Sorts whole groups by duration, so that no long group begins when the other workers have nothing left to do."""
+    """Sorts groups of tests by duration, longest first, so that no long group starts when the other workers have
+    nothing left to do."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for item in items:
         seconds[group(item.nodeid)] += _seconds(item)
@@ -101,7 +102,8 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
         return group(nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """A test fails if its worker dies. It is not run again, because it would kill the next worker, too."""
+        """Called when a worker dies: its test fails, and is not run again, because it would kill the next worker,
+        too."""
         running = next(
             ((unit, nodeid) for unit in self.assigned_work[node].values() for nodeid, done in unit.items() if not done),
             None,
@@ -119,7 +121,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def group(nodeid: str) -> str:
-    """The tests of one group run in one worker: tests of a file, of a server version, or of the shared `pgcdc up`."""
+    """The name of the test's group. One worker runs all tests of a group: of a file, of a server version, or of the
+    shared `pgcdc up`."""
     if nodeid.startswith(_APART):
         return nodeid
     file = nodeid.split("::")[0]

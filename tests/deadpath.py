@@ -1,4 +1,5 @@
-"""A network path to the server that dies while its TCP connections stay open, as a pooler or load balancer may."""
+"""A network path to the server that stops forwarding while its TCP connections stay open, as a pooler or load balancer
+may do."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class DeadPath:
         return make_conninfo(self._database.conninfo, host="127.0.0.1", port=port, sslmode="disable")
 
     def die(self, *, new: bool = False) -> None:
-        """No byte passes in either direction after this returns. All connections end after ``PATIENCE_SECONDS``."""
+        """After this call, no byte is forwarded in either direction. All connections end after ``PATIENCE_SECONDS``."""
         dead, self._dead = self._dead, threading.Event()
         dead.set()
         if not new:
@@ -66,7 +67,7 @@ class DeadPath:
             while True:
                 client, _ = self._listener.accept()
                 server = socket.socket(socket.AF_UNIX)
-                # A connection keeps the state that the path had when it connected.
+                # Connections that are made after ``die(new=True)`` get a separate event, so that they still work.
                 dead = self._dead
                 server.connect(self._target)
                 self._open += [client, server]

@@ -1,4 +1,4 @@
-"""A source with a publication, and a lake whose mirrors a test writes."""
+"""A source with a publication, and a lake whose mirrors the test itself writes."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ class Lake:
         return report
 
     def script(self, script: str) -> None:
-        """SQL on the source, with ``public`` on the search path."""
+        """Runs SQL statements on the source, with ``public`` on the search path."""
         with connect(self.conninfo, options={"search_path": "public"}) as conn:
             conn.execute(script.encode())

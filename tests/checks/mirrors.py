@@ -1,4 +1,4 @@
-"""A table of every type and its mirror, each written by hand. Nothing here uses the project's codec."""
+"""A table with a column of every type, and its mirror. Both are written by hand, without the project's codec."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Kind:
-    """One column: its SQL type, the mirror's type, its values, and a different value of the mirror's type."""
+    """One column: its SQL type, its type in the mirror, its values, and one more value of the mirror's type that
+    differs from these."""
 
     declared: str
     type: pa.DataType
@@ -220,7 +221,7 @@ def rows_of_kinds() -> list[tuple[int, dict[str, Value]]]:
 
 
 def source_script(table: str) -> str:
-    """SQL that creates the table of every type and fills it."""
+    """SQL that creates the table with a column of every type and fills it."""
     columns = ", ".join(f"{name} {kind.declared}" for name, kind in KINDS.items())
     script = [f"CREATE TABLE {table} (id int PRIMARY KEY, {columns})"]
     for key, row in rows_of_kinds():
@@ -231,7 +232,7 @@ def source_script(table: str) -> str:
 
 
 def mirror_rows() -> list[dict[str, Any]]:
-    """The same rows as in the mirror of every type."""
+    """The same rows as :func:`rows_of_kinds`, as the mirror stores them."""
     rows = []
     for key, row in rows_of_kinds():
         raw = [(name, value.raw) for name, value in row.items() if value.raw is not None]

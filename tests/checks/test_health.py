@@ -92,7 +92,8 @@ def _published(*names: TableName, **operations: bool) -> dict[str, Any]:
 
 OLD = Blocker(733, 4711, None, "shop", "psql", timedelta(hours=3))
 SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
-    # Changes of the facts, then severity, thing, part of the problem's text, and part of the advice.
+    # Values: the facts that differ from a healthy lake, then severity, object, part of the problem's text, part of the
+    # advice.
     "before setup": (
         {"catalog": None, "slot": None, "log": None, "tables": ()}, "error", "project", "not set up", "pgcdc setup",
     ),
@@ -315,7 +316,7 @@ def test_a_usual_situation_is_no_problem(name: str) -> None:
 
 
 @pytest.mark.parametrize("slot", [_slot(wal_status="unreserved"), _slot(safe_wal_size=100 * MIB)])
-def test_a_run_is_not_advised_while_another_run_is_at_work(slot: SlotStatus) -> None:
+def test_a_run_is_not_advised_while_another_run_is_active(slot: SlotStatus) -> None:
     for at_work, do in ((None, "run `pgcdc sync` now, or raise"), ("`pgcdc sync` (pid 5)", "raise")):
         (found,) = problems(replace(WELL, slot=slot, at_work=at_work))
         assert found.do == f"{do} max_slot_wal_keep_size on the source"
@@ -336,10 +337,10 @@ def test_errors_are_listed_first() -> None:
     ],
     ids=["of nobody", "copied since", "copied before"],
 )
-def test_rows_that_no_mirror_took_are_reported(
+def test_rows_that_went_into_no_mirror_are_reported(
     table: TableName | None, copied: Lsn | None, told: tuple[str, str, str] | None
 ) -> None:
-    """The report stays after the run has ended."""
+    """The problem is still reported after the run has ended."""
     rows = UntakenRows(9, TableName("public", "detached"), 12, Lsn(AT - 100), Lsn(AT - 100), Lsn(AT - 50))
     found = [p for p in problems(replace(WELL, untaken=(UntakenFacts(rows, table, copied),))) if "12 rows" in p.what]
     assert [(p.severity, p.thing) for p in found] == ([told[:2]] if told else [])

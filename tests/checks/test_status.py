@@ -124,7 +124,7 @@ def test_the_process_that_writes_to_the_lake_is_named(project: Project) -> None:
         assert project.status().at_work is None
 
 
-def test_kept_prepared_transactions_are_listed(project: Project) -> None:
+def test_prepared_transactions_in_the_spill_folder_are_listed(project: Project) -> None:
     """The oldest comes first. A transaction that changed no published table is kept too, but is not listed."""
     project.log(project.setup())
     folder = PreparedFolder(project.settings.layout.change_log)
@@ -237,15 +237,16 @@ def test_a_table_without_identity_is_reported(project: Project) -> None:
 
 
 @pytest.mark.long
-def test_a_live_table_whose_mirror_is_not_followed_is_reported(project: Project) -> None:
-    """The report stays after a run has saved a catalog without the table, until the table is followed again."""
+def test_an_existing_table_whose_mirror_is_no_longer_followed_is_reported(project: Project) -> None:
+    """The problem is still reported after a run has saved a catalog without the table, until the table is replicated
+    again."""
     catalog = project.setup()
     start = project.log(catalog)
     for table in catalog.tables:
         _mirrored(project, table, start)
     assert project.status().ok
     with project.source.connect() as conn:
-        # A deployment may swap tables (a) or drop and create them (b).
+        # A deployment may replace a table by another table (a), or drop it and create it again (b).
         conn.execute("CREATE TABLE a_new (id int PRIMARY KEY); ALTER TABLE a RENAME TO a_old; "
                      "ALTER TABLE a_new RENAME TO a; DROP TABLE b; CREATE TABLE b (id int PRIMARY KEY)")  # fmt: skip
         with connect(project.source.conninfo) as own:
@@ -267,13 +268,13 @@ def test_a_live_table_whose_mirror_is_not_followed_is_reported(project: Project)
 
 
 def _mirrored(project: Project, table: Table, at: Lsn) -> None:
-    """A mirror without rows that was copied at this LSN."""
+    """Makes a mirror without rows, as copied at this LSN."""
     layout = project.settings.layout
     path = layout.mirror(table.name)
     identity = ChangeLog(layout).identity
     write_deltalake(str(path), pa.table({"id": pa.array([], pa.int32())}))
     (first,) = path_of(path / "_delta_log").glob("*0.json")
-    # This property is Spark's. delta-rs writes no properties that it does not know.
+    # Spark must write this table property, because delta-rs writes only properties that it knows.
     ours = f'"configuration":{{"{IDENTITY}":"{identity.app_id()}"'
     first.write_text(first.read_text().replace('"configuration":{', ours))
     mirror = Mirrors(layout, identity).open(table.name)
@@ -291,9 +292,9 @@ def test_a_publication_of_another_owner_need_not_list_all_tables(project: Projec
     assert not [problem for problem in theirs.status().problems if "public.b" in problem.thing]
 
 
-def test_a_publication_that_never_fit_is_only_a_warning(project: Project) -> None:
-    """Another owner's publication publishes updates of a table without identity. Setup reports it once as a warning. A
-    key that is dropped later is an error."""
+def test_an_update_problem_that_existed_before_setup_is_only_a_warning(project: Project) -> None:
+    """Another owner's publication publishes updates of a table that never had a replica identity. Setup and status
+    report this as a warning. A key that is dropped later is reported as an error."""
     with project.source.connect() as conn:
         conn.execute("CREATE TABLE c (x int); CREATE PUBLICATION theirs FOR TABLE a, c")
         theirs = replace(project, settings=project.settings.model_copy(update={"publication": "theirs"}))

@@ -1,4 +1,4 @@
-"""Mirrors written by hand compared with a real server: equal mirrors pass, and every single difference is named."""
+"""Compares mirrors that are written by hand with a real server. Equal mirrors pass, and each difference is named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KIND_SCHEMA = mirrors.mirror_schema(id=pa.int32(), **{name: kind.type for name, 
 
 @dataclass(frozen=True)
 class Kinds:
-    """The table of every type under one snapshot, and a folder for its mirror."""
+    """The table with a column of every type, read in one snapshot, and a folder for its mirror."""
 
     source: SourceSide
     path: Path
@@ -120,7 +120,7 @@ def test_the_text_of_a_value_that_does_not_fit_is_compared(kinds: Kinds) -> None
                     _one_difference(kinds.compared(rows), key=str(n + 1), column=name)
 
 
-def test_a_clipped_value_beside_its_text_is_found(kinds: Kinds) -> None:
+def test_a_clipped_value_with_the_wrong_text_is_found(kinds: Kinds) -> None:
     rows = mirrors.mirror_rows()
     place = next(n for n, value in enumerate(mirrors.KINDS["ts"].values) if value.raw == "infinity")
     rows[place]["ts"] = rows[1]["ts"]
@@ -369,8 +369,8 @@ def test_changes_after_the_snapshot_are_not_compared(lake: Lake) -> None:
 def test_a_mirror_of_an_inserts_only_table_may_only_have_too_many_rows(
     lake: Lake, rows: list[tuple[int, str]], ok: bool, said: str
 ) -> None:  # fmt: skip
-    """Each delete or update on the source leaves an extra row in the mirror, and an update also a missing row. A mirror
-    with fewer rows than the source has lost rows."""
+    """A delete on the source leaves an extra row in the mirror. An update leaves an extra row and a missing row. A
+    mirror with fewer rows than the source has lost rows."""
     lake.script(
         "CREATE TABLE t (id int, note text); INSERT INTO t VALUES (1, 'a'), (2, 'b');"
         "ALTER PUBLICATION p SET (publish = 'insert')",
@@ -587,8 +587,9 @@ def _beside(
     lake: Lake, ddl: str = "", *, after_snapshot: str = "", times: int = 99, other: str = "a",
     on_reach: Callable[[], None] = lambda: None,
 ) -> VerifyReport:  # fmt: skip
-    """Verifies two tables of one row. ``after_snapshot`` runs right after each of the first ``times`` snapshots.
-    ``ddl`` runs while the mirrors are brought to the snapshot's LSN."""
+    """Verifies two tables, t and u, of one row each. ``after_snapshot`` is run right after each of the first ``times``
+    snapshots. ``ddl`` is run while verify waits for the mirrors to reach the snapshot's LSN. ``other``: the row of u in
+    its mirror."""
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
     lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "a")))

@@ -22,7 +22,7 @@ class Shell:
     streams: pytest.CaptureFixture[str]
 
     def set(self, **variables: str | None) -> None:
-        """``SOURCE="..."`` means ``export PGCDC_SOURCE=...``. None unsets the variable."""
+        """Sets variables: ``SOURCE="..."`` is like ``export PGCDC_SOURCE=...``. None unsets the variable."""
         for name, value in variables.items():
             self.patch.delenv(f"PGCDC_{name}", raising=False)
             if value is not None:

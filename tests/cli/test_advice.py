@@ -32,7 +32,7 @@ def slot_of(shell: Shell) -> str:
 
 
 def _log_ahead(shell: Shell) -> None:
-    """The state after the source was restored to an earlier time."""
+    """Makes the state after the source was restored to an earlier time: the change log is ahead of the source."""
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -76,7 +76,7 @@ def _held(shell: Shell) -> None:
 def _terminate_as_told(shell: Shell, said: str) -> None:
     statement = re.search(r"SELECT pg_terminate_backend\((\d+)\)", said)
     assert statement is not None
-    # Waits until the slot is free when the call returns.
+    # Waits up to 10 s until the session has ended, so that the slot is free.
     run_sql(shell, f"SELECT pg_terminate_backend({statement[1]}, 10000)")
     OTHERS.pop().close()
 

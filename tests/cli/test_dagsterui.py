@@ -1,4 +1,4 @@
-"""The requests that the UI refuses."""
+"""Which HTTP requests Dagster's webserver answers and which it refuses under ``pgcdc up``."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_refused_requests_do_not_reach_the_application() -> None:
     assert [message["type"] for message in _sent(socket)] == ["websocket.close"]
 
 
-def test_only_the_command_of_the_webserver_is_replaced() -> None:
+def test_up_replaces_only_the_command_that_starts_the_webserver() -> None:
     daemon = ["python", "-m", "dagster._daemon", "run"]
     assert guarded(daemon) == daemon
     webserver = guarded(["python", "-m", "dagster_webserver", "--host", "127.0.0.1"])

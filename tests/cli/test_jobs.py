@@ -16,7 +16,7 @@ from tests.cli.conftest import Shell
 
 @dg.op(name="pgcdc_deaf", config_schema={})
 def deaf() -> None:
-    """A job that handles no signal."""
+    """A job that ignores all signals."""
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(30)
 

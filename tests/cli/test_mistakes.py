@@ -1,7 +1,7 @@
-"""The most common mistakes, one per row. The message names the problem, the object, and what to do.
+"""The most common mistakes of users, one per row of a table. The message names the problem, the object, and what to do.
 
-A row has a folder in the state that the mistake leaves, the command, its exit code, and phrases that the message must
-contain. The message never contains a traceback, a secret, or words of the libraries.
+A row contains a function that makes the mistake in a project folder, the command, its exit code, and phrases that the
+message must contain. The message never contains a traceback, a secret, or texts of the libraries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEVER = (
 )  # fmt: skip
 _PENDING = "SELECT pending_restart FROM pg_settings WHERE name = 'wal_level'"
 LINES = 12
-"""The message is one line or a short list."""
+"""The longest allowed message, in lines."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ Prepare = Callable[[Rig], object]
 
 
 def set_up_then(more: Prepare) -> Prepare:
-    """A healthy project, and then the mistake."""
+    """Makes a healthy project, and then the mistake."""
 
     def prepare(rig: Rig) -> None:
         rig.set_up()
@@ -129,7 +129,7 @@ def _odd_name(rig: Rig) -> None:
 
 
 def _received(rig: Rig) -> None:
-    """The project has a log and no copy."""
+    """Makes a change log, but no copy of a table."""
     rig.set_up()
     for command in ("pause apply", "sync", "resume apply"):
         rig.shell.pgcdc(*command.split())
@@ -138,7 +138,7 @@ def _received(rig: Rig) -> None:
 def _another_kind_of_slot(rig: Rig) -> None:
     _received(rig)
     rig.shell.set(TWO_PHASE="true")
-    # A command that starts Spark prints other messages.
+    # The next command must stop before it starts Spark, which would print messages of its own.
     rig.shell.patch.setenv("JAVA_HOME", "/nowhere/java")
 
 
@@ -170,7 +170,7 @@ MISTAKES = (
     Mistake("no source", lambda r: r.shell.set(SOURCE=None), "status", 2, ("PGCDC_SOURCE is not set", "embedded")),
     Mistake("mistyped variable", lambda r: r.shell.set(SOURCE=None, SORCE=f"host=x password={SECRET}"), "status", 2,
             ("PGCDC_SORCE is no setting; did you mean PGCDC_SOURCE?", "PGCDC_SOURCE is not set")),
-    # Mistakes about what the source lacks.
+    # The source lacks something.
     Mistake("wal_level", _no_logical, "setup", 1,
             ("source: has wal_level = replica", "ALTER SYSTEM SET wal_level = logical;", "restart the server")),
     Mistake("wal_level before the restart", _no_restart, "setup", 1,
@@ -229,7 +229,7 @@ MISTAKES = (
             ("setting `source`: is the embedded server, which listens on this machine alone", "spark://head:7077")),
     Mistake("two_phase of a run", _another_kind_of_slot, "sync", 1, TWO_PHASE, ("Java", "copying")),
     Mistake("two_phase of a verify", _another_kind_of_slot, "verify", 1, TWO_PHASE, ("Java",)),
-    # Mistakes of the machine.
+    # The machine lacks something.
     Mistake("JAVA_HOME", lambda r: r.shell.patch.setenv("JAVA_HOME", "/nowhere/java"), "setup", 1,
             ("Java: no `java` in /nowhere/java/bin (JAVA_HOME is /nowhere/java)", "install Java 17")),
     Mistake("DAGSTER_HOME", set_up_then(lambda r: r.shell.patch.setenv("DAGSTER_HOME", "/nowhere/x")), "sync", 2,
@@ -283,5 +283,5 @@ def test_a_mistake_is_explained(mistake: Mistake, rig: Rig) -> None:
     assert len(said.splitlines()) <= LINES, said
 
 
-def test_there_is_a_row_for_each_common_mistake() -> None:
+def test_the_table_has_a_row_for_each_common_mistake() -> None:
     assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES) >= 20

@@ -1,4 +1,4 @@
-"""A project uses only its own lake, with any variables in the shell."""
+"""A project uses only its own lake, even if PGCDC_LAKE in the shell names a different lake."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS = (
     ["teardown", "--yes"], ["teardown", "--lake", "--forget", "--yes"],
 )  # fmt: skip
 WITHOUT_A_LAKE = {"pack", "demo"}
-"""``demo`` creates its own project in a new folder."""
+"""Commands that use no lake of the project: ``demo`` creates its own project in a new folder."""
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_another_lake_is_refused_before_anything_is_written(noted: Shell) -> Non
 
 @pytest.mark.parametrize("arguments", [["status"], ["sync"], ["teardown", "--lake", "--yes"]], ids=" ".join)
 def test_a_lake_of_another_project_is_refused(noted: Shell, arguments: list[str]) -> None:
-    """The lake has another log of the same source and slot, as after a sync into the wrong lake."""
+    """The lake contains a different change log of the same source and slot, as after a sync into the wrong lake."""
     identity, start = log().identity, log().began
     noted.set(LAKE="elsewhere")
     ChangeLog(Settings.load().layout).create(identity, start, 1)
@@ -150,7 +150,7 @@ def test_a_copied_project_is_refused_while_the_original_exists(noted: Shell, mon
 
 
 @pytest.mark.parametrize("mine", [True, False])
-def test_teardown_removes_the_lake_without_files_of_others(noted: Shell, mine: bool) -> None:
+def test_teardown_removes_the_lake_but_no_files_of_other_programs(noted: Shell, mine: bool) -> None:
     if mine:
         Path("lake/mine.csv").write_text("1")
     said = noted.pgcdc("teardown", "--lake", "--yes")
@@ -274,7 +274,7 @@ def test_before_the_first_sync_the_lake_may_be_moved(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("content", ['{"lake": 1', "[" * 100_000], ids=["torn", "deep"])
-def test_an_unreadable_note_is_reported(noted: Shell, content: str) -> None:
+def test_an_unreadable_note_of_the_lake_is_reported(noted: Shell, content: str) -> None:
     NOTE_FILE.write_text(content)
     said = noted.pgcdc("status", expect=2)
     assert f"{NOTE_FILE}: cannot be read; delete it" in said
@@ -295,7 +295,7 @@ def test_a_lost_slot_is_reported_by_every_command(synced: Shell) -> None:
 
 
 def test_a_dagster_run_with_another_lake_is_refused(noted: Shell) -> None:
-    """The run reads the settings of its own process, and takes no lock in the other lake."""
+    """The run reads the settings of its own process, and does not lock the wrong lake."""
     noted.set(LAKE="elsewhere")
 
     def no_spark() -> NoReturn:

@@ -1,4 +1,4 @@
-"""Copies of all rows are readable only by their owner, unless somebody opens the folder on purpose."""
+"""Files with copied rows are readable only by their owner, unless somebody opens the folder on purpose."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_lake_folder_created_by_verify_is_private(tmp_path: Path) -> None:
 
 
 def test_an_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
-    """The lake is older or shared on purpose. A folder above the lake is not private."""
+    """The lake may be older than pgcdc, or shared on purpose. A folder above the lake is not made private either."""
     lake = tmp_path / "above" / "lake"
     with lake_lock(Layout.of(lake), "test"):
         lake.chmod(0o2750)

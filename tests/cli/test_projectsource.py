@@ -1,4 +1,5 @@
-"""A project works only with the source that it was set up with, with any variables in the shell."""
+"""A project works only with the source that it was set up with, even if PGCDC_SOURCE in the shell names a different
+source."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ def test_a_file_in_flow_style_is_not_changed(shell: Shell) -> None:
 
 
 def test_the_same_system_under_another_host_name_is_accepted(shell: Shell, tmp_path: Path) -> None:
-    """The server moved, or a standby was promoted: the identity of the system decides."""
+    """The server moved, or a standby was promoted. The system identifier decides whether the source is the same."""
     shell.pgcdc("setup")
     moved = tmp_path / "moved"
     moved.symlink_to(shell.database.server.socket_folder)
@@ -180,7 +181,7 @@ def test_the_embedded_server_is_used_where_the_project_was_set_up_with_it(shell:
 
 
 def conninfo_of(psql: str) -> str:
-    """The conninfo as a shell would pass it on."""
+    """The conninfo in a command line for psql, as a shell passes it to psql."""
     program, conninfo = psql.split(" ", 1)
     assert os.access(program, os.X_OK)
     return conninfo.strip("'")

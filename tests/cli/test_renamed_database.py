@@ -62,7 +62,7 @@ def test_a_project_continues_after_its_database_was_renamed(renamed: Shell) -> N
 
 @pytest.mark.long
 def test_a_project_can_be_set_up_again_after_the_rename(renamed: Shell) -> None:
-    """The lake knows the database by its old name."""
+    """The lake has recorded the old name of the database."""
     name = renamed.database.name
     CATALOG_FILE.unlink()
     renamed.set(SOURCE=renamed.database.server.conninfo_of(f"{name}_new"))

@@ -1,4 +1,5 @@
-"""The commands that direct runs, in a project where no run is active."""
+"""The commands that direct a sync (``until``, ``pause``, ``resume``, ``positions``), in a project where no sync is
+running."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def test_requests_can_be_made_shown_and_withdrawn(shell: Shell) -> None:
 
 
 def test_positions_are_read_from_the_lowest_to_the_highest(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A position may rise between two reads. If the higher one were read first, the lower one could appear above it."""
+    """Positions may rise between two reads. If the higher position were read first, the lower position could appear to
+    be above it."""
     asked: list[str] = []
 
     def noted(name: str, original: Callable[..., object]) -> Callable[..., object]:

@@ -1,4 +1,5 @@
-"""Teardown removes what setup made, keeps what other owners made or read, and reports everything."""
+"""Teardown removes what setup made, except what another project reads. It keeps what other owners made, and reports
+both."""
 
 from __future__ import annotations
 
@@ -47,10 +48,10 @@ def as_role(shell: Shell, role: str) -> None:
     shell.set(SOURCE=make_conninfo(shell.database.conninfo, user=role))
 
 
-def test_teardown_removes_our_slot_beside_a_publication_of_the_owner(
+def test_teardown_removes_our_slot_and_keeps_the_owners_publication(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
-    """Nothing on the source shows that the slot is ours. The project's note shows it."""
+    """Nothing on the source shows that the slot is ours. The project's own record of its slot shows it."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -67,7 +68,7 @@ def test_teardown_removes_our_slot_beside_a_publication_of_the_owner(
 
 
 def test_a_slot_without_a_note_is_kept_and_reported(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """The advice in the message works."""
+    """Afterwards, the advice in the message is followed, and works."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -82,7 +83,7 @@ def test_a_slot_without_a_note_is_kept_and_reported(shell: Shell, conn: psycopg.
 
 
 def test_a_slot_is_noted_before_it_is_created(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """If setup is killed while it waits for its slot, it leaves no slot without a note."""
+    """If setup is killed while it waits for its slot, the project's record names every slot that exists."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -170,7 +171,7 @@ def test_a_project_that_made_nothing_removes_nothing(
         for thing in (f"slot {name}", f"publication {name}", f"publication {name}_inserts"):
             assert f"{thing} stays: this project did not make it; where no other one needs it: " in said
         assert left(conn) == before
-        # The first time before the project's own setup, the second time after it.
+        # The first teardown is before the second project's own setup, the second teardown is after it.
         said = shell.pgcdc("setup")
         assert f"warning: slot {name}: exists, and this project did not make it" in said
     shell.patch.chdir(first)
@@ -197,7 +198,7 @@ def test_a_comment_of_another_owner_does_not_hide_what_setup_made(shell: Shell, 
 
 
 def test_publications_are_noted_before_the_slot_exists(shell: Shell, conn: psycopg.Connection) -> None:
-    """If setup is killed while it waits, it leaves nothing without a note."""
+    """If setup is killed while it waits, the project's record names every publication that it made."""
 
     def dies(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
@@ -223,7 +224,7 @@ def test_one_missing_publication_of_two_gets_one_advice(shell: Shell, conn: psyc
 def test_a_missing_publication_gets_the_same_advice_from_every_command(
     shell: Shell, conn: psycopg.Connection, sharing: tuple[Path, Path]
 ) -> None:
-    """The project works after the advice was followed, even if another project made its publication."""
+    """The project works after the advice was followed, even if its publication was made by another project."""
     first, second = sharing
     in_project(shell, second, "second")
     shell.pgcdc("pause", "apply")

@@ -1,4 +1,4 @@
-"""Fixtures: one cluster for all tests of a process, and a server whose password only the driver knows."""
+"""Fixtures: one Spark cluster for all tests of a process, and a server whose password only the driver gets."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Rig:
         return Project(self.project.folder, {**self.project.settings, "PGCDC_SPARK": json.dumps(spark)})
 
     def change(self) -> None:
-        """Commits one transaction with every kind of change. Each call inserts other rows."""
+        """Commits one transaction with every kind of change. Each call inserts different rows."""
         self.changes += 1
         self.conn.execute(f"BEGIN; {_CHANGE.format(1000 * self.changes)} COMMIT".encode())
 

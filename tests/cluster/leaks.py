@@ -50,7 +50,7 @@ def in_files(secret: bytes, *folders: Path) -> list[str]:
 
 
 def in_command_lines(secret: str) -> list[str]:
-    """The processes of this machine whose command line, which every user can read, has the secret."""
+    """The processes of this machine whose command line contains the secret. Every user can read command lines."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -60,7 +60,7 @@ def in_command_lines(secret: str) -> list[str]:
 
 
 def in_environments(secret: str, cluster: Cluster) -> list[str]:
-    """The cluster's processes whose environment has the secret."""
+    """The cluster's processes whose environment contains the secret."""
     found = []
     for top in cluster.processes:
         for process in (top, *top.children(recursive=True)):

@@ -19,7 +19,8 @@ from tests.ports import held_port
 from tests.waiting import wait_for
 
 WORKERS, CORES = 2, 3
-"""Workers, and cores of each worker. Spark assumes fewer cores until executors have registered."""
+"""Number of workers, and cores of each worker. These are more cores than Spark assumes before executors have
+registered."""
 EXECUTOR = "CoarseGrainedExecutorBackend"
 _HOME = Path(pyspark.__file__).parent
 
@@ -54,7 +55,8 @@ class Cluster:
         wait_for(lambda: bool(self.state["aliveworkers"] == WORKERS), what="the workers")
 
     def end(self) -> None:
-        """Kills everything that the cluster has started, also Python workers, which have their own process groups."""
+        """Kills all processes that the cluster has started, including Python workers, which have their own process
+        groups."""
         family = [one for process in self.processes for one in (process, *_children(process))]
         for one in family:
             with suppress(psutil.NoSuchProcess):
@@ -84,7 +86,8 @@ class Cluster:
 
 @contextmanager
 def standalone(folder: Path, more: Mapping[str, str]) -> Iterator[Cluster]:
-    """``more``: variables of the workers and of the executors that they start. They get none of libpq's variables."""
+    """Runs the cluster. ``more``: environment variables of the workers and of the executors that they start. Both get
+    none of libpq's variables."""
     folder.mkdir(parents=True, exist_ok=True)
     hidden = ("PG", "DAGSTER", "SPARK")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}

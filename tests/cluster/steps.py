@@ -1,4 +1,4 @@
-"""Steps of a run whose executors are killed."""
+"""Steps of a sync whose executors are killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SECONDS = 300
 
 @contextmanager
 def standing_at(rig: Rig, point: FaultPoint, process: subprocess.Popen[str]) -> Iterator[int]:
-    """Yields the pid of the worker that is stopped at the point. The worker goes on after the block if it is alive."""
+    """Yields the pid of the worker that is stopped at the fault point. After the block the worker continues, if it is
+    still alive."""
     wait_for(lambda: rig.faults.reached(point) is not None or process.poll() is not None, SECONDS, point)
     worker = rig.faults.reached(point)
     assert worker is not None, f"ended with {process.returncode} before {point}: {rig.project.log('sync')}"

@@ -1,4 +1,5 @@
-"""Executors that start late, die together or one by one, or lack the package or credentials that the driver has."""
+"""Executors that start late, that are killed together or one by one, or that lack the driver's package version or
+credentials."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(1800)]
 
 POINTS = (FaultPoint.PIECE_COPIED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.COLLAPSED)
-"""Points in the tasks of a copy, a derivation and an apply."""
+"""Fault points in the Spark tasks of a copy, of the derivation of a feed, and of an apply."""
 KILLS = 6
 _EAGER = {
     "spark.speculation": "true", "spark.speculation.interval": "200ms", "spark.speculation.multiplier": "1.1",
@@ -68,7 +69,7 @@ def test_sync_survives_the_death_of_all_executors(rig_on: Callable[[str], Rig], 
         rig.change()
 
 
-def test_following_run_survives_killed_executors(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
+def test_sync_in_follow_mode_survives_killed_executors(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
     rig = rig_on(in_bucket)
     rig.project.run("setup")
     chance = random.Random(0)
@@ -114,7 +115,7 @@ def test_executors_use_the_packed_environment(
 
 
 def _older(folder: Path) -> Path:
-    """Returns the Python of an environment that was packed from other source."""
+    """Returns the Python of an environment that was packed from different source code."""
     with tarfile.open(folder / "pgcdc_env.tar.gz") as tar:
         tar.extractall(folder / "older", filter="data")
     (folder / "older" / "lib" / "pgcdc_assets" / "feed" / "more.py").write_text("# of another version\n")

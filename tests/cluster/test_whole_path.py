@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.process, pytest.mark.timeout(1200)]
 
 
 def assert_unseen(secret: str, rig: Rig, ui: int, *, of_workers: bool = False) -> None:
-    """Fails if a secret can be read anywhere. A task is stopped on an executor during the check. ``of_workers``: the
+    """Fails if the secret can be read anywhere. A task is stopped on an executor during the check. ``of_workers``: the
     secret is in the workers' environment on purpose."""
     cluster = rig.cluster
     worker_pages = [worker["webuiaddress"] for worker in cluster.state["workers"]]
@@ -41,7 +41,7 @@ def assert_unseen(secret: str, rig: Rig, ui: int, *, of_workers: bool = False) -
 
 
 def the_whole_path(rig: Rig, secrets: dict[str, bool]) -> None:
-    """Executors are killed during a copy, a derivation and an apply. Each run completes."""
+    """Kills executors during a copy, during the derivation of a feed, and during an apply. Each sync completes."""
     rig.project.run("setup")
     ui = held_port()
     project = rig.with_spark(**{"spark.ui.port": str(ui)})

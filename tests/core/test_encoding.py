@@ -1,4 +1,4 @@
-"""Text in a server's encoding: valid and invalid bytes, and how both are distinguished after decoding."""
+"""Decoding text from a server's encoding. Invalid bytes are refused, or marked so that the decoded text shows them."""
 
 from __future__ import annotations
 

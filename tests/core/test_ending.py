@@ -1,4 +1,5 @@
-"""A process ends in time after a signal, in any state."""
+"""A process ends in time after a signal, in any state. Here ``boundary`` is the number of seconds that a sync gets to
+stop at a commit boundary."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ time.sleep({rest})
 
 
 def run(kind: str, what: str, numbers: list[int], *, boundary: float = 0.5, rest: float = 0) -> tuple[int, str, float]:
-    """Exit code, output, and seconds from the first signal to the end."""
+    """Starts a process and sends it the signals ``numbers``. Returns its exit code, its output, and the seconds from
+    the first signal to its end."""
     script = SCRIPT.format(kind=kind.format(boundary), what=what, rest=rest)
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -78,20 +80,20 @@ def run(kind: str, what: str, numbers: list[int], *, boundary: float = 0.5, rest
 
 
 AT_ONCE = 20
-"""Seconds. Without the rule under test, the process would wait for 50 seconds or more."""
+"""Seconds within which a process must end. Without the tested rule, it would wait for 50 seconds or more."""
 AT_BOUNDARY = "at_boundary(stop, boundary={})"
 KINDS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @KINDS
-def test_signalled_run_ends_at_the_next_boundary(number: int) -> None:
+def test_signalled_sync_ends_at_the_next_commit_boundary(number: int) -> None:
     code, words, seconds = run(AT_BOUNDARY, "boundary", [number], boundary=50)
     assert (code, words) == (0, "at a boundary\nend\n")
     assert seconds < AT_ONCE
 
 
 @KINDS
-def test_run_without_a_boundary_in_time_is_interrupted(number: int) -> None:
+def test_sync_that_reaches_no_commit_boundary_in_time_is_interrupted(number: int) -> None:
     code, words, _ = run(AT_BOUNDARY, "busy", [number])
     assert (code, words) == (0, "interrupted\nend\n")
 
@@ -104,7 +106,7 @@ def test_a_second_signal_interrupts_at_once() -> None:
 
 @pytest.mark.parametrize("what", ["stubborn", "deaf"])
 def test_work_that_cannot_be_interrupted_is_ended_with_the_process(what: str) -> None:
-    """Threads and calls that the command waits for do not keep the process alive."""
+    """A thread or a C call for which the command waits does not keep the process alive."""
     code, words, seconds = run(AT_BOUNDARY, what, [signal.SIGTERM])
     assert code == ending.CODE
     assert "nothing is half done" in words
@@ -115,15 +117,15 @@ def test_work_that_cannot_be_interrupted_is_ended_with_the_process(what: str) ->
 
 
 @pytest.mark.long
-def test_process_that_still_hangs_after_the_boundary_is_terminated() -> None:
-    """Exit handlers or threads that are joined may hang, for example."""
+def test_process_that_still_hangs_after_its_stopping_time_is_terminated() -> None:
+    """For example, an exit handler may hang, or a thread that is joined at exit."""
     code, words, seconds = run(AT_BOUNDARY, "boundary", [signal.SIGINT], boundary=50, rest=50)
     assert (code, seconds < AT_ONCE) == (ending.CODE, True)
     assert words.startswith("at a boundary\nend\n")
 
 
 @pytest.mark.long
-def test_commands_without_a_boundary_end_at_once() -> None:
+def test_commands_that_need_no_commit_boundary_end_at_once() -> None:
     code, words, seconds = run("at_once()", "busy", [signal.SIGTERM])
     assert (code, words) == (0, "interrupted\nend\n")
     assert seconds < AT_ONCE
@@ -131,8 +133,9 @@ def test_commands_without_a_boundary_end_at_once() -> None:
     assert (code, seconds < AT_ONCE) == (ending.CODE, True)
 
 
-def test_process_that_we_do_not_own_goes_on_after_the_run() -> None:
-    """A process of Dagster or of a test, for example. Nothing is interrupted after the run has ended."""
+def test_process_that_we_do_not_own_continues_after_the_sync() -> None:
+    """The process belongs to Dagster or to a test, for example. It is not interrupted after the sync in it has
+    ended."""
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=0.3):
         os.kill(os.getpid(), signal.SIGTERM)

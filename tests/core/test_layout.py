@@ -1,4 +1,4 @@
-"""Locations as values."""
+"""Parsing, joining, splitting and comparing instances of :class:`Location`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def test_parent_folders_are_listed_up_to_the_one_above_the_lake() -> None:
     assert Location("/lake").up_to(Location("/lake")) == [Location("/lake"), Location("/")]
 
 
-def test_other_programs_get_a_uri() -> None:
+def test_local_path_is_given_to_other_programs_as_a_uri() -> None:
     assert Location("/srv/a lake").uri == "file:///srv/a%20lake"
     assert Location("s3://bucket/key").uri == "s3://bucket/key"

@@ -24,13 +24,13 @@ def test_lsn_is_written_as_postgres_writes_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "0/", "/0", "x/1", "0/123456789", "0/0/0", "-1/0"])
-def test_other_text_is_refused(text: str) -> None:
+def test_text_that_is_not_an_lsn_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not an LSN"):
         Lsn.parse(text)
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 64])
-def test_other_numbers_are_refused(value: int) -> None:
+def test_number_that_is_not_an_lsn_is_refused(value: int) -> None:
     with pytest.raises(ValueError, match="64-bit"):
         Lsn(value)
 
@@ -50,7 +50,7 @@ def test_key_and_text_round_trip(points: list[Lsn]) -> None:
 
 @given(st.lists(st.integers(0, (1 << 48) - 1).map(Lsn), min_size=3, max_size=8, unique=True).map(sorted))
 def test_keys_sort_like_their_ranges(points: list[Lsn]) -> None:
-    """This holds up to 2^48 bytes of WAL: a petabyte a day for most of a year."""
+    """The test draws LSNs below 2^48: enough for a petabyte of WAL a day for most of a year."""
     keys = [span.key for span in _chain(points)]
     assert keys == sorted(keys)
 
@@ -69,7 +69,8 @@ def test_a_commit_belongs_to_one_range(points: list[Lsn], commit_lsn: int) -> No
 
 
 def test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range() -> None:
-    """A slot that is confirmed at the boundary sends the transaction. The range below leaves it to the next range."""
+    """A slot that is confirmed at the boundary sends this transaction again, so the range below the boundary must not
+    contain it."""
     before, after = LsnRange(Lsn(10), Lsn(20)), LsnRange(Lsn(20), Lsn(30))
     assert not before.holds_commit(20)
     assert after.holds_commit(20)
@@ -79,7 +80,7 @@ def test_empty_range_holds_no_commit() -> None:
     assert not LsnRange(Lsn(10), Lsn(10)).holds_commit(10)
 
 
-def test_gap_between_ranges_is_named() -> None:
+def test_error_names_the_gap_between_two_ranges() -> None:
     with pytest.raises(RangeGap, match=r"0/1\.\.0/2 is followed by 0/3\.\.0/4") as gap:
         merged([LsnRange(Lsn(3), Lsn(4)), LsnRange(Lsn(1), Lsn(2))])
     assert gap.value.lsn == 2

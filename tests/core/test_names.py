@@ -46,7 +46,7 @@ def test_identifiers_are_parsed_as_postgres_parses_them(text: str, name: TableNa
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.", "a.b.c", '"open', "1a", 'a"b"', "a b"])
-def test_other_text_is_refused(text: str) -> None:
+def test_text_that_is_not_a_table_name_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         TableName.parse(text)
 
@@ -59,7 +59,7 @@ def test_no_schema_gets_the_folder_that_the_lake_uses_itself() -> None:
 
 
 @given(_NAMES, _NAMES)
-def test_advice_can_be_typed_into_a_shell(schema: str, name: str) -> None:
+def test_table_name_in_advice_is_quoted_for_the_shell(schema: str, name: str) -> None:
     table = TableName(schema, name)
     assert shlex.split(f"pgcdc snapshot {table.shell}") == ["pgcdc", "snapshot", str(table)]
 

@@ -11,19 +11,19 @@ DELAY = 0.2
 _LSNS = st.integers(0, 1 << 40).map(Lsn)
 
 
-def test_a_begin_at_or_past_the_goal_ends_the_run() -> None:
+def test_begin_message_at_or_above_the_goal_ends_the_receiver() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert not goal.arrived_at_begin(999)
     assert goal.arrived_at_begin(1000)
 
 
-def test_boundary_past_the_goal_is_not_allowed() -> None:
+def test_commit_boundary_above_the_goal_is_not_allowed() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert goal.allows(1000)
     assert not goal.allows(1001)
 
 
-def test_a_keepalive_below_the_goal_ends_the_run_only_after_a_late_flush() -> None:
+def test_keepalive_below_the_goal_ends_the_receiver_only_if_the_source_flushes_late() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert goal.arrived_at_wal_end(1000)
     goal.saw_source(inserted=GOAL, flushed=Lsn(900), now=10.0)
@@ -36,7 +36,7 @@ def test_a_keepalive_below_the_goal_ends_the_run_only_after_a_late_flush() -> No
     assert goal.arrived_at_wal_end(950)
 
 
-def test_a_goal_beyond_the_source_has_no_late_flush() -> None:
+def test_goal_above_the_inserted_wal_is_not_a_late_flush() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     for now in range(100):
         goal.saw_source(inserted=Lsn(999), flushed=Lsn(999), now=float(now))

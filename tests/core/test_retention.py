@@ -1,4 +1,4 @@
-"""The LSN at which the log is cut, for any files, consumers and ages."""
+"""The LSN below which the change log is deleted, for any files, consumers and ages."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_no_setting_deletes_what_is_younger_than_the_grace_period(retention: tim
     assert oldest_kept(NOW, retention) <= NOW - retention
 
 
-def test_without_a_consumer_age_alone_decides() -> None:
+def test_without_a_consumer_only_the_age_of_files_decides() -> None:
     held = [LogFile(Lsn(110), Lsn(120), NOW - timedelta(days=2)), LogFile(Lsn(130), Lsn(130), NOW)]
     assert log_cut(held, START, [], NOW - timedelta(days=1)) == 120
     assert log_cut(held, START, [], NOW) == 130
     assert log_cut(held, START, [Lsn(119)], NOW) == START
 
 
-def test_file_that_ends_in_the_first_kept_batch_is_kept_whole() -> None:
+def test_file_with_rows_of_the_first_kept_batch_is_kept() -> None:
     old = NOW - timedelta(days=2)
     held = [LogFile(Lsn(101), Lsn(110), old), LogFile(Lsn(105), Lsn(108), old), LogFile(Lsn(110), Lsn(120), NOW)]
     assert log_cut(held, START, [], NOW - timedelta(days=1)) == START
@@ -77,7 +77,8 @@ def left(times: list[int], now: int) -> list[int]:
 
 @given(ages, st.integers(0, 3 * 24 * 60))
 def test_points_are_thinned_out_with_age(minutes: list[int], later: int) -> None:
-    """All young points stay, and the newest point of each step. Thinning once or several times has the same result."""
+    """Thinning keeps all young points, and the newest point of each interval. Thinning once or several times has the
+    same result."""
     now = 10**15
     times = [now - minute * MINUTE for minute in minutes]
     kept = left(times, now)
@@ -95,7 +96,7 @@ def test_points_are_thinned_out_with_age(minutes: list[int], later: int) -> None
     assert left(kept, after) == left(times, after)
 
 
-def test_points_in_several_files_are_thinned_out_as_in_one() -> None:
+def test_points_in_several_files_are_thinned_like_points_in_one_file() -> None:
     now = 10**15
     times = np.arange(now - 7 * 3600 * 10**6, now, 10**6, dtype=np.int64)
     whole = list(times[sparse(times, None, now)])
@@ -106,7 +107,8 @@ def test_points_in_several_files_are_thinned_out_as_in_one() -> None:
 
 
 def test_each_interval_between_points_is_a_multiple_of_the_next_shorter_one() -> None:
-    """The last ten minutes of an hour hold its newest point, so thinning once or twice leaves the same points."""
+    """For example, an hour consists of whole ten-minute intervals. Its newest point is therefore also the newest point
+    of a ten-minute interval, and thinning in one step or in two steps keeps the same points."""
     assert [age for age, _ in LADDER] == sorted((age for age, _ in LADDER), reverse=True)
     assert LADDER[-1][0] == EVERY_POINT >= GRACE
     for (_, longer), (_, shorter) in pairwise(LADDER):

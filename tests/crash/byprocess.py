@@ -37,12 +37,12 @@ SECONDS = 900.0
 
 
 SOME = 8
-"""The number of cases that the long set draws."""
+"""The number of cases that the long set selects at random."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command that passes the fault point, and the process to kill there."""
+    """A command that reaches the fault point, and the process to kill there."""
 
     command: str
     point: FaultPoint | None
@@ -54,7 +54,8 @@ FIRST = (
     FaultPoint.STATE_WRITTEN, FaultPoint.MIRROR_MADE, FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTING,
     FaultPoint.COPY_COMMITTED,
 )  # fmt: skip
-"""Points that a sync passes when it creates the lake. A killed sync leaves the later points to the next sync."""
+"""Fault points that a sync reaches when it creates the lake, in order. If a sync is killed at one of them, the next
+sync reaches the following points."""
 _COPIES = (FaultPoint.COPY_COMMITTED, FaultPoint.COPY_REGISTERED, FaultPoint.COPY_RECORDED)
 _TURNS = (
     FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
@@ -80,13 +81,13 @@ DeltaTarget.compaction = Compaction(look_every=1, most_small=2)
 from pgcdc_assets.cli.main import main
 main()
 """
-"""Runs the command with settings under which nothing is too young or too small for maintenance."""
+"""Runs the command with settings under which maintenance finds nothing too young or too small."""
 _WITH_JVM = (
     FaultPoint.FEED_COMMITTING, FaultPoint.COLLAPSED, FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED,
     FaultPoint.POINT_PUBLISHED,
 )  # fmt: skip
 AGAIN = "run again: it takes a new snapshot"
-"""What a run prints if it left a table behind because the table was truncated in each of its snapshots."""
+"""What a sync prints if it could not copy a table, because the table was truncated after each of its snapshots."""
 CASES = (
     Case("setup", FaultPoint.SLOT_MADE),
     *(Case("sync", point) for point in FIRST),
@@ -96,7 +97,7 @@ CASES = (
     *(Case("snapshot", point) for point in _COPIES),
     *(Case("repair", point) for point in (FaultPoint.REPAIR_COMMITTING, FaultPoint.REPAIR_COMMITTED)),
     Case("repair", FaultPoint.REPAIR_COMMITTING, Kind.JVM),
-    # Only a followed range receives several batches.
+    # Only in follow mode does a range get several batches.
     *(Case("follow", point) for point in (FaultPoint.LOG_FILES_REPLACING, FaultPoint.LOG_FILES_REPLACED)),
     *(Case("follow", None, kind) for kind in (Kind.RUN, Kind.JVM, Kind.RUN)),
     *(Case("maintain", point) for point in _UPKEEP),
@@ -110,7 +111,7 @@ class ByProcess(LakeRig):
     folder: Path = Path()
     program: str = PROGRAM
     unmet: list[Case] = field(default_factory=list)
-    """Cases whose point was never passed."""
+    """Cases whose fault point was never reached."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,13 +138,13 @@ class ByProcess(LakeRig):
         if not first and not published(self.lake.text):
             self._sync()
         if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:
-            # Writes changes after the table's last copy, because only these changes can be derived again. Also leaves
-            # files that nothing refers to.
+            # A repair needs changes after the table's last copy, because only these changes can be derived again. A
+            # VACUUM needs files that no version uses, which the change leaves.
             self._nudge(case)
             self._sync()
 
     def _sync(self) -> None:
-        """Run sync until it leaves no table behind. The writers may truncate a table in each of its snapshots."""
+        """Run sync until it has copied every table. The writers may truncate a table after each of its snapshots."""
         for _ in range(10):
             result = self.project.run("sync", expect=None)
             if result.code == 0:
@@ -152,7 +153,7 @@ class ByProcess(LakeRig):
         raise AssertionError(result.err)
 
     def cycle(self, case: Case) -> None:
-        """Run the command, kill it, and check. Repeats if the command ended before it could be killed."""
+        """Run the command, kill it, and check the lake. Try again if the command ended before it could be killed."""
         for _ in range(4):
             started = time.monotonic()
             hit = self._hit(case)
@@ -210,7 +211,8 @@ class ByProcess(LakeRig):
         return (case.command,)
 
     def _nudge(self, case: Case) -> None:
-        """Writes a change for every way into a mirror, in addition to the random writers."""
+        """Write, in addition to the random writers, a change for each way in which a mirror is changed: append, merge,
+        overwrite, and a new column."""
         self._done("INSERT INTO entry (note) VALUES ('nudge'); UPDATE u SET v = v + 1 WHERE a > 30")
         self._done("BEGIN; TRUNCATE wiped; INSERT INTO wiped VALUES (1, 'nudge'); COMMIT")
         if case.point is FaultPoint.MIRROR_WIDENED:
@@ -219,7 +221,7 @@ class ByProcess(LakeRig):
             self.conn.execute(f"INSERT INTO wide (id, c{self.columns}) VALUES ({self.columns}, 1)".encode())
 
     def _done(self, statements: LiteralString) -> None:
-        """Runs the statements again if they deadlocked with a writer and were the victim."""
+        """Run the statements. Run them again if PostgreSQL cancelled them because of a deadlock with a writer."""
         while True:
             try:
                 self.conn.execute(statements)
@@ -242,7 +244,7 @@ class ByProcess(LakeRig):
         return self.faults.reached(point) is not None
 
     def assert_recorded(self) -> None:
-        """Check Dagster's records: the ranges are contiguous, and no dead run counts as running."""
+        """Check Dagster's records: the ranges are contiguous, and no killed run has the status STARTED."""
         with dg.DagsterInstance.from_config(str(self.folder / ".dagster")) as instance:
             spans = [LsnRange.from_key(key) for key in instance.get_dynamic_partitions("pgcdc_lsn_ranges")]
             assert spans

@@ -1,9 +1,9 @@
-"""Fixtures of the crash tests: a server of their own, fault points, one seed, one table of results.
+"""Fixtures of the crash tests: a separate server, fault points, one seed, and one table of results.
 
-``PGCDC_TEST_CRASH_CYCLES`` is the number of cycles at receiver level. A quarter as many cycles run over the whole path
-in one process. The command itself is killed only in the long set: at some of its steps, or at each step from ``EVERY``
-cycles on. ``PGCDC_TEST_SEED`` decides everything that is drawn, and is printed at the start. The timing depends on the
-machine.
+``PGCDC_TEST_CRASH_CYCLES`` is the number of crashes of the receiver. A quarter as many crashes hit a whole sync in one
+process. The command itself is killed only in the long set: at some of its steps, or at each step if there are at least
+``EVERY`` cycles. ``PGCDC_TEST_SEED`` decides all random choices, and is printed at the start. The timing still depends
+on the machine.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def tally() -> Tally:
 
 @pytest.fixture
 def chance(request: pytest.FixtureRequest) -> random.Random:
-    """A generator for each test, so that one test can be replayed without the others."""
+    """A separate random generator for each test, so that a single test can be repeated with the same choices."""
     return random.Random(f"{_SEED} {request.node.name}")
 
 
 @pytest.fixture(scope="session")
 def crash_server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server of its own, since crashes must not disturb the session's shared server. It runs without fsync: the
-    machine does not crash, so what was written is still there afterwards."""
+    """A separate server, because crashes must not disturb the session's shared server. It runs without fsync: only
+    processes crash here, not the machine, so no written data is lost."""
     folder = tmp_path_factory.mktemp("crash") / "server"
     settings = {**TEST_SETTINGS, "deadlock_timeout": "100ms", "log_min_messages": "panic"}
     with EmbeddedServer(folder, version=pg_version, fsync=False, settings=settings) as server:
@@ -63,7 +63,7 @@ def crash_server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def fault_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for the session, since Spark's workers keep the environment that they were started with."""
+    """One folder for the whole session, because Spark's workers keep the environment with which they were started."""
     return tmp_path_factory.mktemp("faults")
 
 

@@ -36,20 +36,21 @@ class Faults:
         folder.chmod(0o777)
 
     def arm(self, point: FaultPoint, passes: int = 0) -> None:
-        """The next process that passes the point stops there, after ``passes`` passes."""
+        """Arm the point: after ``passes`` visits that do not stop, the next process that reaches the point stops
+        there."""
         whole = self.folder / f"{point}.new"
         whole.write_text(str(passes))
         whole.rename(self.folder / point)
 
     def reached(self, point: FaultPoint) -> int | None:
-        """Pid of the process that is stopped at the point."""
+        """Pid of the process that is stopped at the point. None if no process is stopped there."""
         try:
             return int((self.folder / f"{point}{REACHED}").read_text())
         except FileNotFoundError:
             return None
 
     def clear(self) -> None:
-        """Disarm all points, and let stopped processes go on."""
+        """Disarm all points, and let stopped processes continue."""
         for path in self.folder.iterdir():
             if path.name != LOCK:
                 with suppress(FileNotFoundError):
@@ -57,7 +58,7 @@ class Faults:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition came true in time."""
+    """Waits for the condition. Returns False if it was still false after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

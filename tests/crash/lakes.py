@@ -1,4 +1,4 @@
-"""A source with tables of every kind, writers and a journal, and a lake that follows the source."""
+"""A source with tables of every kind, concurrent writers and a journal, and a lake with mirrors of these tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from tests.oracle import assert_equal
 
 TABLES = ("public.t", "public.u", "public.part", "public.bag", "public.entry", "public.wiped")
 WIDE = "public.wide"
-"""The table that gets new columns, which the journal cannot follow."""
+"""The table that gets new columns. The journal does not record this table, because its triggers do not survive new
+columns."""
 CHANGING = ("t", "u", "part", "bag", "entry")
 _TABLE = re.compile(r"^(?:INSERT INTO|UPDATE|DELETE FROM) (\w+)")
 _MAKE = """
@@ -55,7 +56,7 @@ CREATE TABLE elsewhere.foreign_table (v text);
 
 
 def changes(chance: random.Random, tables: Container[str]) -> Script:
-    """Changes of all kinds to several of these tables."""
+    """Statements that change several of these tables in every way."""
     at = chance.randrange(80)
     all_kinds = [
         f"UPDATE t SET v = v || '!' WHERE id BETWEEN {at} AND {at + 4}",
@@ -91,7 +92,8 @@ def elsewhere(chance: random.Random) -> Script:
 
 
 def work(chance: random.Random) -> Sequence[tuple[Draw, int]]:
-    """Work for some cycles. Only few tables change, since a MERGE takes seconds."""
+    """The scripts of the writers for some cycles, with their weights. Only one or two random tables change, because a
+    MERGE takes seconds."""
     tables = chance.sample(CHANGING, chance.choice([1, 1, 2]))
     some = partial(changes, tables=tables)
     return (some, 8), (in_transaction(some), 6), (prepared(some), 2), (inserts, 2), (wipe, 2), (elsewhere, 1)
@@ -99,7 +101,7 @@ def work(chance: random.Random) -> Sequence[tuple[Draw, int]]:
 
 @dataclass
 class LakeRig:
-    """The parts that both whole-path tests share: the source, and the checks of the lake."""
+    """The parts that tests in one process and tests of the command share: the source, and the checks of the lake."""
 
     server: EmbeddedServer
     faults: Faults
@@ -113,7 +115,7 @@ class LakeRig:
     journal: Journal = field(init=False)
     writers: Writers = field(init=False)
     compared: set[str] = field(default_factory=set)
-    """Consistent points that have been compared."""
+    """Consistent points that were already compared with the source."""
     stood: Lsn = ZERO
 
     def __post_init__(self) -> None:
@@ -131,7 +133,7 @@ class LakeRig:
         self.conn = self.journal.conn = self.database.connect()
 
     def moved(self) -> tuple[int, ...]:
-        """Delta versions of the log and of every mirror."""
+        """The number of Delta commits of the log and of every mirror."""
         folders = [Layout(self.lake).change_log, *(self.lake / table.replace(".", "/") for table in TABLES)]
         listed = (storage.list_after(folder / "_delta_log") for folder in folders)
         return tuple(sum(entry.name.endswith(".json") for entry in entries) for entries in listed)
@@ -162,7 +164,8 @@ class LakeRig:
         return len(fresh)
 
     def assert_all_there(self) -> None:
-        """Checks, after a run without writers, that the last point lists all tables and equals the live source."""
+        """Checks, after a sync without writers, that the newest point lists all tables and equals the current
+        source."""
         assert self.look() > 0 or published(self.lake.text)
         assert set(published(self.lake.text)[-1][1]) == {*TABLES, WIDE}
         assert_equal(self.conn, self.lake.text, *TABLES, WIDE)

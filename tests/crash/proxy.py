@@ -1,5 +1,5 @@
 """A proxy in front of the server's socket that can cut connections on purpose. It is a separate process: libpq's
-blocking connect holds Python's lock, so a thread of the same process could not answer."""
+blocking connect holds Python's global lock, so a thread of the test's process could not answer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _BYTES = 65536
 
 
 class Proxy:
-    """Listens on its own Unix socket and passes bytes on. ``cut`` ends all connections: bytes that the proxy holds are
-    lost in both directions, often in the middle of a message."""
+    """Listens on its own Unix socket and forwards bytes to the server's socket. ``cut`` ends all connections. Bytes
+    that were not yet forwarded are lost in both directions, often in the middle of a message."""
 
     def __init__(self, server_folder: Path) -> None:
         self._server = server_folder

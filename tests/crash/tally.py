@@ -1,4 +1,4 @@
-"""The table of survived cycles: fault point × kind of crash."""
+"""The table that counts survived crashes by fault point and kind of crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANY_TIME = "at a random time"
 
 @dataclass
 class Tally:
-    """Counts the cycles in which the crash hit a running change and all checks passed."""
+    """Counts the cycles in which the crash interrupted a change and all checks succeeded."""
 
     seed: int
     survived: Counter[tuple[str, Kind]] = field(default_factory=Counter)
@@ -24,7 +24,7 @@ class Tally:
         self.levels[level] += 1
 
     def markdown(self) -> str:
-        """One row per point, in the order in which data passes the points, and one column per kind."""
+        """One row per fault point, in the order in which data reaches the points, and one column per kind of crash."""
         kinds = [kind for kind in Kind if any(found == kind for _, found in self.survived)]
         points = [point for point in (*FaultPoint, ANY_TIME) if any(found == point for found, _ in self.survived)]
         head = [f"| fault point | {' | '.join(kinds)} | all |", "|---" * (len(kinds) + 2) + "|"]

@@ -1,4 +1,5 @@
-"""The fault points themselves: they do nothing unless armed, the package passes each of them, and one process stops."""
+"""The fault points themselves. They do nothing unless armed, the package calls every one, and exactly one thread stops
+at an armed point."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def calls() -> list[tuple[Path, str]]:
     return found
 
 
-def test_every_fault_point_is_passed_somewhere_in_the_package() -> None:
+def test_every_fault_point_is_used_in_the_package() -> None:
     assert {name for _, name in calls()} == set(FaultPoint.__members__)
 
 
@@ -41,7 +42,7 @@ def test_fault_points_do_nothing_without_the_variable() -> None:
     assert subprocess.run([sys.executable, "-c", script], env=clean, check=False).returncode == 0
 
 
-def test_exactly_one_thread_stops_after_the_given_number_of_passes(faults: Faults) -> None:
+def test_exactly_one_thread_stops_after_the_given_number_of_visits(faults: Faults) -> None:
     point = FaultPoint.BATCH_COMMITTED
     through = threading.Semaphore(0)
 
@@ -66,7 +67,8 @@ def test_exactly_one_thread_stops_after_the_given_number_of_passes(faults: Fault
 def test_process_stopped_at_one_point_does_not_block_other_points(
     faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped process has released the lock before the test sees it. An unarmed point does not take the lock."""
+    """A process releases the lock of the fault points before the test can see that it has stopped. A point that is not
+    armed does not take the lock."""
     point, rename, lock_was_free = FaultPoint.BATCH_COMMITTED, Path.rename, list[bool]()
 
     def renamed(path: Path, target: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The receiver is killed, and its connections cut, while transactions are in progress and while they enter the log."""
+"""The receiver is killed, or its connections are cut, while transactions are in progress or are written to the log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POINTS = (
 )  # fmt: skip
 EARLY = (FaultPoint.STREAM_SPILLED, FaultPoint.STREAM_DROPPED)
 FEW = (FaultPoint.STREAM_SPILLED, FaultPoint.STREAM_RESTARTED, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_DURABLE)
-"""Points of the default set: one of each stage."""
+"""The fault points of the default set: one for each stage."""
 EMIT = "SELECT pg_logical_emit_message(true, 'app', '{}')"
 
 
@@ -43,12 +43,12 @@ class Rig:
     connections: list[psycopg.Connection]
     rounds: int = 0
     looks: list[tuple[Lsn, list[Row]]] = field(default_factory=list)
-    """The log's position and the rows below it, after each crash."""
+    """After each crash: the log's position, and the rows below this position."""
 
     def steps(self) -> Iterator[tuple[int, str]]:
-        """Connection and statement of each step of one round. Transaction 0 may hold a message that was rolled back.
-        Transaction 1 outgrows its batch. Transaction 2 is rolled back after it was sent. Connection 3 runs all small
-        transactions."""
+        """Connection and statement of each step of one round. Transaction 0 has a message that is rolled back.
+        Transaction 1 becomes larger than a batch. Transaction 2 is rolled back after its changes were sent. Connection
+        3 runs all small transactions."""
         self.rounds += 1
         at = self.rounds * 10_000
         yield from ((0, "BEGIN"), (0, many(at, 300)), (1, "BEGIN"), (1, "SAVEPOINT s"), (1, many(at + 1000, 600)))
@@ -60,8 +60,8 @@ class Rig:
         yield from ((0, "ROLLBACK TO t"), (0, EMIT.format("kept")), (0, "COMMIT"), (3, "LOOK"))
 
     def play(self, before: Callable[[str], None], until: Callable[[], bool] = lambda: False) -> None:
-        """Plays one round. ``before`` is called with each step. A wait for the server also ends if ``until`` is
-        true."""
+        """Executes one round. ``before`` is called with the statement of each step. A wait for the server also ends
+        when ``until`` returns True."""
         for number, statement in self.steps():
             before(statement)
             if statement in ("LAND", "LOOK"):
@@ -70,8 +70,8 @@ class Rig:
                 self.connections[number].execute(statement.encode())
 
     def _wait(self, what: str, until: Callable[[], bool]) -> None:
-        """Waits until the server has sent everything (LOOK), or until everything is in the log (LAND). An unsure
-        transaction makes the server send the rest again."""
+        """Waits until the server has sent everything (LOOK), or until everything is in the log (LAND). The server sends
+        the rest again if the received blocks do not show which messages were rolled back."""
         lsn, log = self.twins.flushed(), self.twins.streamed.log
 
         def there() -> bool:
@@ -80,7 +80,7 @@ class Rig:
         wait_until(lambda: there() or until(), SECONDS)
 
     def crashed(self) -> None:
-        """Check what is left, and start a new receiver."""
+        """Check the log after a crash, and start a new receiver."""
         log = self.twins.streamed.log
         position = log.position()
         assert self.twins.source.confirmed(log) <= position
@@ -151,7 +151,7 @@ def _killed_in_a_round(rig: Rig, faults: Faults, point: FaultPoint, at: str) -> 
             rig.crashed()
 
     rig.play(kill, reached)
-    # The batch may be cut some time after the last step.
+    # The last batch may be closed some time after the last step.
     wait_until(reached, 0.0 if killed else 1.0)
     kill("")
     faults.clear()
@@ -165,7 +165,7 @@ def test_connection_cut_at_any_time_loses_and_repeats_nothing(
     rig: Rig, crash_server: EmbeddedServer, chance: random.Random, tally: Tally, cycles: int,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The server ends its walsender, or the proxy cuts the connection, often in the middle of a block."""
+    """Either the server ends its walsender, or the proxy cuts the connection, often in the middle of a block."""
     source = rig.twins.source
     with Proxy(crash_server.socket_folder) as proxy:
         rig.twins.streamed.options["conninfo"] = proxy.conninfo(source.database.conninfo)
@@ -188,7 +188,8 @@ def test_connection_cut_at_any_time_loses_and_repeats_nothing(
 
 
 def _cut(rig: Rig, proxy: Proxy | None) -> None:
-    """The receiver reports the loss and ends. Repeats if the receiver was between two connections."""
+    """Cut the connection until the receiver reports the loss and ends. A cut has no effect while the receiver is
+    between two connections."""
     source, receiver, slot = rig.twins.source, rig.twins.streamed.receiver, rig.twins.streamed.log.identity.slot
     assert receiver is not None
 

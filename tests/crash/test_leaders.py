@@ -1,5 +1,5 @@
-"""A command is stopped, not killed, at a durable step. Another command takes the lake over, and then the first one
-wakes. The lake is in an object store, where a lock ends only by time."""
+"""A command is stopped, not killed, at a durable step. A second command takes over the lake, and then the first command
+continues. The lake is in an object store, where a lock ends only by a timeout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pgcdc_assets.store import chainlease
 chainlease.TTL, chainlease.RENEWED, chainlease._MARGIN = 12.0, 2.0, 0.5
 """
 _LEFT: Final = (".parquet", ".seg", ".bin")
-"""Files that count only if a commit names them."""
+"""Files that belong to the lake only if a Delta commit names them."""
 
 
 class Stopped(Enum):
@@ -52,7 +52,8 @@ class Leaders(ByProcess):
     program: str = _SHORT + PROGRAM
 
     def met(self, case: Case) -> bool:
-        """Whether the case was reached. Tries again if the command ended before it reached the point."""
+        """Runs the case. Tries again if the command ended before it reached the fault point. Returns whether an attempt
+        reached it."""
         stopped = self.chance.choice([*Stopped])
         started = time.monotonic()
         met = any(self.overtaken(case, stopped) for _ in range(4))
@@ -60,7 +61,8 @@ class Leaders(ByProcess):
         return met
 
     def overtaken(self, case: Case, stopped: Stopped) -> bool:
-        """Whether the command was stopped at the point and resumed after another command had done its work."""
+        """Stops the command at the fault point, lets a second command work, resumes the first command, and checks that
+        it commits nothing. Returns False if the command ended before it reached the point."""
         self.prepare(case)
         self._nudge(case)
         self.faults.arm(case.point)  # type: ignore[arg-type]
@@ -71,7 +73,7 @@ class Leaders(ByProcess):
                 return False
             asleep = _stopped(first, stopped)
             self.faults.clear()
-            # The server does this by itself after its timeout.
+            # The server ends the stopped command's session by itself after its timeout.
             self._cut_off()
             assert wait_until(lambda: self._succeeded() == 0, SECONDS), "nobody could take over"
             self.look()
@@ -89,13 +91,13 @@ class Leaders(ByProcess):
         return True
 
     def _succeeded(self) -> int:
-        """The exit code of another sync. It is refused while the first command may only be slow.
+        """Runs another sync and returns its exit code. The lake refuses it while the first command might only be slow.
 
-        The other sync counts as another host, which shares only the lake: a stopped command may hold the lock of
-        Dagster's SQLite, for example.
+        The other sync has its own project folder, as on a different host, because a stopped command may hold, for
+        example, the lock of Dagster's SQLite.
         """
         path, elsewhere = self.folder / "successor.log", self.folder / "elsewhere"
-        # The stacks go to a file of their own, since the command may redirect its stderr.
+        # Stack traces go to a separate file, because the command may redirect its stderr.
         stacks = elsewhere / "stacks"
         shutil.copytree(self.folder / ".pgcdc", elsewhere / ".pgcdc", dirs_exist_ok=True)
         shutil.copy(self.folder / "pgcdc.yaml", elsewhere)
@@ -123,7 +125,8 @@ class Leaders(ByProcess):
         )
 
     def _commits(self) -> dict[str, tuple[int, float]]:
-        """Size and time of all files of the lake that count."""
+        """Size and time of all files of the lake, without data files, which belong to the lake only if a Delta commit
+        names them."""
         found = storage.walk(self.lake, hidden=True)
         return {entry.name: (entry.size, entry.written) for entry in found if _counts(entry.name)}
 
@@ -134,7 +137,7 @@ def _counts(name: str) -> bool:
 
 def _stopped(command: subprocess.Popen[bytes], stopped: Stopped) -> list[psutil.Process]:
     process = psutil.Process(command.pid)
-    # Stop the command first, so that it starts no other process.
+    # Stop the command before its child processes, so that it starts no new process.
     process.suspend()
     found = [process]
     if stopped is Stopped.HOST:
@@ -149,7 +152,7 @@ def _stopped(command: subprocess.Popen[bytes], stopped: Stopped) -> list[psutil.
 @pytest.mark.process
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(400)
-def test_leader_that_wakes_after_a_takeover_commits_nothing(
+def test_stopped_command_that_resumes_after_a_takeover_commits_nothing(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, tally: Tally, tmp_path: Path, bucket: Location,
     *, every: bool,
 ) -> None:  # fmt: skip
@@ -172,6 +175,7 @@ def test_leader_that_wakes_after_a_takeover_commits_nothing(
 
 
 def _lakes(cases: Sequence[Case]) -> list[list[Case]]:
-    """The cases of each lake. After the takeover of a first sync the whole lake exists, so no later case can follow."""
+    """The cases that share a lake. A case of the first sync needs a new lake, because the command that takes over
+    completes the lake."""
     first = [case for case in cases if case.command == "sync" and case.point in FIRST]
     return [*([case] for case in first), *filter(None, [[case for case in cases if case not in first]])]

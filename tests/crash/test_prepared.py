@@ -1,4 +1,5 @@
-"""The receiver is killed at each step of keeping a prepared transaction, and of moving it into the log."""
+"""The receiver is killed at each step of storing a prepared transaction, and of moving it into the log after COMMIT
+PREPARED."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ TAKING = (
 
 
 OWN = (FaultPoint.PREPARED_KEPT, FaultPoint.PREPARED_COMMITTING, FaultPoint.PREPARED_DROPPED)
-"""Points that only prepared transactions pass. All points except one run only in the long set."""
+"""Fault points that only prepared transactions reach. The default set tests only one of them."""
 
 
 def case(point: FaultPoint, when: str) -> Any:
@@ -79,7 +80,7 @@ def test_receiver_killed_at_each_step_of_a_prepared_transaction_loses_nothing(
                           f"PREPARE TRANSACTION '{gid}'")  # fmt: skip
     if when == "keeping":
         killed_at(point, twins, faults, tally)
-    # In a quiet source, the server may take half a minute to report its position.
+    # If the source writes nothing, the server may take half a minute to report its position.
     twins.streamed.complete_to(twins.flushed())
     assert wait_until(lambda: source.confirmed(twins.streamed.log) >= prepared, SECONDS)
     if when != "keeping":

@@ -1,4 +1,4 @@
-"""The command, or only its JVM, is killed at durable steps of the whole path. The next command continues."""
+"""The command, or only its JVM, is killed at durable steps of a whole sync. The next command continues the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The receiver is killed at every durable step and at random times, in every way. The log is compared byte by byte."""
+"""The receiver is killed in every way, at every durable step and at random times. The log must equal the source byte
+for byte."""
 
 from __future__ import annotations
 
@@ -37,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 LEVEL = "at receiver level"
 ROUND = 25
-"""Cycles on one database and log. More cycles make each comparison longer."""
+"""Cycles with the same database and log. More cycles would make each comparison longer."""
 POINTS = (
     FaultPoint.SEGMENT_STAGED, FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING,
     FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED,
 )  # fmt: skip
 UNCONFIRMED = (FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE)
-"""At these points the log has advanced, and its position must not be confirmed yet."""
+"""Fault points at which the log has advanced, but its new position must not be confirmed yet."""
 ALL = (*POINTS, *POINTS, *[None] * 6)
 SURE = (FaultPoint.SEGMENT_WRITTEN, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
-"""A point of each stage that every run passes: the default set."""
+"""The default set: one fault point of each stage, which every run of the receiver reaches."""
 FEW = 20
-"""Below this number of cycles, only points that every run passes are drawn."""
+"""With fewer cycles than this, only fault points that every run reaches are selected."""
 KINDS = (Kind.RECEIVER, Kind.PARENT, Kind.SERVER, Kind.CUT)
 SECONDS = 180.0
 """The longest wait for anything, on a busy machine."""
@@ -93,12 +94,12 @@ class Receiver:
         return [read_line(line) for line in lines]
 
     def leave(self) -> None:
-        """Close the pipe, as when the parent dies."""
+        """Close the pipe, which is what the receiver sees when its parent dies."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
     def finish(self) -> None:
-        """Fails unless the receiver ends by itself and its last error is one of the allowed classes."""
+        """Fails unless the receiver ends by itself. Its last error must be of a class that a crash explains."""
         assert wait_until(lambda: self.ended, SECONDS), f"still runs: {self.events()[-3:]}"
         self.leave()
         said = self.events()
@@ -118,11 +119,11 @@ class Rig:
     folder: Path
     writers: Writers
     points: Sequence[FaultPoint | None] = ALL
-    """Each cycle draws one of these points."""
+    """Each cycle selects one of these fault points at random."""
     log: ChangeLog = field(init=False)
     slot: str = field(init=False)
     stood: int = 0
-    """Cycles since the log last moved."""
+    """Number of cycles since the log last advanced."""
 
     def __post_init__(self) -> None:
         with self.connect() as conn:
@@ -146,7 +147,8 @@ class Rig:
     # One cycle --------------------------------------------------------------------------------------
 
     def cycle(self) -> bool:
-        """Starts, crashes and checks. Returns whether the log was moving at the crash."""
+        """Starts the receiver, crashes it and checks the log. Returns whether the crash interrupted a change of the
+        log."""
         chance, faults, started = self.chance, self.faults, time.monotonic()
         point = chance.choice(self.points)
         kind = chance.choice(KINDS)
@@ -185,12 +187,13 @@ class Rig:
         return Receiver.start(settings, self.folder / "said", until)
 
     def _goal(self) -> Lsn:
-        """Returns a near goal, often within an open transaction or in WAL of other tables."""
+        """Returns a goal slightly above the current WAL position, often inside an open transaction or in WAL of other
+        tables."""
         with self.connect() as conn:
             return Lsn(_lsn(conn, "pg_current_wal_insert_lsn()") + self.chance.randrange(200_000))
 
     def _reach(self, receiver: Receiver, point: FaultPoint | None) -> bool:
-        """Wait for the moment of the crash. Returns False if the process ended earlier."""
+        """Wait until the receiver is to be crashed. Returns False if the receiver ended before."""
         if point is not None:
             assert wait_until(lambda: receiver.ended or self.faults.reached(point) is not None, SECONDS), point
             if self.faults.reached(point) is None:
@@ -215,7 +218,7 @@ class Rig:
             self.server.start(survive=False)
         self.faults.clear()
 
-    # What must hold ---------------------------------------------------------------------------------
+    # Checks ------------------------------------------------------------------------------------------
 
     def _not_told_too_early(self, point: FaultPoint) -> None:
         confirmed = self._confirmed()
@@ -232,16 +235,16 @@ class Rig:
         assert self.stood < 10, "crashes again and again keep the log where it is"
 
     def compare(self) -> None:
-        """Compare the whole log with the witness's bytes."""
+        """Compare the whole log with the bytes that a second slot receives."""
         position = self.log.position()
         with self.connect() as conn:
-            # The witness reads all flushed WAL, which is at least what the log holds.
+            # The second slot reads all flushed WAL, so it reads at least everything that is in the log.
             assert_same(
                 logged(path_of(self.log.path), position), peeked(conn, f"twin_{conn.info.dbname}", "p", position)
             )
 
     def finish(self) -> None:
-        """Checks, after an undisturbed run to the end, that nothing is missing and every batch is complete."""
+        """Checks, after a run without a crash, that no transaction is missing and every batch is complete."""
         with self.connect() as conn:
             end = Lsn(_lsn(conn, "pg_current_wal_insert_lsn()"))
         receiver = self._start(end)

@@ -51,7 +51,7 @@ WITHOUT_ROWS = (
     "ALTER TABLE t RENAME v TO a; ALTER TABLE t ADD v text", "ALTER TABLE t RENAME a TO b; ALTER TABLE t RENAME v TO a",
     "ALTER TABLE t DROP b; ALTER TABLE t ADD b text", "ALTER TABLE t ALTER n TYPE numeric(12,2)",
 )  # fmt: skip
-"""Changes that change no value of any row."""
+"""Schema changes that change no value of any row."""
 
 
 _RENAMES = (
@@ -99,7 +99,7 @@ class _Stage:
         for _ in range(2):
             self._project.run("sync")
         if self._project.settings["PGCDC_SCHEMA_CHANGES"] == "rewrite":
-            # delta-rs cannot read widened types.
+            # Spark reads the table here, because delta-rs cannot read widened types.
             assert_equal(self._conn, self._project.lake, table)
         assert not self.judge.judge(), step
 

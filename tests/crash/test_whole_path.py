@@ -1,4 +1,5 @@
-"""Whole runs in this process, hit at every step of Spark and Delta. Every published point is compared."""
+"""Whole syncs in this process, crashed at every step of Spark and Delta. Every published point is compared with the
+source."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ LEVEL = "over the whole path in one process"
 ROUND = 20
 _stand = faultpoints._stop
 PATIENCE = 45.0
-"""Seconds to wait for a point that a run may not pass. The next cycle draws another point."""
+"""Seconds to wait for a fault point that a sync might not reach. The next cycle then selects another point."""
 SECONDS = 400.0
 """The longest wait for anything, on a busy machine."""
 RECEIVING = (FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
@@ -65,17 +66,17 @@ IN_WORKERS = (
 )  # fmt: skip
 ALL = (*RECEIVING, *COPYING, *APPLYING, *APPLYING, *[None] * 6)
 SURE = (FaultPoint.BATCH_DURABLE, FaultPoint.COPY_COMMITTING, FaultPoint.FEED_COMMITTED, FaultPoint.POINT_PUBLISHED)
-"""A point of each stage that every run passes: the default set."""
+"""The default set: one fault point of each stage, which every sync reaches."""
 FEW = 20
-"""Below this number of cycles, only points that every run passes are drawn."""
+"""With fewer cycles than this, only fault points that every sync reaches are selected."""
 
 
 class Aborted(BaseException):
-    """Stops a thread almost like a kill: after the point, only ``finally`` blocks run."""
+    """Stops a thread almost like a kill: after the fault point, only ``finally`` blocks are executed."""
 
 
 class Listening(Silent):
-    """Keeps what a run reports about a lost source."""
+    """Collects what a sync reports about lost connections to the source."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,9 +91,9 @@ class Listening(Silent):
 class InProcess(LakeRig):
     spark: SparkSession | None = None
     points: Sequence[FaultPoint | None] = ALL
-    """Each cycle draws one of these points."""
+    """Each cycle selects one of these fault points at random."""
     aborted: FaultPoint | None = None
-    """A thread at this point waits there, and so does every thread that reaches it."""
+    """The fault point at which threads raise :class:`Aborted` as soon as they may continue."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,10 +113,10 @@ class InProcess(LakeRig):
         engine.sync(bounds or Bounds(), copy_anew=copy_anew)
 
     def cycle(self) -> bool:
-        """Runs, crashes and checks. Returns whether something moved at the crash."""
+        """Runs a sync, crashes it and checks the lake. Returns whether the crash interrupted a change of the lake."""
         started = time.monotonic()
         point, kind, anew = self._draw()
-        # A run that follows keeps its receiver until it is hit. A bounded run often ends by itself.
+        # In follow mode, a sync keeps its receiver until the receiver is killed. A bounded sync often ends by itself.
         bounds = Bounds(follow=kind is Kind.RECEIVER or self.chance.random() < 0.7)
         before = self.moved()
         failures: list[BaseException] = []
@@ -126,12 +127,12 @@ class InProcess(LakeRig):
             hit = self._reach(thread, point) and self._inflict(kind, point)
             counts = hit and (point is not None or self.moved() != before)
             if hit and bounds.follow and kind in (Kind.SERVER, Kind.CUT):
-                # A run that follows connects again and goes on, unless it was asked for a copy.
+                # In follow mode, a sync connects again and continues, unless a new copy was requested.
                 noticed = wait_until(lambda: bool(failures or self.observer.outages), SECONDS)
                 assert noticed, f"{kind} at {point} went unnoticed"
                 time.sleep(self.chance.uniform(0, 5))
             elif hit and bounds.follow:
-                # The run would follow forever. The crash ends it, and it reports an error.
+                # In follow mode, the sync would never end by itself. The crash must end it with an error.
                 thread.join(SECONDS)
                 assert failures, f"{kind} at {point} went unnoticed"
         finally:
@@ -150,13 +151,14 @@ class InProcess(LakeRig):
         return counts
 
     def stop(self, folder: Path, point: FaultPoint) -> None:
-        """Replaces the function of the fault points."""
+        """Replaces the function that stops a process at a fault point."""
         _stand(folder, point)
         if point is self.aborted:
             raise Aborted
 
     def _draw(self) -> tuple[FaultPoint | None, Kind, list[TableName]]:
-        """Draw the point, the kind of crash, and the tables that are copied again during the run. Arms the point."""
+        """Select at random the fault point, the kind of crash, and the tables that the sync copies again. Arms the
+        point."""
         chance = self.chance
         point = chance.choice(self.points)
         own = Kind.WORKER if point in IN_WORKERS else Kind.ABORT
@@ -182,7 +184,7 @@ class InProcess(LakeRig):
         return thread.is_alive()
 
     def _inflict(self, kind: Kind, point: FaultPoint | None) -> bool:
-        """Whether there was a process to hit."""
+        """Crashes the process. Returns False if there was no such process."""
         if kind is Kind.RECEIVER:
             found = children_running("pgcdc_assets.log.receive.process")
             for pid in found:
@@ -205,7 +207,7 @@ class InProcess(LakeRig):
 
 @pytest.fixture
 def watched_spark(spark: SparkSession, fault_folder: Path) -> SparkSession:
-    """The session's Spark, with fault points in its workers."""
+    """The session's Spark, whose Python workers can stop at fault points."""
     spark.sparkContext.environment[faultpoints.VARIABLE] = str(fault_folder)
     return spark
 

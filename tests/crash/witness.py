@@ -1,4 +1,4 @@
-"""The bytes that PostgreSQL sends, read through a second slot. Messages are cut by struct as the protocol's
+"""The bytes that PostgreSQL sends, read through a second slot. The test parses messages with struct, as the protocol's
 documentation describes them, without the project's codec."""
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Sent:
 
 
 def peeked(conn: psycopg.Connection[Any], slot: str, publication: str, below: int) -> Sent:
-    """Transactions with ``commit_lsn`` < ``below``, and loose messages that end at or before it."""
+    """Transactions with ``commit_lsn`` < ``below``, and messages outside of transactions that end at or below
+    ``below``."""
     sent, commit_lsn, ordinal = Sent(), 0, 0
     for (data,) in conn.cursor().stream(_PEEK, [slot, publication], size=500):
         kind, digest = chr(data[0]), _digest(data)
@@ -65,7 +66,7 @@ def logged(path: Path, below: int) -> Sent:
 
 
 def assert_same(log: Sent, source: Sent) -> None:
-    """Check that each message of each transaction is there once, byte for byte, and nothing else."""
+    """Check that the log has each message of each transaction exactly once, byte for byte, and nothing else."""
     lost, twice = Counter(source.lines) - Counter(log.lines), Counter(log.lines) - Counter(source.lines)
     assert not lost, f"{lost.total()} messages are not in the log, like {next(iter(lost))}"
     assert not twice, f"{twice.total()} messages of the log were never sent, or stand twice, like {next(iter(twice))}"

@@ -1,4 +1,4 @@
-"""Concurrent writers that survive the source's crashes, and the transactions that they draw."""
+"""Concurrent writers that survive the source's crashes, and the random transactions that they run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _id(chance: random.Random) -> int:
 
 
 def small(chance: random.Random) -> Script:
-    """Rows of all kinds over several tables."""
+    """A script that inserts, updates and deletes rows of several tables."""
     at = _id(chance)
     return chance.sample(
         [
@@ -43,7 +43,8 @@ def small(chance: random.Random) -> Script:
 
 
 def in_transaction(body: Draw) -> Draw:
-    """A transaction with subtransactions. Some subtransactions are rolled back, and sometimes the whole transaction."""
+    """A script with a transaction that has subtransactions. Some subtransactions are rolled back, and sometimes the
+    whole transaction."""
 
     def draw(chance: random.Random) -> Script:
         inner: list[str] = []
@@ -57,7 +58,7 @@ def in_transaction(body: Draw) -> Draw:
 
 
 def prepared(body: Draw) -> Draw:
-    """A prepared transaction that ends after other transactions."""
+    """A script with a prepared transaction that ends after other transactions."""
 
     def draw(chance: random.Random) -> Script:
         gid = f"g{chance.getrandbits(64):x}"
@@ -83,7 +84,8 @@ def truncate(chance: random.Random) -> Script:
 
 
 def foreign(chance: random.Random) -> Script:
-    """WAL that holds nothing for us: another table, an empty transaction, or a transaction that is rolled back."""
+    """A script whose WAL has no published change: an unpublished table, an empty transaction, or a transaction that is
+    rolled back."""
     return chance.choice(
         [
             ["INSERT INTO foreign_table SELECT g, repeat('x', 200) FROM generate_series(1, 300) g"],
@@ -100,7 +102,8 @@ def message(chance: random.Random) -> Script:
 
 
 def large(chance: random.Random) -> Script:
-    """More than the receiver keeps in memory, so that it spills. It is small in WAL, since its values compress."""
+    """A script with a transaction larger than the receiver's memory limit, so that the receiver spills it to disk. Its
+    WAL is small, because the values compress well."""
     rows = chance.randint(2200, 3000)
     return [f"INSERT INTO big (payload) SELECT repeat(md5(g::text), 280) FROM generate_series(1, {rows}) g"]
 
@@ -113,7 +116,7 @@ RECEIVER_WORK: Sequence[tuple[Draw, int]] = (
 
 @dataclass
 class Writers:
-    """Threads that draw and run scripts while the block of ``writing`` lasts."""
+    """Threads that run random scripts during the block of ``writing``."""
 
     conninfo: str
     work: Sequence[tuple[Draw, int]]
@@ -122,7 +125,7 @@ class Writers:
     most_pause: float = 0.03
     """Seconds between statements, at most."""
     asked: list[Draw] = field(default_factory=list)
-    """Scripts for the next free writer."""
+    """Scripts that the next free writer runs instead of a random script."""
     done: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -146,7 +149,7 @@ class Writers:
         while not self._stop.is_set():
             # The source may be down. The writer then connects again.
             with suppress(psycopg.OperationalError), psycopg.connect(self.conninfo, autocommit=True) as conn:
-                # Also ends the wait for a prepared transaction, which PostgreSQL does not count as a deadlock.
+                # Also ends a wait for a prepared transaction, which PostgreSQL does not detect as a deadlock.
                 conn.execute("SET lock_timeout = '300ms'")
                 settle(self.conninfo)
                 while not self._stop.is_set():
@@ -173,7 +176,7 @@ class Writers:
 
 
 def settle(conninfo: str) -> None:
-    """End the prepared transactions that a crash left, since their writers no longer know of them."""
+    """End the prepared transactions that a crash left, because no writer will end them."""
     with psycopg.connect(conninfo, autocommit=True) as conn:
         left = conn.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
         for number, (gid,) in enumerate(sorted(left)):
