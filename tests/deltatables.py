@@ -1,4 +1,4 @@
-"""Delta tables as tests change and read them, through the project's own log and commits."""
+"""Helpers that change and read Delta tables through the project's own Delta log and commits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def live_files(folder: Path | Location) -> tuple[Added, ...]:
 
 @contextmanager
 def reads_of_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The versions whose commits the block reads, in order. A version that does not exist counts too."""
+    """Collects the versions whose Delta commits are read during the block, in order, including versions that do not
+    exist."""
     read: list[int] = []
     real = LocalStore.read
 
@@ -51,5 +52,5 @@ def reads_of_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def publish_at(points: ConsistentPoints, lsn: int, versions: Mapping[TableName, int]) -> None:
-    """Publish a point whose versions all record its own LSN."""
+    """Publish a point with these versions, in which every table's position is ``lsn``."""
     points.publish(Lsn(lsn), versions, dict.fromkeys(versions, Lsn(lsn)))

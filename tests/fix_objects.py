@@ -1,5 +1,5 @@
-"""An S3 server: S3Proxy, a JVM process over a folder. It supports conditional PUTs, as S3 does. Downloaded once by the
-resolver that downloads Delta's jars, into the same cache."""
+"""An S3 server for tests: S3Proxy, a JVM process that stores objects in a local folder. It supports conditional PUTs,
+as S3 does. It is downloaded once, like Delta's jars and into the same cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOGGING = """<configuration><appender name="out" class="ch.qos.logback.core.Con
 
 
 def environment(port: int) -> dict[str, str]:
-    """The variables of a process that uses the server."""
+    """Environment variables for a process that uses the server."""
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": IDENTITY, "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -39,7 +39,7 @@ def environment(port: int) -> dict[str, str]:
 
 @contextmanager
 def s3_server(folder: Path, port: int) -> Iterator[None]:
-    """Serves on a port of this machine. The folder gets the log and a folder for each bucket."""
+    """Runs the server on a port of this machine. The folder gets the server's log, and a folder for each bucket."""
     jars = cached(f"jars/s3proxy-{S3PROXY}", _fetch)
     (folder / "logback.xml").write_text(_LOGGING)
     (folder / "data" / BUCKET).mkdir(parents=True)
@@ -65,7 +65,7 @@ def s3_server(folder: Path, port: int) -> Iterator[None]:
 
 
 _PORT: Final = held_port()
-# Spark's workers keep the environment in which the JVM started, long before a test asks for the server.
+# Set early: Spark's workers keep the environment with which the JVM was started, before a test requests the server.
 os.environ.update(environment(_PORT))
 
 
@@ -91,7 +91,7 @@ def _answers(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
     except urllib.error.HTTPError:
-        # The server answers, and refuses the request without credentials.
+        # The server is up: it refuses this request only because it has no credentials.
         return True
     except OSError:
         return False

@@ -104,18 +104,18 @@ def _drop(server: EmbeddedServer, name: str) -> None:
 
 
 def inside(conn: psycopg.Connection[Any]) -> Lsn:
-    """A position within the next record, which is the commit's record if nothing else is written. A boundary above this
-    position includes the whole open transaction, so tests wait for this position.
+    """An LSN within the next WAL record, which is the record of the coming commit if nothing else is written. A commit
+    boundary above this LSN includes the whole open transaction, so tests wait for this LSN.
 
-    A position that is read after the commit may be after a record of the server itself (a checkpoint, running
-    transactions). Nothing would be sent for it until more WAL is written. The insert position before the commit may
-    itself be a boundary, after the WAL of the transaction and without the transaction.
+    Two simpler positions are wrong. A position that is read after the commit may lie after a record of the server
+    itself (a checkpoint, running transactions), for which nothing is sent until more WAL is written. The insert
+    position before the commit may itself be a commit boundary that does not include the transaction.
     """
     return Lsn(Lsn.parse(str(conn.execute("SELECT pg_current_wal_insert_lsn()").fetchall()[0][0])) + 1)
 
 
 def committed(conn: psycopg.Connection[Any]) -> Lsn:
-    """Commits. Returns a position within the commit's record, see `inside`."""
+    """Commits the open transaction. Returns an LSN within the record of this commit, see `inside`."""
     at = inside(conn)
     conn.execute("COMMIT")
     return at

@@ -1,4 +1,4 @@
-"""One small JVM per session for all tests that need Spark. The first of these tests starts it."""
+"""One small JVM per test session for all tests that need Spark. The first of these tests starts the JVM."""
 
 from __future__ import annotations
 

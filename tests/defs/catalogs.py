@@ -7,7 +7,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs.keys import Names
 
 NAMES = Names("pgcdc")
-"""The names of a source whose settings do not name it."""
+"""The Dagster names of a source that has no name in its settings."""
 
 COLUMNS = (
     Column(1, "id", PgType(23, "int4"), not_null=True),

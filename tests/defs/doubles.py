@@ -1,4 +1,4 @@
-"""An engine that only records what it was asked to do. It tests the wiring alone."""
+"""An engine that only records the calls that it gets, for tests of jobs and assets without a source and Spark."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from pgcdc_assets.store.processname import ProcessName
 from tests.defs.catalogs import NAMES
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
-"""Configuration of Dagster's loggers for a run."""
+"""Run configuration that silences Dagster's console logger."""
 
 
 @dataclass
 class Script:
-    """What the engine reports to its observer, and what it was asked to do."""
+    """What the engine reports to its observer, and the calls that it got."""
 
     copies: list[CopyReport] = field(default_factory=list)
     ranges: list[RangeReport] = field(default_factory=list)
@@ -133,7 +133,7 @@ def span(start: int, end: int) -> LsnRange:
 
 
 def dead_mark() -> str:
-    """The mark of a process that has ended."""
+    """The process name of a process that has ended, as a run's tag contains it."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     created = int(psutil.Process(child.pid).create_time())
     child.communicate()

@@ -1,4 +1,4 @@
-"""The component for ``dg``, and the function behind it, in a project of the user's own."""
+"""The component for ``dg``, and ``build_pgcdc_defs``, in a user's own Dagster project."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_scaffolded_component_describes_one_source() -> None:
             assert {"shop/public/orders", "shop/change_log", "shop/source/public/orders"} <= keys_of(defs)
 
 
-def test_the_translation_of_a_component_changes_assets_and_keeps_their_keys_known() -> None:
+def test_a_component_finds_its_assets_after_a_translation_changed_their_keys() -> None:
     attributes = {
         "name": "shop", "source": DSN, "lake": "lake", "settings": {"retention": "14 days"},
         "translation": {"key_prefix": "acme", "owners": ["team:payments"], "tags": {"stage": "{{ stage }}"}},
@@ -77,7 +77,7 @@ def test_the_translation_of_a_component_changes_assets_and_keeps_their_keys_know
 
 
 def test_post_processing_and_freshness_of_a_component() -> None:
-    """``post_processing`` is Dagster's own, and may change every asset of the component."""
+    """Dagster's own attribute ``post_processing`` may change every asset of the component."""
     contents = {
         "type": "pgcdc_assets.PgcdcComponent",
         "attributes": {
@@ -96,7 +96,7 @@ def test_post_processing_and_freshness_of_a_component() -> None:
             assert policy == dg.FreshnessPolicy.time_window(timedelta(minutes=15), timedelta(minutes=5))
 
 
-def test_a_source_that_was_not_set_up_says_so_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loading_a_source_without_setup_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     build_pgcdc_defs("shop", DSN, tmp_path / "lake", tmp_path / "state")
     (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("pgcdc_assets")]
     assert said.startswith("source shop has no assets yet: ")
@@ -108,7 +108,7 @@ def test_a_text_that_is_no_duration_is_refused() -> None:
         PgcdcFreshness(fail="soon").policy()
 
 
-def test_two_sources_and_a_project_of_its_own_are_one_code_location(tmp_path: Path) -> None:
+def test_two_sources_and_the_users_own_assets_load_in_one_code_location(tmp_path: Path) -> None:
     @dg.asset(deps=[["shop", "public", "orders"], ["crm", "public", "orders"]])
     def report() -> None: ...
 
@@ -119,7 +119,7 @@ def test_two_sources_and_a_project_of_its_own_are_one_code_location(tmp_path: Pa
     assert {job.name for job in defs.resolve_all_job_defs()} >= {"shop_sync", "crm_sync", "shop_repair", "crm_maintain"}
 
 
-def test_names_of_any_table_stay_apart(tmp_path: Path) -> None:
+def test_tables_with_odd_names_have_different_asset_keys(tmp_path: Path) -> None:
     save_catalog(catalog_of(*ODD), tmp_path / "state" / "catalog.json")
     defs = build_pgcdc_defs("shop", DSN, tmp_path / "lake", tmp_path / "state", key_prefix=["acme"])
     keys = keys_of(defs)
@@ -149,7 +149,7 @@ def test_the_lineage_of_a_column_begins_at_the_source(tmp_path: Path) -> None:
     assert seen == ["shop/changes/public/orders", "shop/source/public/orders"]
 
 
-def test_neither_environment_nor_working_directory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_and_working_directory_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PGCDC_SLOT", "not a slot")
     (tmp_path / "pgcdc.yaml").write_text("no_such_setting: 1\n")
@@ -157,7 +157,7 @@ def test_neither_environment_nor_working_directory_counts(tmp_path: Path, monkey
     assert "shop/public/orders" in keys_of(defs)
 
 
-def test_a_password_of_the_source_is_in_no_definition(tmp_path: Path) -> None:
+def test_no_definition_contains_the_password_of_the_source(tmp_path: Path) -> None:
     (defs,) = sources(tmp_path, "shop")
     graph = defs.resolve_asset_graph()
     shown = [str(graph.get(key).metadata) + str(graph.get(key).description) for key in graph.get_all_asset_keys()]
@@ -176,7 +176,7 @@ def test_a_password_of_the_source_is_in_no_definition(tmp_path: Path) -> None:
     ],
     ids=["a relative lake", "an environment variable that is not set", "a name with a capital", "an unknown setting"],
 )
-def test_a_wrong_value_is_told_in_one_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+def test_a_wrong_value_is_reported_in_one_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     values: dict[str, Any] = {"name": "shop", "source": DSN, "lake": tmp_path / "lake", "state": tmp_path / "state"}
     with pytest.raises(SettingsError) as told:
         build_pgcdc_defs(**values | given)

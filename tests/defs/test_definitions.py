@@ -1,4 +1,4 @@
-"""The code location: the graph that is drawn from a saved catalog, and that it loads with any catalog."""
+"""The code location: its asset graph for a saved catalog, and that it loads with any catalog or none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_graph_leads_from_the_slot_to_the_mirrors() -> None:
     }
 
 
-def test_messages_are_an_asset_if_they_are_asked_for() -> None:
+def test_messages_are_an_asset_if_the_setting_chooses_messages() -> None:
     defs = pipeline(Replication(Settings(messages=("app",))), catalog_of(("public", "orders")))
     dg.Definitions.validate_loadable(defs)
     assert parents(defs)["pgcdc/messages"] == {"pgcdc/change_log"}
@@ -74,7 +74,8 @@ def test_without_a_catalog_the_graph_is_empty_and_loads() -> None:
 def test_two_sources_and_the_users_own_definitions_merge(
     instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user's definitions have an executor and resources of their own, with the names that we might have taken."""
+    """The user's definitions have their own executor and resources, with names that pgcdc's resources could have
+    had."""
     monkeypatch.chdir(tmp_path)
     catalog, sources = catalog_of(("public", "orders")), ("shop", "billing")
 
@@ -111,7 +112,7 @@ def test_two_sources_and_the_users_own_definitions_merge(
 
 
 def test_names_of_two_sources_never_collide() -> None:
-    """Also if the name of one source begins with the name of the other: ``shop`` and ``shop_sync``."""
+    """This also holds if the name of one source begins with the name of the other: ``shop`` and ``shop_sync``."""
     defs = pipeline(Replication(Settings(name="shop", messages=("app",))), catalog_of(*ODD))
     repository = defs.get_repository_def()
     jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
@@ -175,8 +176,8 @@ def test_every_mirror_and_the_slot_have_a_check() -> None:
 
 @pytest.mark.parametrize("catalog", [pytest.param(None, marks=pytest.mark.long), catalog_of(*ODD)])
 def test_loading_in_a_project_directory_changes_nothing_else(tmp_path: Path, catalog: Catalog | None) -> None:
-    """The working directory of the process is not changed either. Dagster puts a location's own directory first on the
-    path."""
+    """The working directory of the process is not changed either. Dagster puts a code location's own directory first on
+    ``sys.path``."""
     own, other = tmp_path / "own", tmp_path / "other"
     own.mkdir()
     other.mkdir()
@@ -199,8 +200,8 @@ def test_loading_in_a_project_directory_changes_nothing_else(tmp_path: Path, cat
 
 
 @pytest.mark.long
-def test_a_location_finds_its_project_in_its_working_directory(tmp_path: Path) -> None:
-    """The location also finds it if the process started in the folder of another project."""
+def test_a_code_location_finds_its_project_in_its_working_directory(tmp_path: Path) -> None:
+    """The code location finds its project even if the process was started in the folder of another project."""
     own, other = tmp_path / "own", tmp_path / "other"
     save_catalog(catalog_of(("public", "orders")), own / CATALOG_FILE)
     save_catalog(catalog_of(("public", "others")), other / CATALOG_FILE)
@@ -212,7 +213,7 @@ def test_a_location_finds_its_project_in_its_working_directory(tmp_path: Path) -
     assert "pgcdc/public/others" not in found.stdout
 
 
-def test_a_location_without_a_project_warns(
+def test_a_code_location_without_a_project_logs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Names of tables as Dagster names: valid, readable and one to one."""
+"""The Dagster names of tables: they are valid and readable, and different tables have different names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mirrors as inputs of a project's own assets."""
+"""Mirrors as inputs of the user's own assets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgcdc_assets.store.local import path_of
 
 ORDERS, LINES = TableName("public", "orders"), TableName("public", "Order Lines")
 KEYS = {ORDERS: ["shop", "public", "orders"], LINES: ["acme", "lines"]}
-"""The second key is one that a translator chose."""
+"""Asset keys of the two mirrors. A translator of the user chose the second key."""
 NAMES = {ORDERS: "shop.public.orders", LINES: f"shop.{LINES}"}
 MIRRORS = [
     dg.AssetSpec(["house", "x"]),
@@ -28,7 +28,7 @@ MIRRORS = [
 
 
 def publish(root: Path, lsn: int) -> None:
-    """A point with one row more in each mirror."""
+    """Publishes a point at which each mirror has one more row."""
     layout, versions = Layout.of(root), {}
     for table in KEYS:
         app = Transaction(f"/snapshot/{table.folder}", lsn)
@@ -47,7 +47,7 @@ def lake(tmp_path: Path) -> PgcdcLake:
 
 
 def _ran(lake: PgcdcLake, *assets: dg.AssetsDefinition) -> list[list[int]]:
-    """Runs the assets in one run, and returns what they saw."""
+    """Materializes the assets in one Dagster run, and returns their outputs."""
     result = dg.materialize([*MIRRORS, *assets], resources={"shop_lake": lake})
     assert result.success
     return [result.output_for_node(asset.op.name) for asset in assets]
@@ -57,7 +57,7 @@ def _ids(*tables: pa.Table) -> list[int]:
     return [len(table) for table in tables]
 
 
-def test_all_inputs_of_a_run_are_read_at_the_point_that_it_began_with(lake: PgcdcLake) -> None:
+def test_all_inputs_of_a_run_are_read_at_the_newest_point_of_its_start(lake: PgcdcLake) -> None:
     ins = {
         name: dg.AssetIn(KEYS[table], input_manager_key="shop_lake")
         for name, table in (("orders", ORDERS), ("lines", LINES))
@@ -88,7 +88,7 @@ def test_an_input_may_name_its_table(lake: PgcdcLake) -> None:
     assert _ran(lake, seen) == [[1]]
 
 
-def test_the_lake_is_a_resource_too(lake: PgcdcLake) -> None:
+def test_the_lake_can_be_used_as_a_resource(lake: PgcdcLake) -> None:
     @dg.asset
     def seen(shop_lake: dg.ResourceParam[PgcdcLake]) -> list[int]:
         publish(Path(shop_lake.root), 200)

@@ -1,4 +1,5 @@
-"""The maintenance job and its schedule: the job gives way to a writer, and reports what it could not do."""
+"""The maintenance job and its schedule: the job skips a lake that is being written, and reports what it could not
+do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A name in a Dagster instance belongs to one project. A second project of the same name is refused before it changes
-anything. Projects of different names do not touch each other."""
+"""In a Dagster instance, a source name belongs to one project. A second project with the same name is refused before it
+changes anything. Projects with different names do not affect each other."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tests.projectfiles import CATALOG_FILE
 
 FIRST, SECOND = catalog_of(("public", "orders"), slot="first"), catalog_of(("public", "orders"), slot="second")
 OTHER = Names("other")
-"""The second project's names, if it has a name of its own."""
+"""The Dagster names of the second project, if it has a different source name."""
 
 Job = Callable[[Replication], dg.JobDefinition]
 
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """The instance as the first project leaves it after its first sync."""
+    """The instance after the first project's first sync."""
     with dg.DagsterInstance.ephemeral() as instance:
         claim(instance, NAMES, FIRST.identity)
         RangeRegister(instance, NAMES).add(span(0x10, 0x20))
@@ -55,7 +55,8 @@ def run(
 def test_projects_of_different_names_share_an_instance(
     instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has its own ranges and runs. This holds for equal tables and overlapping ranges, and after a teardown."""
+    """Each project has its own ranges and runs, even with equal tables and overlapping ranges. A teardown of one
+    project does not affect the other."""
     monkeypatch.chdir(tmp_path)
     save_catalog(SECOND, CATALOG_FILE)
     ChangeLog(Settings().layout).create(SECOND.identity, Lsn(0x18), 1)
@@ -106,7 +107,7 @@ def test_a_project_keeps_its_instance_after_a_rename_of_its_database(instance: d
 @pytest.mark.parametrize("identity", [
     SECOND.identity, Identity("7000000000000000002", FIRST.identity.database, FIRST.identity.slot),
 ])  # fmt: skip
-def test_another_slot_or_system_is_another_project(instance: dg.DagsterInstance, identity: Identity) -> None:
+def test_another_slot_or_system_means_another_project(instance: dg.DagsterInstance, identity: Identity) -> None:
     with pytest.raises(WrongInstance):
         claim(instance, NAMES, identity)
     claim(instance, NAMES, FIRST.identity)
@@ -123,7 +124,7 @@ def test_an_instance_can_be_used_by_another_project_after_a_teardown(instance: d
 
 
 def test_an_instance_without_partitions_can_be_used_by_another_project(instance: dg.DagsterInstance) -> None:
-    """The error advises this if the other project no longer exists."""
+    """The error advises to delete the partitions if the other project no longer exists."""
     copied = register_snapshot(instance, NAMES, Lsn(0x10))
     instance.delete_dynamic_partition(str(NAMES.lsn_ranges.name), span(0x10, 0x20).key)
     with pytest.raises(WrongInstance, match="delete all partitions of the assets `change_log`"):

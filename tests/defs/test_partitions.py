@@ -1,4 +1,4 @@
-"""The register of LSN ranges: ordered, without gaps, pruned with the log."""
+"""The register of LSN ranges: it is ordered and without gaps, and old ranges are deleted together with the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_ranges_are_kept_in_the_order_in_which_they_were_closed(
     ]  # fmt: skip
 
 
-def test_a_gap_becomes_a_range_of_its_own(register: RangeRegister) -> None:
+def test_a_gap_before_a_closed_range_is_registered_as_a_separate_range(register: RangeRegister) -> None:
     register.add(span(0x10, 0x20))
     assert register.add(span(0x40, 0x50)) == span(0x40, 0x50)
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x40), span(0x40, 0x50)]
@@ -44,7 +44,7 @@ def test_known_ranges_are_not_registered_again(register: RangeRegister) -> None:
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
 
 
-def test_keys_are_pruned_with_the_log(register: RangeRegister) -> None:
+def test_keys_of_ranges_outside_the_log_are_deleted(register: RangeRegister) -> None:
     for start, end in ((0x10, 0x20), (0x20, 0x30), (0x30, 0x40)):
         register.add(span(start, end))
     assert register.prune(Lsn(0x20), Lsn(0x30)) == [span(0x10, 0x20), span(0x30, 0x40)]
@@ -76,7 +76,7 @@ ODD = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("odd", ODD)
-def test_an_odd_key_is_reported_and_stops_nothing(
+def test_a_key_that_is_no_range_is_reported_and_ignored(
     register: RangeRegister, instance: dg.DagsterInstance, odd: str
 ) -> None:
     register.add(span(0x10, 0x20))
@@ -88,7 +88,7 @@ def test_an_odd_key_is_reported_and_stops_nothing(
     gone = register.prune(Lsn(0x20), Lsn(0x30))
     assert gone[0] == span(0x10, 0x20)
     assert register.known() == [span(0x20, 0x30)]
-    if len(gone) > 1:  # Ranges that overlap a removed key must not take its place.
+    if len(gone) > 1:  # This key overlaps a range, so it was deleted.
         assert gone[1].key == odd
         return
     selection = Selection([odd, span(0x20, 0x30).key], register)
@@ -100,7 +100,7 @@ def test_an_odd_key_is_reported_and_stops_nothing(
 
 
 def test_a_key_above_all_closed_ranges_is_removed(register: RangeRegister, instance: dg.DagsterInstance) -> None:
-    """Somebody added the key during a run. Otherwise the key would be taken for the range that is closed next."""
+    """Somebody added the key during a sync. If it stayed, it would be confused with the range that is closed next."""
     register.add(span(0x10, 0x20))
     instance.add_dynamic_partitions(RANGES, [span(0x50, 0x60).key])
     assert register.add(span(0x20, 0x30)) == span(0x20, 0x30)

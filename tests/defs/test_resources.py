@@ -1,4 +1,4 @@
-"""Spark's session as a resource: the resource of dagster-pyspark, configured as its users know it, and stopped with the
+"""Spark's session as a resource: it is the resource of dagster-pyspark, with the same configuration, and stops with the
 run."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*, uses: bool = True, fails: bool = False, spark_config: dict[str, Any] | None = None) -> bool:
-    """Runs an op with the pipeline's resources. The op asks for the session twice, as several parts of a run do."""
+    """Runs an op with pgcdc's resources. The op requests the session twice, as several parts of a run do."""
 
     @dg.op
     def work(pgcdc_engines: Engines, pgcdc_pyspark: LakeSpark) -> None:
@@ -89,7 +89,7 @@ def test_a_run_has_one_session_that_ends_with_the_run(recorded: Sessions, fails:
 
 
 def test_a_run_configures_spark_as_dagster_pyspark_does(recorded: Sessions) -> None:
-    """Values may be nested, and override those of the setting."""
+    """Values may be nested, and override the values of the setting ``spark``."""
     given = {"spark.master": "local[1]", "spark": {"driver": {"memory": "2g"}, "ui": {"enabled": True}}}
     assert run(spark_config=given)
     assert [found.spark for found in recorded.started] == [

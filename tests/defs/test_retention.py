@@ -1,4 +1,5 @@
-"""Dagster's events and runs are deleted with the ranges, in an instance as the commands configure it."""
+"""Dagster's events and runs are deleted together with their ranges. The instance is configured as the commands
+configure it."""
 
 import sqlite3
 import time
@@ -34,7 +35,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], of: Names | None = NAMES) -> str:
-    """A run that recorded these partitions of these assets. Returns its id."""
+    """Creates a run that materialized these partitions of these assets. Returns its id."""
 
     @dg.op
     def record(context: dg.OpExecutionContext) -> None:
@@ -51,7 +52,7 @@ def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], of
 
 
 def rows(folder: Path) -> int:
-    """The number of events in all databases."""
+    """The number of events in all of Dagster's SQLite databases."""
     count = 0
     for path in folder.rglob("history/runs/*.db"):
         with sqlite3.connect(path) as conn:
@@ -60,7 +61,7 @@ def rows(folder: Path) -> int:
 
 
 @pytest.mark.long
-def test_runs_of_pruned_ranges_are_deleted_and_all_others_kept(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_only_runs_of_deleted_ranges_are_deleted(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     gone, kept = span(0x10, 0x20), span(0x20, 0x30)
     register = RangeRegister(instance, NAMES)
     for known in (gone, kept):
@@ -93,7 +94,7 @@ def test_runs_of_pruned_ranges_are_deleted_and_all_others_kept(instance: dg.Dags
     assert instance.get_materialized_partitions(MIRROR) == {kept.key}
     assert instance.get_dynamic_partitions(str(NAMES.lsn_ranges.name)) == [kept.key]
     assert instance.get_latest_materialization_event(QUIET_MIRROR) is not None
-    # Once the range is pruned, and another run holds the newest materialisation, this run is deleted too.
+    # This run is deleted, too, once its range is deleted and a different run has the newest materialization.
     register.prune(kept.end, kept.end)
     newest = run(instance, span(0x30, 0x40).key, assets=ASSETS)
     assert forget_runs(instance, OF, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3

@@ -1,4 +1,4 @@
-"""Runs that died are distinguished from live runs. Signals and waiting runs end a sync at a boundary."""
+"""Dagster runs whose process died are distinguished from active runs. A signal ends a sync at a commit boundary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = Names("other")
 
 @dg.op
 def nothing() -> None:
-    """This op is never run."""
+    """The op of a job that is never executed."""
 
 
 @dg.job(name=NAMES.sync_job)
@@ -53,7 +53,7 @@ def run_of(
 
 
 def elsewhere() -> str:
-    """The mark of a process in a container that has this host's name and its own process numbers."""
+    """The process name of a process in a container that has this host's name, but its own process numbers."""
     return str(replace(ProcessName.own(), space="anotherboot-4026531836"))
 
 
@@ -65,7 +65,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Layout:
 
 
 def forget(lake: Layout) -> None:
-    """Deletes all signs of the last holder of the lake, as if it had held the lake days ago."""
+    """Deletes all traces of the last holder of the lake, as if that process had held the lake days ago."""
     chainlease._chain.cache_clear()
     if lake.root.scheme == LOCAL:
         storage.delete([lake.lock])
@@ -111,7 +111,7 @@ def test_no_run_is_reported_dead_while_another_process_holds_the_lock(
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == [dead]
 
 
-def test_a_run_that_has_not_named_its_process_gets_time_to_start(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_a_run_without_a_process_tag_is_given_time_to_start(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     young = run_of(instance)
     other = run_of(instance, foreign)
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == []
@@ -121,21 +121,23 @@ def test_a_run_that_has_not_named_its_process_gets_time_to_start(instance: dg.Da
 
 
 def test_a_run_of_another_code_location_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    """The other location, in the same Dagster, has a job with the name of our job."""
+    """The other code location, in the same Dagster instance, has a job with the name of our job."""
     others = run_of(instance, of=None)
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path), now=time.time() + 121) == []
     assert status(instance, others) is dg.DagsterRunStatus.STARTED
 
 
 def test_a_run_of_another_source_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    """Only the sensor of that source knows whether its lake is held."""
+    """Only the sensor of that source can check whether its lake is locked."""
     others = run_of(instance, mark=dead_mark(), of=OTHER)
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path), now=time.time() + 121) == []
     assert status(instance, others) is dg.DagsterRunStatus.STARTED
     assert runs.report_dead_runs(instance, OTHER, Layout.of(tmp_path)) == [others]
 
 
-def test_a_run_elsewhere_is_dead_if_the_lake_was_not_held_for_long(instance: dg.DagsterInstance, lake: Layout) -> None:
+def test_a_run_in_another_container_is_dead_if_its_lake_is_long_unlocked(
+    instance: dg.DagsterInstance, lake: Layout
+) -> None:
     run = run_of(instance, mark=elsewhere())
     assert runs.report_dead_runs(instance, NAMES, lake) == [], "it has just begun, and may be on its way to the lake"
     later = time.time() + runs._ELSEWHERE_SECONDS + 1
@@ -149,7 +151,7 @@ def test_a_run_elsewhere_is_dead_if_the_lake_was_not_held_for_long(instance: dg.
 
 
 def test_dead_runs_are_reported_before_a_run_takes_the_lock(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    """A run looks for dead runs before it takes the lock."""
+    """A sync reports dead runs before it locks the lake. While the lake is locked, no run is reported."""
     dead = run_of(instance, mark=dead_mark())
     with lake_lock(Layout.of(tmp_path), "sync"):
         assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == []
@@ -157,7 +159,7 @@ def test_dead_runs_are_reported_before_a_run_takes_the_lock(instance: dg.Dagster
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_at_a_boundary_and_a_second_signal_interrupts(number: signal.Signals) -> None:
+def test_a_signal_asks_the_run_to_stop_and_a_second_signal_interrupts_it(number: signal.Signals) -> None:
     stop = threading.Event()
     before = signal.getsignal(number)
     with runs.stop_on_signals(stop):
@@ -170,13 +172,13 @@ def test_a_signal_ends_the_run_at_a_boundary_and_a_second_signal_interrupts(numb
 
 @pytest.fixture
 def with_pools() -> Iterator[dg.DagsterInstance]:
-    """An instance with a database on disk. One in memory has no pools."""
+    """An instance with a database on disk, because an instance in memory has no pools."""
     with dg.instance_for_test() as instance:
         yield instance
 
 
-def test_a_run_that_ended_gives_back_the_slot_of_the_pool(with_pools: dg.DagsterInstance) -> None:
-    """Also if it ended while it waited for the slot, as by a kill."""
+def test_the_pool_slot_of_an_ended_run_is_released(with_pools: dg.DagsterInstance) -> None:
+    """This includes a run that ended, for example by a kill, while it waited for the slot."""
     instance, storage = with_pools, with_pools.event_log_storage
     runs.limit_pool(instance, NAMES)
     holder, waiter = run_of(instance), run_of(instance)

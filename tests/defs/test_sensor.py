@@ -1,4 +1,5 @@
-"""The sensor with a real source, one situation per test: cursor in, requests and cursor out. No JVM."""
+"""The sensor with a real source, one situation per test. Each test passes a cursor, and checks the run requests and the
+new cursor. No test starts a JVM."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def catalog(settings: Settings, conn: psycopg.Connection[Any]) -> Catalog:
 
 @pytest.fixture
 def level(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any]) -> Lsn:
-    """As after a sync: the log exists, and the table is copied and published at the slot's position."""
+    """Makes the state after a sync: the log exists, and a point at the slot's position lists the copied table. Returns
+    this LSN."""
     start = require_slot(conn, settings.slot).confirmed_flush_lsn
     assert start is not None
     ChangeLog(settings.layout).create(catalog.identity, start, 1)
@@ -236,7 +238,7 @@ def test_a_run_that_died_is_reported_and_the_next_run_waits(instance: dg.Dagster
 def test_the_sensor_does_not_wait_for_runs_of_another_code_location(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
-    """The other location's job has the name of our job. One run failed, and one run is active."""
+    """In another code location, a job with the name of our job has a failed run and an active run."""
     for state in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED):
         instance.create_run_for_job(sync_job(Replication(settings)), status=state)
     conn.execute("INSERT INTO public.t VALUES (1)")
@@ -247,7 +249,7 @@ def test_the_sensor_does_not_wait_for_runs_of_another_code_location(
 def test_the_sensor_does_not_wait_for_runs_of_another_source(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
-    """It waits for the queued run of its own source."""
+    """The sensor waits for the queued run of its own source only."""
     other, states = Replication(settings.changed(name="other")), dg.DagsterRunStatus
     for state in (states.FAILURE, states.STARTED, states.NOT_STARTED):
         instance.create_run_for_job(sync_job(other), status=state, tags=other.names.tags)
@@ -261,7 +263,7 @@ def test_the_sensor_does_not_wait_for_runs_of_another_source(
 
 
 @pytest.mark.usefixtures("level")
-def test_slot_and_health_are_reported_at_intervals(
+def test_the_sensor_reports_slot_and_health_at_intervals(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
     first = look(instance, settings)

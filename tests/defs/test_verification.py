@@ -1,4 +1,4 @@
-"""``verify`` as an asset check, with a real source, a real lake and a real instance."""
+"""``verify`` as an asset check, with a real source, lake and Dagster instance."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 @dataclass
 class Engines:
-    """Engines with the Spark session of the test run."""
+    """Replaces the resource ``<source>_engines``: engines with the Spark session of the test session."""
 
     rig: Rig
     source: Source
@@ -52,7 +52,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def verified(instance: dg.DagsterInstance, rig: Rig) -> dict[str, dg.AssetCheckEvaluation]:
-    """The evaluations of a run of the job, by the names of the tables."""
+    """Runs the verify job. Returns its check evaluations by table name."""
     of = Replication(rig.settings)
     defs = pipeline(of, load_catalog(of.settings.catalog_file))
     given: dict[str, Any] = {NAMES.engines: Engines(rig, Source()), NAMES.watcher: Nobody()}
@@ -64,7 +64,8 @@ def verified(instance: dg.DagsterInstance, rig: Rig) -> dict[str, dg.AssetCheckE
 
 
 def materialized(instance: dg.DagsterInstance, rig: Rig) -> dict[str, dg.AssetCheckEvaluation]:
-    """The evaluations of ``equal_to_source`` in a run that materialises the mirrors for the newest range."""
+    """Materializes the mirrors for the newest range. Returns the evaluations of the check ``equal_to_source`` in this
+    run."""
     of = Replication(rig.settings)
     given: dict[str, Any] = {NAMES.engines: Engines(rig, Source()), NAMES.watcher: Nobody()}
     point = ConsistentPoints(rig.settings.layout).newest()
@@ -94,7 +95,7 @@ def test_the_check_compares_every_table_at_one_lsn(rig: Rig, instance: dg.Dagste
     }  # fmt: skip
     assert found["u"].metadata["mirror_rows"].value == 49
     assert found["u"].metadata["verified_lsn"] == found["t"].metadata["verified_lsn"]
-    # A backfill does not verify, and keeps the result.
+    # A backfill does not run the check, and keeps its last result.
     rig.commit("UPDATE t SET v = 'newer' WHERE id < 5")
     kept = materialized(instance, rig)
     assert kept["t"].passed
@@ -105,7 +106,7 @@ def test_the_check_compares_every_table_at_one_lsn(rig: Rig, instance: dg.Dagste
 @pytest.mark.long
 def test_a_table_that_differs_fails_its_own_check(rig: Rig, instance: dg.DagsterInstance) -> None:
     rig.started()
-    # The publication leaves the update out, so the mirror cannot have it.
+    # The publication now excludes updates, so this update is not in the mirror.
     rig.conn.execute("ALTER PUBLICATION pgcdc SET (publish = 'insert')")
     rig.sync()
     rig.commit("UPDATE t SET v = 'unseen' WHERE id = 3", "INSERT INTO u VALUES (99, 0, 1)")

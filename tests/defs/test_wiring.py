@@ -1,4 +1,5 @@
-"""Jobs and assets with an engine that only records: what the engine is asked, and what Dagster's instance gets."""
+"""Jobs and assets with an engine that only records its calls: which calls the engine gets, and which events Dagster's
+instance gets."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def sync(instance: dg.DagsterInstance, script: Script, **config: Any) -> dg.Exec
 
 
 def location(of: Replication, script: Script) -> dg.Definitions:
-    """The assets of a source, with an engine that only records."""
+    """The assets of a source, with an engine that only records its calls."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         return dg.Definitions(
@@ -86,7 +87,8 @@ def location(of: Replication, script: Script) -> dg.Definitions:
 def materialize(
     instance: dg.DagsterInstance, script: Script, keys: Sequence[Sequence[str]], partitions: Sequence[str], **ops: Any
 ) -> dg.ExecuteInProcessResult:
-    """As the UI does it: one run over a range of partitions. ``ops``: the configuration of ops, by their names."""
+    """Materializes the assets as the UI does, in one run over a range of partitions. ``ops``: the configuration of ops,
+    by their names."""
     defs = location(Replication(Settings(messages=("app",))), script)
     first, last = (partitions[0], partitions[-1]) if partitions else ("000000000020", "000000000010")
     return defs.resolve_implicit_global_asset_job_def().execute_in_process(
@@ -161,7 +163,8 @@ def recorded(instance: dg.DagsterInstance, run_id: str, *types: dg.DagsterEventT
 def test_a_table_that_did_not_change_records_nothing(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It records no materialisation when a range is closed, and no check that passes again."""
+    """When a range is closed, the table gets no materialization, and no evaluation of a check that passed before and
+    passes again."""
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: health())
     publish_at(ConsistentPoints(Settings().layout), 0x50, {ORDERS: 3, EVENTS: 7})
     events = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
@@ -182,7 +185,7 @@ def test_a_table_that_did_not_change_records_nothing(
 def test_a_check_is_recorded_when_its_result_changes(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This includes changes in a later run, and a check that passes again."""
+    """The result may change in a later run, or from failed to passed."""
     failing = Problem("error", f"table {EVENTS}", "is set aside", "copy it again")
     told = iter([health(), health(failing), health(failing), health(), health()])
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: next(told))
@@ -208,7 +211,7 @@ def health(*problems: Problem) -> Status:
 
 
 def test_the_saved_catalog_is_read_once_per_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exception: the catalog was saved again in the meantime."""
+    """It is read again only if it was saved again during the run."""
     read: list[Path] = []
 
     def counted(path: Path) -> Catalog | None:
@@ -230,7 +233,7 @@ def latest(instance: dg.DagsterInstance, *key: str) -> dg.AssetMaterialization:
 
 
 def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.DagsterInstance) -> None:
-    """This is also true on a source without changes, where no range is closed."""
+    """This also holds for a source without changes, where no range is closed."""
     assert sync(instance, Script(copies=[CopyReport(ORDERS, Lsn(0x10), 40, 4000, 2, 1.5, 1)])).success
     found = latest(instance, "public", "orders")
     assert (found.partition, found.metadata["dagster/row_count"].value) == (None, 40)
@@ -250,8 +253,8 @@ def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.Dagster
 def test_an_asset_on_a_table_published_later_runs_with_our_condition(
     instance: dg.DagsterInstance, condition: dg.AutomationCondition[dg.AssetKey], fires: bool
 ) -> None:
-    """The table lacks the ranges before its copy. ``eager`` waits for these ranges until the retention deletes their
-    keys."""
+    """The table has no materialization for the ranges before its copy. Dagster's ``eager`` condition would wait for
+    these ranges until retention deletes their keys."""
     points = ConsistentPoints(Settings().layout)
     publish_at(points, 0x20, {ORDERS: 3})
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20), ORDERS)])).success
@@ -286,7 +289,7 @@ def test_a_table_that_no_point_lists_is_not_materialised(instance: dg.DagsterIns
     assert not found
 
 
-def test_a_run_names_its_process_and_passes_its_limits(instance: dg.DagsterInstance) -> None:
+def test_a_run_has_its_process_as_a_tag_and_passes_its_limits_to_the_engine(instance: dg.DagsterInstance) -> None:
     script = Script()
     result = sync(instance, script, until="0/FF", max_seconds=5.0, idle_seconds=1.0, copy_anew=['"A b".c'])
     assert result.success
@@ -309,7 +312,7 @@ def test_ranges_of_an_earlier_log_are_removed(instance: dg.DagsterInstance) -> N
     assert RangeRegister(instance, NAMES).known() == []
 
 
-def test_our_errors_are_run_failures_of_one_line(instance: dg.DagsterInstance) -> None:
+def test_an_error_of_pgcdc_fails_the_run_with_a_message_of_one_line(instance: dg.DagsterInstance) -> None:
     result = sync(instance, Script(error=LockHeld("`pgcdc follow` (pid 7) is writing to this lake", thing="/lake")))
     assert not result.success
     assert failure(result) == "/lake: `pgcdc follow` (pid 7) is writing to this lake; wait for it, or stop it"
@@ -318,7 +321,7 @@ def test_our_errors_are_run_failures_of_one_line(instance: dg.DagsterInstance) -
     assert event.step_failure_data.error.cause is None
 
 
-def test_a_signal_ends_the_run_successfully_at_a_boundary(instance: dg.DagsterInstance) -> None:
+def test_a_run_that_a_signal_ends_at_a_commit_boundary_succeeds(instance: dg.DagsterInstance) -> None:
     def until_stopped(bounds: Bounds) -> None:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         assert bounds.stop.wait(60)
@@ -327,10 +330,10 @@ def test_a_signal_ends_the_run_successfully_at_a_boundary(instance: dg.DagsterIn
 
 
 @pytest.mark.parametrize("by", ["job", "selection"])
-def test_a_run_gives_way_to_a_queued_run_of_its_own_source_only(
+def test_a_run_ends_for_a_queued_run_of_its_own_source_only(
     instance: dg.DagsterInstance, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queued run of the UI has no tag of ours yet, but names its assets."""
+    """A queued run that was launched in the UI does not have pgcdc's tag yet, but has an asset selection."""
     looks: list[int] = []
 
     def counted(*args: Any) -> list[dg.RunRecord]:
@@ -361,8 +364,8 @@ def test_a_run_gives_way_to_a_queued_run_of_its_own_source_only(
 
 @pytest.mark.long
 @pytest.mark.takes(20)
-def test_a_run_gives_way_to_a_run_that_waits_for_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster starts runs although the pool is taken, unless the instance limits pools by run."""
+def test_a_run_ends_for_a_run_that_waits_for_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the instance limits pools by run, Dagster starts a run even if its pool has no free slot."""
     monkeypatch.setattr(runs, "_LOOK_SECONDS", 0.1)
     script, waited, results = Script(), list[set[str]](), list[dg.ExecuteInProcessResult]()
     (home := tmp_path / "dagster").mkdir()
@@ -392,7 +395,7 @@ def test_a_run_gives_way_to_a_run_that_waits_for_its_pool(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("prefix", [["house"], []], ids=["key_prefix", "map_asset_specs"])
-def test_changes_of_our_assets_from_outside_change_no_selection(
+def test_selections_work_after_a_user_changed_keys_or_groups_of_our_assets(
     instance: dg.DagsterInstance, prefix: list[str]
 ) -> None:
     """The user's project puts its own prefix before the keys of our assets, or changes their groups."""
@@ -464,7 +467,7 @@ def test_materialising_several_ranges_of_mirrors_is_one_apply(instance: dg.Dagst
     assert ranges[2].key not in instance.get_materialized_partitions(NAMES.of_stage("mirror", EVENTS))
 
 
-def test_materialising_every_stage_of_a_range_runs_downstream(instance: dg.DagsterInstance) -> None:
+def test_stages_of_a_range_are_materialised_in_order_from_log_to_mirror(instance: dg.DagsterInstance) -> None:
     RangeRegister(instance, NAMES).add(span(0x10, 0x20))
     script = Script()
     keys = [["public", "orders"], ["changes", "public", "orders"], ["change_log"]]
@@ -487,8 +490,8 @@ def test_messages_are_reported_by_range_and_can_be_derived_again(instance: dg.Da
     assert later.key not in instance.get_materialized_partitions(NAMES.messages)
 
 
-def test_an_odd_key_and_a_deleted_key_stop_no_run(instance: dg.DagsterInstance) -> None:
-    """Dagster's dialogue offers all partitions as the default."""
+def test_a_key_that_is_no_range_and_a_deleted_key_fail_no_run(instance: dg.DagsterInstance) -> None:
+    """Dagster's dialog selects all partitions by default, so the selection may contain such keys."""
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         RangeRegister(instance, NAMES).add(known)
     instance.delete_dynamic_partition(RANGES, span(0x20, 0x30).key)
@@ -500,14 +503,14 @@ def test_an_odd_key_and_a_deleted_key_stop_no_run(instance: dg.DagsterInstance) 
     assert "no range of the log" in metadata(instance, ["public", "orders"], "2026-01-01")["passed_over"]
     found = [metadata(instance, ["public", "orders"], key).get("rows_inserted") for key in keys]
     assert found == [None, 5, None]
-    # The next sync sees the ranges in order and continues.
+    # The next sync reads the ranges in order and continues.
     log = ChangeLog(Settings().layout)
     log.create(Identity("1", "db", "s"), Lsn(0x10), 1)
     assert RangeRegister(instance, NAMES).mend() == [span(0x20, 0x30)]
     assert sync(instance, script).success
 
 
-def test_an_odd_key_is_reported_by_the_check_of_the_slot(instance: dg.DagsterInstance) -> None:
+def test_a_key_that_is_no_range_is_reported_by_the_check_of_the_slot(instance: dg.DagsterInstance) -> None:
     assert [p.thing for p in current_health(Replication(Settings()), instance).problems if "partition" in p.thing] == []
     instance.add_dynamic_partitions(RANGES, ["2026-01-01"])
     (problem,) = [p for p in current_health(Replication(Settings()), instance).problems if "partition" in p.thing]
@@ -544,7 +547,7 @@ def test_materialising_a_snapshot_copies_only_what_has_no_copy(instance: dg.Dags
     assert NAMES.of_stage("snapshot", ORDERS) in done
 
 
-def test_materialising_a_snapshot_makes_a_new_copy_if_it_is_asked_for(instance: dg.DagsterInstance) -> None:
+def test_materialising_a_snapshot_makes_a_new_copy_if_the_configuration_says_so(instance: dg.DagsterInstance) -> None:
     old, new = LsnRange(ZERO, Lsn(0x10)).key, LsnRange(ZERO, Lsn(0x90)).key
     instance.add_dynamic_partitions(COPIES, [old])
     script = Script(copies=[CopyReport(EVENTS, Lsn(0x90), 12, 100, 1, 0.5, 4)])

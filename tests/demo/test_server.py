@@ -1,4 +1,5 @@
-"""The embedded server: it starts, is shared by several processes, survives its starter, recovers from a crash."""
+"""The embedded server: it starts, is shared by several processes, can outlive the process that started it, and recovers
+from a crash."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def _start_elsewhere(folder: Path, survive: bool) -> subprocess.Popen[bytes]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("survive", [True, False])
-def test_server_survives_its_killed_starter_only_when_asked(tmp_path: Path, survive: bool) -> None:
+def test_server_outlives_the_process_that_started_it_only_on_request(tmp_path: Path, survive: bool) -> None:
     process = _start_elsewhere(tmp_path / "pg", survive)
     server = EmbeddedServer(tmp_path / "pg", fsync=False)
     assert server.running

@@ -1,4 +1,4 @@
-"""The sample shop and its traffic."""
+"""The sample shop database and its generated traffic."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_traffic_has_every_kind_of_change(database: Database) -> None:
         kinds: dict[str, int] = {}
 
         def enough() -> bool:
-            """Imports and truncates are skipped while other sessions hold locks, so this may take long."""
+            """Whether all kinds of changes were seen. This may take long: while other sessions hold locks, the traffic
+            has no imports and truncates."""
             if generator.transactions <= 1000:
                 return False
             kinds.update(conn.execute(SLOT_CONTENT, [slot]).fetchall())

@@ -1,4 +1,5 @@
-"""One `pgcdc up` that all its tests share. They run last, because `pgcdc up` takes CPU as long as it runs."""
+"""One `pgcdc up` that all tests of the fixture share. These tests run last, because `pgcdc up` uses CPU as long as it
+runs."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from tests.end_to_end.served import Served, serve
 from tests.fix_postgres import fresh_database
 
 LAST = "test_sigterm"
-"""The test that ends `pgcdc up`."""
+"""The name of the test that ends `pgcdc up`, and must therefore be the last."""
 
 
 @pytest.fixture(scope="session")
 def up(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A project that only `pgcdc up` follows. No other command runs in it."""
+    """A project in which `pgcdc up` runs the syncs. No other command runs in this project."""
     with fresh_database(server) as database, serve(database, tmp_path_factory.mktemp("up")) as served:
         yield served
 

@@ -1,4 +1,5 @@
-"""A project under ``pgcdc up``, and what its Dagster instance has recorded. One start serves all tests."""
+"""A project with a running ``pgcdc up``, and what its Dagster instance has recorded. All tests share one start of the
+command."""
 
 from __future__ import annotations
 
@@ -74,12 +75,12 @@ class Served:
         return dict(sorted(found.items()))
 
     def ranges(self) -> list[str]:
-        """Keys of the ranges that the mirrors have, in LSN order."""
+        """Keys of the ranges that were applied to the mirrors, in LSN order."""
         return list(self.materialised("consistent_points"))
 
     def follow(self, statement: str) -> str:
-        """Commits a change. Returns the key of the range in which the sensor's run has applied it. All changes of the
-        tests go through this function, so a new range with a transaction belongs to this change."""
+        """Commits a change, and waits until a run of the sensor has applied it. Returns the key of its range. Tests
+        change the source only through this function, so a new range with a transaction contains this change."""
         before = set(self.ranges())
         with self.connect() as conn:
             conn.execute(statement)

@@ -67,7 +67,7 @@ def left(found: Locator) -> float:
 
 
 @pytest.mark.takes(50)
-def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: Path) -> None:
+def test_the_graph_shows_slot_log_and_mirrors_from_left_to_right(up: Served, page: Page, pictures: Path) -> None:
     up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
     if not up.ranges():
         up.follow("UPDATE public.products SET price = price + 1 WHERE sku = 'P-1'")
@@ -82,15 +82,15 @@ def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: 
     expect(page.get_by_text("consistent_points", exact=True)).to_be_visible()
     orders = page.get_by_text("orders", exact=True)
     expect(orders).to_have_count(4)
-    # The table in PostgreSQL, its snapshot and its changes in some order, its mirror.
+    # From left to right: the table in PostgreSQL, then its snapshot and its changes in any order, then its mirror.
     source, first, second, mirror = sorted(left(found) for found in orders.all())
     names = ("slot", "change_log", "consistent_points")
     slot, log, points = (left(page.get_by_text(name, exact=True)) for name in names)
     assert slot < log
     assert source < first <= second < mirror < points
-    page.reload()  # Scales the expanded graph to the window.
+    page.reload()  # After a reload, the expanded graph fits the window.
     expect(page.get_by_text("consistent_points", exact=True)).to_be_visible()
-    # Log, points, three snapshots, and what the newest range changed.
+    # At least five assets have all partitions: the log, the points, and the snapshots of three tables.
     expect(page.get_by_text("100% filled").nth(4)).to_be_visible()
     page.screenshot(path=pictures / "asset-graph.png", clip=CANVAS)
 
@@ -122,7 +122,7 @@ def launch_all(up: Served, page: Page, asset: str) -> str:
 
 
 def _damage(path: Path) -> None:
-    """Changes a value in the mirror from outside. No change of the source explains it."""
+    """Changes a value in the mirror with delta-rs. The source does not have this value."""
     table = DeltaTable(str(path))
     rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
     hit = pc.equal(rows["sku"].cast("string"), "P-3")

@@ -112,7 +112,7 @@ def test_the_commands_from_setup_to_teardown(project: Project, database: Databas
 
 
 def _copied_and_interrupted(project: Project) -> None:
-    """Ctrl-C ends a following sync at a boundary, without a Spark traceback."""
+    """Ctrl-C ends a sync in follow mode at a commit boundary, without a Spark traceback."""
     with terminal(project, "follow") as shown:
         wait_for(lambda: _listed(project) == len(TABLES) or shown.process.poll() is not None, what="a point with all")
         shown.ctrl_c()
@@ -130,7 +130,8 @@ def _listed(project: Project) -> int:
 
 
 def _damage(path: Path) -> None:
-    """Changes one row from outside. Rewrites the table, since the UPDATE of delta-rs cannot write deletion vectors."""
+    """Changes one row of the mirror with delta-rs. Rewrites the whole table, because the UPDATE of delta-rs cannot
+    write deletion vectors."""
     table = DeltaTable(str(path))
     rows = QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all()
     index = rows.schema.get_field_index("name")

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a command within ten seconds in any state, also from a terminal."""
+"""SIGINT (also by Ctrl-C in a terminal) and SIGTERM end a command within ten seconds, in any state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def project(database: Database, tmp_path: Path) -> Project:
 @pytest.mark.long
 @pytest.mark.process
 def test_ctrl_c_during_a_copy_ends_the_command(project: Project) -> None:
-    """PySpark has its own SIGINT handler, which would interrupt any code, and py4j would print tracebacks."""
+    """PySpark's own SIGINT handler must not be active: it would interrupt any code, and py4j would print tracebacks."""
     project.run("setup")
     with terminal(project, "follow") as shown:
         shown.wait_for("copying 1 tables")
@@ -71,7 +71,7 @@ def test_signal_ends_setup_while_it_waits_for_a_transaction(project: Project, da
 def test_sigint_ends_a_command_whose_server_is_silent(
     project: Project, database: Database, args: tuple[str, ...]
 ) -> None:
-    """The command is connecting to the server or waits for a query."""
+    """The command is connecting to the server, or waits for the result of a query."""
     project.run("setup")
     with DeadPath(database) as path:
         project.settings["PGCDC_SOURCE"] = f"{path.conninfo} connect_timeout=60"

@@ -69,7 +69,7 @@ def test_range_is_materialised_in_every_changed_asset(up: Served) -> None:
 
 
 def test_page_of_another_site_cannot_use_the_webserver(up: Served) -> None:
-    """All other tests of this module check that the webserver answers our own queries."""
+    """That the webserver answers queries of its own pages is checked by all other tests of this module."""
     mutation = "mutation { setSensorEnabled }"
     by_image = f"{up.url}/graphql?{urllib.parse.urlencode({'query': mutation})}"
     assert _status(urllib.request.Request(by_image)) == 403
@@ -93,7 +93,7 @@ def _status(request: urllib.request.Request) -> int:
 @pytest.mark.long
 @pytest.mark.takes(40)
 def test_new_table_appears_in_the_graph(up: Served) -> None:
-    """The definitions are loaded again during the run that found the table, and this run goes on."""
+    """The definitions are loaded again during the run that found the table. This run continues."""
     nodes = "{ assetNodes { assetKey { path } } }"
     with up.connect() as conn:
         conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY, wish text)")
@@ -123,7 +123,7 @@ def test_change_after_an_idle_run_is_applied_by_the_next_run(up: Served) -> None
 
 
 def test_sigterm_ends_all_processes_of_up(up: Served) -> None:
-    """The signal arrives during a run. This is the last test of the fixture: it ends `pgcdc up`."""
+    """The signal arrives during a run. This must be the last test of the fixture ``up``, because it ends `pgcdc up`."""
     up.follow("UPDATE public.orders SET status = 'late' WHERE id = 10")
     family = up.marked()
     assert len(family) >= 4, "the command, the webserver, the daemon, a code server at least"
