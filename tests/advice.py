@@ -33,7 +33,7 @@ FOLLOWED: Final = {
     "add the tables back, or run `pgcdc setup`": "tests/cli/test_advice.py::test_a_command_succeeds_after_its_advice_was_followed",
     "stop that process, or SELECT pg_terminate_backend({}) on the source": "tests/cli/test_advice.py::test_a_command_succeeds_after_its_advice_was_followed",
     "run `pgcdc snapshot {}`": "tests/flow/test_contained.py::test_broken_table_does_not_affect_other_tables",
-    "run `pgcdc resume apply`": "tests/flow/test_sentinel.py::test_request_stays_in_force_until_it_is_withdrawn",
+    "run `pgcdc resume apply`": "tests/flow/test_sentinel.py::test_request_is_valid_until_it_is_withdrawn",
 }
 """Advice, and the test that follows the advice and then sees the command succeed."""
 

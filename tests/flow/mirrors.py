@@ -21,13 +21,13 @@ OWNER = Identity("1", "db", "slot")
 
 
 def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
-    """Version 1 of its mirror holds the copy, version 2 the applied changes."""
+    """Makes the table's mirror: version 1 is the copy at LSN 10, version 2 has the changes up to LSN 20."""
     copied_mirror(layout, OWNER, table.name, 10)
     commit(layout.mirror(table.name), [], "append", {OWNER.app_id(f"{Lsn(10):X}"): 20})
 
 
 def copied_mirror(layout: Layout, owner: Identity, name: TableName, at: int) -> None:
-    """Version 1 holds the copy of consistent point ``at``."""
+    """Makes a mirror without rows, whose version 1 is a copy at LSN ``at``."""
     path = layout.mirror(name)
     create_mirror(path, MirrorSchema(pa.schema([("id", pa.int64())])), {IDENTITY: owner.app_id()}, layout.root)
     commit(path, [], "append", {owner.app_id("snapshot", name.folder): at})

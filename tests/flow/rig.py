@@ -1,4 +1,4 @@
-"""A project with its own source, and whole runs of its engine in this process."""
+"""A project with its own source. Its engine runs whole syncs in this process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Rig:
         return Engine(self.settings, self.settings.source, self.observer, self.session, command)
 
     def started(self, **settings: Any) -> Rig:
-        """Apply these settings, then set up and copy."""
+        """Changes these settings, then runs setup and the first sync."""
         self.settings = self.settings.model_copy(update=settings)
         self.setup()
         self.sync()
@@ -74,7 +74,7 @@ class Rig:
         return Lsn.parse(str(self.conn.execute("SELECT pg_current_wal_flush_lsn()").fetchall()[0][0]))
 
     def commit(self, *statements: str) -> Lsn:
-        """Runs the statements in one transaction. Returns a position within its commit, see `inside`."""
+        """Runs the statements in one transaction. Returns an LSN within its commit record, see `inside`."""
         with self.conn.transaction():
             for statement in statements:
                 self.conn.execute(statement.encode())
@@ -115,7 +115,7 @@ def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Itera
 
 @contextmanager
 def following(rig: Rig, **bounds: Any) -> Iterator[threading.Thread]:
-    """A sync that follows, with its own observer. It must end without an error."""
+    """Runs a sync in follow mode during the block, with a separate observer. The sync must end without an error."""
     stop = threading.Event()
     reports: list[SyncReport] = []
     run = Bounds(follow=True, stop=stop, **bounds)
@@ -151,7 +151,7 @@ def children_running(module: str) -> list[int]:
 
 
 def promised(rig: Rig) -> Content:
-    """Every table of every point, read by the lake's own reader."""
+    """The rows of every table at every point, read with :class:`~pgcdc_assets.lake.Lake`."""
     lake, found = Lake(rig.lake), Content()
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -166,7 +166,7 @@ def sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def turns(rig: Rig, count: int, first: int = 1000) -> None:
-    """Inserts, updates and deletes, with a separate range for each round."""
+    """Runs ``count`` rounds of inserts, updates and deletes, each with a sync that closes a separate range."""
     for number in range(first, first + count):
         rig.conn.execute("INSERT INTO t VALUES (%s, 'new', 'big')", [number])
         rig.conn.execute("UPDATE u SET v = %s WHERE a = %s", [number, number % 50 + 1])

@@ -1,4 +1,5 @@
-"""Every row that the receiver counted is in a feed, below a copy, or reported as taken by no mirror, in every turn."""
+"""Every row that the receiver counted in a turn is in a feed, is below its table's copy, or is reported as a row that
+went into no mirror."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def test_every_row_of_every_turn_is_accounted_for(rig: Rig) -> None:
     rig.assert_equal("public.k", "public.p", "public.u")
 
 
-def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database, tmp_path: Path) -> None:
+def test_rows_that_go_into_no_mirror_are_counted_and_explained(database: Database, tmp_path: Path) -> None:
     with database.connect() as conn:
         for name in ("a", "b", "c", "left_out", "gone"):
             conn.execute(f"CREATE TABLE {name} (id int)".encode())
@@ -107,7 +108,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
     target = delta_target(settings.layout, log.identity)
     progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
     a, b, _ = tables
-    # The state of a table after its copy. The test reads no mirror.
+    # The record of a table after its copy. The test needs no mirror.
     progress._tables[a.name] = TableRecord(a, TableState.CATCHING_UP, start, 0)
     progress.put_aside(b.name, start, "as a test has it")
     work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
@@ -118,7 +119,8 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
 
 
 def _check(rig: Rig, span: LsnRange, untaken: dict[int, int]) -> None:
-    """Compares, for each table, the rows of a range in the log with the rows in the feed and the rows reported."""
+    """Checks for each table: the rows of a range in the log are the rows in the feed plus the rows below the copy or
+    reported."""
     counts = LogSpan(ChangeLog(rig.settings.layout), span).rows
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
@@ -138,7 +140,8 @@ def _total(counts: dict[int, Counter[str]], relations: Iterable[int]) -> int:
 
 
 def _taken(rig: Rig, table: Table, span: LsnRange) -> int:
-    """Rows of the log that the feed has. The old half of an update does not count as a row."""
+    """The number of rows of the range that the feed has. An update is one row, although the feed may store it as two
+    rows."""
     layout = rig.settings.layout
     if not DeltaTable.is_deltatable(str(layout.changes(table.name))):
         return 0
@@ -157,7 +160,7 @@ def _below_copy(rig: Rig, table: Table, span: LsnRange, relations: Iterable[int]
 
 
 def test_rows_of_an_added_partition_are_not_reported_as_removed(database: Database, tmp_path: Path) -> None:
-    """The mirror's table has the partition in ``outside`` or in ``left``."""
+    """The partition may be recorded in the table's ``outside`` or in its ``left``."""
     with database.connect() as conn:
         conn.execute(_PARTITIONED.encode())
         for part in (3, 4):

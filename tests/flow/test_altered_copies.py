@@ -1,4 +1,5 @@
-"""Tables that are altered or locked during their copy. Other tables are not delayed, and these tables only briefly."""
+"""Tables that are altered or locked during their copy. This does not delay other tables, and delays the altered tables
+only briefly."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.spark
 
 
 def after_the_snapshot(patch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[int]:
-    """Runs one step in each round, between its snapshot and the first read. Returns the number of tables per round."""
+    """In each round of copies, runs one of the steps, after the round's snapshot and before the first read. Returns a
+    list that gets the number of tables of each round."""
     left, rounds = list(steps), []
 
     def meanwhile(session: Any, conninfo: str, tables: Any, *more: Any) -> Any:
@@ -73,8 +75,8 @@ def test_locked_table_waits_for_the_next_run_and_names_the_lock_holder(
 
 
 @pytest.mark.long
-def test_run_ends_although_a_table_keeps_changing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run checks the catalog many times."""
+def test_sync_ends_although_a_table_is_truncated_in_every_round(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog is checked often during the sync, and the table is truncated after each snapshot."""
     rig.setup()
     rig.settings = rig.settings.model_copy(update={"range_seconds": 0.01})
     rounds = after_the_snapshot(monkeypatch, *[lambda: rig.conn.execute("TRUNCATE u")] * 6)
@@ -85,12 +87,13 @@ def test_run_ends_although_a_table_keeps_changing(rig: Rig, monkeypatch: pytest.
 
 
 @pytest.mark.long
-def test_copy_that_is_outdated_when_it_lands_is_repeated_by_the_next_run(
+def test_copy_that_is_outdated_when_it_is_complete_is_repeated_by_the_next_sync(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changes between the two publications are not streamed. The table's state records this, so the next run knows it.
+    """The table was not published for a moment, so its changes were not streamed. Its stored state has this reason.
 
-    This run may not begin a second round. Otherwise it would repeat the copy itself, since it is below its goal.
+    The test prevents a second round of copies in the first sync. Otherwise this sync would repeat the copy itself,
+    because it has not reached its goal yet.
     """
     rig.setup()
     begin = copies.Copies.begin

@@ -1,4 +1,5 @@
-"""`verify` as the command runs it: the snapshot, the boundary at its LSN, and the cases in which it is refused."""
+"""`verify` as the command runs it: it takes a snapshot, makes the mirrors reach the snapshot's LSN, and is refused in
+some cases."""
 
 from __future__ import annotations
 
@@ -113,14 +114,14 @@ def _boundary(settings: Settings, sync_to: SyncTo = _never, waited: list[Blocker
 
 @contextmanager
 def _open_transaction(database: Database) -> Iterator[None]:
-    """A transaction with an xid: slot creation waits for its end."""
+    """An open transaction with an xid. The creation of a slot waits until it ends."""
     with database.connect(autocommit=False) as conn:
         conn.execute("SELECT pg_current_xact_id()")
         yield
         conn.rollback()
 
 
-def test_verify_waits_for_an_open_transaction_without_holding_the_sync(
+def test_verify_does_not_stop_a_sync_while_it_waits_for_an_open_transaction(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.1)
@@ -152,7 +153,7 @@ def _oldest(conn: SourceConnection) -> float:
     return max((one.age.total_seconds() for one in transactions(conn) if one.age is not None), default=0.0)
 
 
-def test_transaction_that_never_ends_is_named(
+def test_error_names_the_transaction_that_never_ends(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.1)
@@ -169,7 +170,8 @@ def test_transaction_that_never_ends_is_named(
 def test_snapshot_held_up_by_a_young_transaction_is_taken_again(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The running sync goes on between the two snapshots."""
+    """The first attempt fails because it waited too long for the transaction. Between the two attempts, the running
+    sync continues."""
     tries = 0
 
     @contextmanager
@@ -189,7 +191,7 @@ def test_snapshot_held_up_by_a_young_transaction_is_taken_again(
 def test_transaction_with_a_hidden_age_is_named_during_the_wait(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A role without privileges sees the age of its own transactions and of prepared ones only."""
+    """A role without privileges sees the age of only its own transactions and of prepared transactions."""
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.2)
     monkeypatch.setattr(boundary, "LOCK_SECONDS", 20)
     role = f"few_{database.name}"
@@ -213,7 +215,7 @@ def test_transaction_with_a_hidden_age_is_named_during_the_wait(
 def test_snapshot_that_took_too_long_is_taken_again(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After some time the running sync goes on by itself, and may have passed the snapshot's LSN."""
+    """A running sync waits only for a limited time. It then continues, and may already be above the snapshot's LSN."""
     late, points = iter([True, False]), list[Lsn]()
     monkeypatch.setattr(PlacedRequest, "is_late", property(lambda request: next(late)))
 
@@ -232,7 +234,7 @@ def test_snapshot_that_took_too_long_is_taken_again(
 def test_snapshot_is_closed_if_no_mirror_reaches_its_lsn(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sync is running, and makes no point at the snapshot's LSN."""
+    """Another sync holds the lake's lock, and makes no point at the snapshot's LSN."""
     monkeypatch.setattr(boundary, "POINT_SECONDS", 0.5)
     _followed(database, settings, TableState.CATCHING_UP)
     under = _boundary(settings)

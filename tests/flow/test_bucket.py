@@ -1,4 +1,4 @@
-"""Whole runs over a lake in an object store."""
+"""Whole syncs with a lake in an object store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rig(
 
 
 @pytest.mark.long
-def test_whole_path_works_over_an_object_store(rig: Rig) -> None:
+def test_every_command_works_with_a_lake_in_an_object_store(rig: Rig) -> None:
     """Copy, changes of each kind, a new column, a new copy with other columns, a repair, maintenance, readers."""
     rig.setup()
     rig.sync()
@@ -63,7 +63,7 @@ def test_whole_path_works_over_an_object_store(rig: Rig) -> None:
 
 @pytest.fixture
 def counted(bucket: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    """Every request of this process, of the receiver, and of Spark's workers."""
+    """Counts every request to the object store of this process, of the receiver, and of Spark's workers."""
     faults, behind = Faults(), urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     assert behind is not None
     with spoiling(behind, faults) as port, monkeypatch.context() as patch:
@@ -79,7 +79,8 @@ def counted(bucket: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPat
 def test_turns_and_idle_time_cost_a_bounded_number_of_requests(
     counted: Faults, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts requests that cost as much as a PUT. In a turn, a table commits to its feed, its mirror and the points."""
+    """Counts requests that cost as much as a PUT. In a turn with one changed table, the table's feed, its mirror and
+    the consistent points each get a Delta commit."""
     monkeypatch.setattr(chainlease, "RENEWED", 1.0)
     rig.setup()
     rig.sync()

@@ -1,4 +1,4 @@
-"""Effects of the catalog watch on tables. No Spark, no source."""
+"""Effects of the catalog watch on tables, without Spark and without a source."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ A, B = _table(1, "a"), _table(2, "b", "v")
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    """Tables a and b, copied at 10 and followed."""
+    """Tables a and b, copied at LSN 10 and up to date at LSN 20."""
     monkeypatch.chdir(tmp_path)
     settings = Settings(lake=tmp_path / "lake")
     identity = OWNER
@@ -86,7 +86,7 @@ def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: 
     structure.cancel()
 
 
-def test_table_that_is_set_aside_is_still_watched(work: Work) -> None:
+def test_catalog_changes_of_a_table_that_is_set_aside_are_noticed(work: Work) -> None:
     """The stream may show that rows are missing before the catalog check shows the reason."""
     work.progress.put_aside(B.name, Lsn(15), "the mirror lacks a row")
     _watched(work, [A, B])
@@ -109,8 +109,8 @@ def test_large_table_with_new_files_waits_for_the_operator(work: Work) -> None:
     assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, and waits for a word")
 
 
-def test_new_files_are_those_since_the_last_catalog_check(work: Work) -> None:
-    """A TRUNCATE on one day and a SET NOT NULL on another day are not a rewrite."""
+def test_files_are_compared_with_those_of_the_last_catalog_check(work: Work) -> None:
+    """A TRUNCATE in one interval between checks and a SET NOT NULL in another interval do not count as a rewrite."""
     marked = remarked(B, "1:7 2:7", relfilenode=5)
     work.progress.moved(B.name, Lsn(20), table=marked)
     _watched(work, [A, remarked(marked, relfilenode=6)])
@@ -176,8 +176,8 @@ def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
     [(B, "that was undone since, and its mirror stays as it was"), (_table(2, "b", "w"), "its mirror has followed")],
     ids=["renamed back", "still renamed"],
 )
-def test_log_line_says_that_an_undone_change_was_not_followed(work: Work, now: Table, said: str) -> None:
-    """Rows came under the new name of a column before the catalog was read."""
+def test_log_line_says_that_the_mirror_ignores_an_undone_change(work: Work, now: Table, said: str) -> None:
+    """Rows with the new name of a column arrived before the catalog was read."""
     told = Told()
     work.observer = told
     after = successor(B, now, Lsn(20))

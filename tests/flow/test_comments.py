@@ -1,4 +1,5 @@
-"""Comments of tables and columns on their mirrors. A changed comment causes no copy, and points keep the table."""
+"""Comments of tables and columns are copied to their mirrors. After a changed comment, the table is not copied again,
+and points still list it."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ def test_comments_survive_schema_changes(rig: Rig, way: str) -> None:
     _say(rig, "COLUMN t.big", "large")
     rig.sync()
     rig.session().sql(f"ALTER TABLE delta.`{path_of(rig.settings.layout.mirror(T))}` ALTER COLUMN id COMMENT 'theirs'")
-    # The columns are rewritten for the default. The comment of the new column comes with it.
+    # The default makes pgcdc rewrite the mirror. The same Delta commit has the comment of the new column.
     rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "COMMENT ON COLUMN t.w IS 'new'")
     rig.sync()
     kept = {"": "all", "v": "said", "big": "large", "id": "theirs"}
@@ -156,7 +157,7 @@ def test_new_copy_has_the_current_comments_and_keeps_those_of_other_writers(rig:
     _say(rig, "COLUMN t.big", "large")
     rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
     assert _told(rig) == {"id": "theirs", "big": "large"}
-    # The columns are the same as before. The commit of the copy still brings comments.
+    # The columns are the same as before. The Delta commit of the copy still contains the comments.
     version = _version(rig)
     _say(rig, "COLUMN t.big", None)
     rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
@@ -166,8 +167,9 @@ def test_new_copy_has_the_current_comments_and_keeps_those_of_other_writers(rig:
 
 
 @pytest.mark.long
-def test_mirror_that_cannot_store_comments_delays_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mirror has a feature that our commits do not know. Changes of its rows would set it aside."""
+def test_mirror_that_cannot_store_comments_is_still_listed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirror has a Delta table feature that pgcdc cannot write. A change of rows would set the table aside, a
+    changed comment must not."""
     rig.sync()
     path = path_of(rig.settings.layout.mirror(T))
     rig.session().sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.feature.rowTracking' = 'supported')")
@@ -226,8 +228,8 @@ def test_not_null_changes_only_the_dagster_definitions(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_comments_follow_each_catalog_check(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comments wait while applying is paused. The next run finds comments that a dead run has committed. Comments reach
-    Dagster, and stay with a renamed table."""
+    """Comments are not written while applying is paused. If a sync died after it had committed comments, the next sync
+    finds them. Dagster shows comments, and a renamed table keeps them."""
 
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""One broken table in a whole run: the other tables are applied and published, and a new copy brings the table back."""
+"""Broken tables in a whole sync: the other tables are applied and published, and a new copy repairs a broken table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BROKEN = {
     "folder": r"changes/public/folder.*: Not a directory",
     "copied": r"public/copied.*: Not a directory",
 }
-"""Tables by what is broken in them, and the reason that is reported."""
+"""Broken tables: by the table's name, a pattern of the reason that is reported."""
 
 
 def _break(rig: Rig) -> None:
@@ -97,7 +97,7 @@ UNREADABLE = {
     "feed_checkpoint": "the same of its change feed",
     "feed_commit": "the first commit of its change feed is empty: a power cut may leave it so, and it is begun anew",
 }
-"""Tables by which of their Delta logs is torn."""
+"""Tables by the damaged file of their Delta logs, with an explanation."""
 
 
 def _tear(rig: Rig, table: str) -> None:
@@ -114,7 +114,8 @@ def _tear(rig: Rig, table: str) -> None:
 
 @pytest.mark.long
 def test_unreadable_delta_log_is_moved_aside_by_a_new_copy(rig: Rig) -> None:
-    """`pgcdc snapshot TABLE` makes this copy. Other tables continue before it, and the copied table after it."""
+    """`pgcdc snapshot TABLE` makes this copy. Other tables continue even without it. The copied table continues after
+    it."""
     for name in UNREADABLE:
         rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)".encode())
     rig.setup()

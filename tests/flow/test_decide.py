@@ -1,4 +1,4 @@
-"""Tables of cases: the next step of a run, and when it ends."""
+"""Tables of cases: the next step of a sync, and when a sync ends."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ NEXT = {
 
 
 @pytest.mark.parametrize(("seen", "step"), NEXT.values(), ids=NEXT.keys())
-def test_next_step_depends_on_what_the_run_sees(seen: View, step: Step) -> None:
+def test_next_step_depends_on_the_state_of_log_and_tables(seen: View, step: Step) -> None:
     assert next_step(seen) == step
 
 

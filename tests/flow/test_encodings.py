@@ -1,4 +1,5 @@
-"""Sources in other encodings: text is exact, and a byte that is not text affects only its table."""
+"""Sources with a different encoding than UTF8: text is exact, and an invalid byte affects only the table that has
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ TEXTS = {
     "EUC_JP": ["日本語", "①～￢", "ｶﾅ", "plain"],
     "KOI8U": ["Київ", "ґ", "plain"],
 }
-"""Characters of EUC_JP that Python converts differently or not at all."""
+"""Texts by encoding. Python converts some characters of EUC_JP differently from PostgreSQL, or not at all."""
 LABEL = {"WIN1252": "é", "EUC_JP": "語", "KOI8U": "ї"}
 
 
@@ -132,7 +133,7 @@ def test_invalid_byte_sets_its_table_aside_and_frees_the_slot(
             [str(goal), rig.settings.slot],
         ).fetchone() == (True,)
 
-        # A copy finds the byte as well. Once the row is corrected, the table is copied.
+        # A copy finds the byte, too. After the row was corrected, the table is copied.
         reasons = dict(rig.engine().sync(Bounds(), copy_anew=[T]).set_aside)
         assert "column 'v' has a value that is not text in WIN1252, in the row with id = 30" in reasons[T]
         rig.conn.execute("UPDATE t SET v = 'mended' WHERE id = 30")
@@ -144,5 +145,6 @@ def test_invalid_byte_sets_its_table_aside_and_frees_the_slot(
 
 
 def _bad(rig: Rig, statement: str) -> None:
-    """Send a statement with a byte that is not a character of WIN1252, but that a server of this encoding accepts."""
+    """Run a statement with the byte 0x81, which is no character of WIN1252, but which a server with this encoding
+    accepts."""
     rig.conn.execute(statement.encode("latin-1"))

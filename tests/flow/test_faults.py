@@ -1,4 +1,4 @@
-"""Runs with faults: copies that fail or are stopped, tables that are set aside, other sources."""
+"""Syncs with faults: copies that fail or are stopped, tables that are set aside, and feeds that were derived twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.long
-def test_table_that_cannot_be_copied_holds_back_no_other_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_that_cannot_be_copied_delays_no_other_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'goes on'")
@@ -48,7 +48,7 @@ def test_table_that_cannot_be_copied_holds_back_no_other_table(rig: Rig, monkeyp
 
 @pytest.mark.long
 def test_stop_ends_a_copy_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy may not have a Spark job yet that could be cancelled."""
+    """This holds even if the copy has not started a Spark job yet that could be cancelled."""
     rig.setup()
     stop = threading.Event()
     real = export.exported_snapshot

@@ -1,4 +1,5 @@
-"""Commits of other writers to mirrors, by Spark with its defaults and by delta-rs: harmless, or reported."""
+"""Delta commits of other writers to mirrors, made with Spark's defaults or with delta-rs. Each is harmless or is
+reported."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_commits_of_other_writers_are_harmless_or_reported(
     assert found.keys() == {*CHANGED}
     assert all(WORDS in reason for reason in found.values())
 
-    # The source changes the tables, too: a commit of another writer holds nothing up.
+    # The source changes the tables, too: a Delta commit of another writer must not delay these changes.
     for name in TABLES:
         rig.conn.execute(f"INSERT INTO {name} SELECT 50, now(), 'new'".encode())
         rig.conn.execute(f"UPDATE {name} SET v = 'changed' WHERE id = 1".encode())
@@ -114,7 +115,8 @@ def _sync_to(rig: Rig, lsn: Lsn) -> None:
 
 
 def _fill(rig: Rig) -> None:
-    """Mirrors with several files, and one deletion vector, so that there is something to merge and to purge."""
+    """Makes mirrors with several files and a deletion vector, so that compaction has files to merge and deleted rows to
+    purge."""
     values = ", ".join(f"({number}, '{time}', 'v')" for number, time in enumerate(TIMES))
     for name in TABLES:
         rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, at timestamptz, v text)".encode())
@@ -128,7 +130,7 @@ def _fill(rig: Rig) -> None:
 
 
 def _commit_as_others(rig: Rig, spark: SparkSession) -> None:
-    # These are Spark's defaults.
+    # A new session has Spark's defaults.
     theirs = spark.newSession()
     theirs.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
     statements = [("by_spark", statement) for statement in SPARK_LEAVES_ROWS]
@@ -140,7 +142,8 @@ def _commit_as_others(rig: Rig, spark: SparkSession) -> None:
 
 
 def _read_at_points(rig: Rig, before: int) -> None:
-    """Points below the foreign commits are read as before. Above these commits, only harmless tables can be read."""
+    """Checks that points below the commits of other writers are read as before. At later points, only tables with
+    harmless commits can be read."""
     lake = Lake(rig.lake)
     newest = lake.at()
     for name in CHANGED:
@@ -166,7 +169,8 @@ def _maintained(rig: Rig) -> None:
 
 
 def _copied_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new copy ends the report. One commit that comes first stops neither the copy nor a repair."""
+    """Checks that a changed mirror is no longer reported after a new copy. A concurrent Delta commit of another writer
+    makes neither the copy nor a repair fail."""
     left = {"public/updated": 1, "public/by_rust": 1}
 
     def racing(step: Callable[..., int], *args: Any) -> int:

@@ -1,4 +1,4 @@
-"""Commands beside a sync that follows: it gives way, they do their work, and it goes on."""
+"""Commands during a sync in follow mode: the sync pauses, the command does its work, and the sync continues."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def caught_up(rig: Rig) -> None:
 
 
 def lose(rig: Rig, name: TableName, condition: str) -> None:
-    """Delete rows of a mirror, from outside."""
+    """Delete rows of a mirror with delta-rs."""
     mirror = DeltaTable(path_of(rig.settings.layout.mirror(name)))
     left = QueryBuilder().register("t", mirror).execute(f"SELECT * FROM t WHERE NOT {condition}").read_all()
     write_deltalake(mirror, pa.table(left), mode="overwrite")
 
 
 @pytest.mark.long
-def test_repairs_and_copies_run_beside_a_sync_that_follows(rig: Rig) -> None:
+def test_repairs_and_copies_work_during_a_sync_in_follow_mode(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     rig.commit("UPDATE t SET v = 'new' WHERE id IN (1, 2)", "UPDATE u SET v = 7 WHERE a = 3")
@@ -85,7 +85,7 @@ def test_repairs_and_copies_run_beside_a_sync_that_follows(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_maintenance_runs_beside_a_sync_that_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maintenance_works_during_a_sync_in_follow_mode(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(compaction, "MOST_SMALL", 1)
     rig.settings = rig.settings.model_copy(update={"retention": timedelta(0), "range_seconds": 1.0})
@@ -112,7 +112,7 @@ def test_maintenance_runs_beside_a_sync_that_follows(rig: Rig, monkeypatch: pyte
 
 
 @pytest.mark.long
-def test_verify_goes_first_and_only_one_command_may_wait(rig: Rig) -> None:
+def test_verify_precedes_a_waiting_command_and_only_one_command_may_wait(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     layout, reports, stop = rig.settings.layout, list[SyncReport](), threading.Event()

@@ -1,4 +1,5 @@
-"""`status` shows the transactions in progress that a sync holds. No mirror holds a row of them."""
+"""`status` shows the transactions in progress that a sync has received. No mirror contains a row of these
+transactions."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def test_status_shows_open_transactions_with_size_and_age(rig: Rig) -> None:
 
 
 def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:
-    """Ends with an open transaction."""
+    """Runs a sync in follow mode, during which a large transaction is opened. Returns while this transaction is still
+    open."""
     with following(rig):
         wait_for(rig.streaming, what="the stream")
         assert _open(rig) is None
@@ -52,7 +54,7 @@ def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:
         assert start <= Lsn.parse(found["oldest"]["lsn"]) <= rig.flush()
         age = found["oldest"]["age_seconds"]
         wait_for(lambda: (later := _open(rig)) is not None and later["oldest"]["age_seconds"] > age, what="its age")
-        # Other transactions commit and are published during this time.
+        # While it is open, other transactions commit, and points with them are published.
         between = rig.commit("INSERT INTO u VALUES (1000, 1, NULL)")
         wait_for(lambda: newest(rig).replay_lsn >= between, what="the transaction between")
         assert _open(rig) is not None

@@ -1,4 +1,4 @@
-"""A bounded run leaves no table behind that it can still copy."""
+"""A bounded sync does not end before it has copied every table that it can copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 class Rewriting(Silent):
-    """Rewrites the table when the receiver has reached the run's goal, so that no copy can catch up in the same run."""
+    """Rewrites the table up to ``times`` times, each time after the receiver has reached the goal of the sync, so that
+    a copy cannot catch up with the same goal."""
 
     def __init__(self, rig: Rig, times: int) -> None:
         super().__init__()
@@ -24,7 +25,7 @@ class Rewriting(Silent):
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         if message.startswith("copying"):
-            # Without a change there would be no turn, and no point before which the catalog is read.
+            # This change causes a turn with a point. The catalog is checked before the point.
             self._rig.conn.execute("INSERT INTO u SELECT max(a) + 1, 0 FROM u")
         if message.startswith("the log is complete to") and (number := next(self._numbers)) < self._times:
             self._rig.conn.execute(f"ALTER TABLE t ADD r{number} float DEFAULT random()".encode())

@@ -1,4 +1,5 @@
-"""The publication lists the partitions of a table one by one. Each point has all rows of a new partition."""
+"""The publication lists the partitions of a table one by one. A point that lists the table has all rows of a new
+partition."""
 
 from __future__ import annotations
 
@@ -34,13 +35,14 @@ _REASON = (
 
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
-    """Catalog checks are rare here: only a change of the catalog causes a check before a point."""
+    """A project with few regular catalog checks. Only a change of the catalog causes a check before a point."""
     rig.commit(*_MAKE)
     return rig.started(batch_seconds=0.1, range_seconds=600)
 
 
 def _days(rig: Rig) -> list[tuple[int, int]]:
-    """For each point that lists the table: its rows of the second day, and the source's rows of this day."""
+    """For each point that lists the table: its number of rows of the second day, and how many rows of this day the
+    source had."""
     lake, found = Lake(rig.lake), []
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -65,7 +67,8 @@ def test_no_point_lacks_the_rows_of_a_new_partition(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_empty_new_partition_causes_no_copy(rig: Rig) -> None:
-    """The table may have a key, with which setup would publish it as a whole."""
+    """The table may have got a key since setup. With a key, setup would publish the whole table instead of its
+    partitions."""
     rig.commit("ALTER TABLE k ADD id int GENERATED ALWAYS AS IDENTITY", "ALTER TABLE k ADD PRIMARY KEY (day, id)")
     rig.sync()
     copies = len(rig.observer.copies)

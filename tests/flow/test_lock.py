@@ -74,7 +74,7 @@ def test_unwritable_lake_is_a_machine_error(tmp_path: Path) -> None:
         pass
 
 
-def test_hold_request_is_seen_before_and_after_it_names_its_lsn(layout: Layout) -> None:
+def test_verify_request_is_read_before_and_after_its_lsn_is_known(layout: Layout) -> None:
     assert verify_request(layout) is None
     with place_verify_request(layout) as request:
         assert verify_request(layout) == VerifyRequest(None)
@@ -85,7 +85,7 @@ def test_hold_request_is_seen_before_and_after_it_names_its_lsn(layout: Layout) 
     assert verify_request(layout) is None
 
 
-def test_hold_request_counts_for_a_limited_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_request_is_valid_for_a_limited_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
     requests = VerifyRequests(layout)
     with place_verify_request(layout) as request:
@@ -103,7 +103,7 @@ def test_hold_request_counts_for_a_limited_time(layout: Layout, monkeypatch: pyt
 
 @contextmanager
 def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """A backup, for example, locks the file and writes nothing into it."""
+    """Locks the file and writes nothing into it, as a backup program may do."""
     path = path_of(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -112,13 +112,13 @@ def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterato
 
 
 @pytest.mark.parametrize("text", ["", "a b c\n", "host.space.1.2 3.0 nowhere\n", "{}\n", "host.space.1.2 3.0 0/10"])
-def test_unreadable_hold_request_names_no_lsn(layout: Layout, text: str) -> None:
+def test_unreadable_verify_request_has_no_lsn(layout: Layout, text: str) -> None:
     with _locked_by_a_stranger(layout.hold):
         path_of(layout.hold).write_text(text)
         assert verify_request(layout) == VerifyRequest(None)
 
 
-def test_foreign_lock_delays_turns_for_a_limited_time_and_is_named(
+def test_lock_of_another_program_delays_turns_for_a_limited_time_and_is_reported(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
@@ -150,7 +150,7 @@ def test_lock_files_can_be_locked_only_by_their_owner(layout: Layout) -> None:
 
 
 class Waiting:
-    """A command that waits for the lake in a thread until ``stop`` is set. ``told`` has its outcome."""
+    """A command that waits in a thread until the lake is free or ``stop`` is set. ``told`` gets its messages."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.stop, self.told = layout, threading.Event(), list[str]()
@@ -175,7 +175,7 @@ class Waiting:
             assert waiting(self.layout) is None
 
 
-def test_command_gets_the_lake_from_a_sync_that_gives_way(layout: Layout) -> None:
+def test_waiting_command_gets_the_lake_when_the_sync_releases_it(layout: Layout) -> None:
     command, me, follow = Waiting(layout), f"(pid {os.getpid()})", ExitStack()
     follow.enter_context(lake_lock(layout, "follow", gives_way=True))
     with command.waits(), follow:
@@ -204,13 +204,13 @@ def test_killed_command_no_longer_waits(layout: Layout) -> None:
         assert waiting(layout) is None
 
 
-def test_command_waits_only_for_a_sync_that_gives_way(layout: Layout) -> None:
+def test_command_does_not_wait_for_a_holder_that_does_not_release_the_lake(layout: Layout) -> None:
     refused = pytest.raises(LockHeld, match="`pgcdc maintain`")
     with lake_lock(layout, "maintain"), refused, lake_in_turn(layout, "repair", print, threading.Event()):
         pass
 
 
-def test_sync_goes_on_once_no_command_waits_for_the_lake_or_holds_it(layout: Layout) -> None:
+def test_sync_continues_when_no_command_waits_for_the_lake_or_holds_it(layout: Layout) -> None:
     stop = threading.Event()
     assert free_again(layout, stop)
     with lake_lock(layout, "maintain"):

@@ -1,4 +1,4 @@
-"""The catalog check before each point, on a real source. No Spark: nothing is copied or applied here."""
+"""The catalog check before each point, with a real source and without Spark: the tests copy and apply nothing."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ QUIET, T = TableName("public", "quiet"), TableName("public", "t")
 
 @dataclass
 class Run:
-    """A run whose receiver has ended: both tables are copied, and are at the log's position."""
+    """A sync whose receiver has ended. Both tables are copied, and are at the log's position."""
 
     sync: Sync
     work: Work
     user: psycopg.Connection[Any]
 
     def listed(self) -> set[TableName]:
-        """The tables of a point made now."""
+        """Publishes a point at the log's position, and returns the tables that the newest point lists."""
         self.sync._turns.publish(self.work.log.position())
         newest = self.work.progress.points.newest()
         assert newest is not None
@@ -67,7 +67,7 @@ class Run:
             self.work.progress.copied(table, at, 1)
 
     def land(self, table: Table) -> None:
-        """Land a copy whose snapshot showed this table."""
+        """Complete a copy, in whose snapshot the catalog showed ``table``."""
         at = self.work.log.position()
         self.sync._copies.channel.committed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
         self.sync._take_committed()
@@ -133,7 +133,7 @@ def test_followed_column_change_removes_the_table_only_from_later_points(run: Ru
 
 
 def test_copy_is_listed_only_after_a_catalog_check_that_confirms_its_table(run: Run) -> None:
-    """A table may change between the snapshot of its copy and the next catalog check."""
+    """The table may have changed between the snapshot of its copy and the next catalog check."""
     at_the_snapshot = run.work.progress[T].table
     assert run.listed() == {QUIET, T}
     run.user.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'")
@@ -146,7 +146,7 @@ def test_copy_is_listed_only_after_a_catalog_check_that_confirms_its_table(run: 
     assert run.listed() == {QUIET, T}
 
 
-def test_table_renamed_back_is_not_listed_where_it_had_another_name(run: Run) -> None:
+def test_table_renamed_back_is_not_listed_at_lsns_where_it_had_another_name(run: Run) -> None:
     assert run.listed() == {QUIET, T}
     run.user.execute("ALTER TABLE quiet RENAME TO other")
     assert run.listed() == {QUIET, T}, "as the point of the same LSN had it before"
@@ -157,7 +157,8 @@ def test_table_renamed_back_is_not_listed_where_it_had_another_name(run: Run) ->
 
 
 def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_time(run: Run) -> None:
-    """The current catalog does not show whether the log ends before the table was a partition, or while it was."""
+    """The current catalog does not show whether the table was a partition at the end of the log, or became a partition
+    above it."""
     points, catalog = run.work.progress.points, run.sync._catalog
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     assert run.listed() == {QUIET, T}
@@ -173,8 +174,9 @@ def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_tim
     assert catalog.seen_at > run.work.log.position()
 
 
-def test_table_that_was_a_partition_before_the_first_check_is_not_listed_then(run: Run) -> None:
-    """No run was active then. The column marks of the last run are compared with the current ones."""
+def test_table_that_was_a_partition_before_the_first_check_is_not_listed_before_it(run: Run) -> None:
+    """No sync was running while the table was a partition. The column marks of the last sync differ from the current
+    column marks."""
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
     run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
@@ -185,7 +187,8 @@ def test_table_that_was_a_partition_before_the_first_check_is_not_listed_then(ru
 
 
 def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(run: Run) -> None:
-    """The copy's snapshot is older than the ATTACH. The copy lands after a catalog check that follows the DETACH."""
+    """The copy's snapshot was taken before the ATTACH. The copy completes after a catalog check that took place after
+    the DETACH."""
     at_the_snapshot, at = run.work.progress[QUIET].table, run.work.log.position()
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
@@ -198,7 +201,8 @@ def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(r
 
 
 def test_table_is_not_thinned_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old files of a copy in progress belong to no version yet. A table that no point lists keeps older versions."""
+    """Files of a copy in progress belong to no version yet, so thinning would delete them. Older versions of a table
+    that no point lists are kept, too."""
     monkeypatch.setattr(maintenance, "THIN_AFTER_VERSIONS", 2)
     assert run.listed() == {QUIET, T}
     progress, due = run.work.progress, Thinning(run.work)
@@ -217,7 +221,7 @@ def test_table_is_not_thinned_during_its_copy(run: Run, monkeypatch: pytest.Monk
 
 @pytest.mark.long
 @pytest.mark.since(15, "row filters")
-def test_following_run_waits_without_points_for_a_lock_that_hides_a_row_filter(run: Run, database: Database) -> None:
+def test_follow_mode_makes_no_points_while_a_lock_hides_a_row_filter(run: Run, database: Database) -> None:
     assert run.listed() == {QUIET, T}
     turns, points = run.sync._turns, run.work.progress.points
     before = len(list(points.all()))

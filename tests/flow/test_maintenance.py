@@ -1,4 +1,5 @@
-"""Maintenance over the whole path: promised points stay readable, what is needed stays, and the rest is deleted."""
+"""Maintenance of a whole lake: promised points stay readable, data that is still needed is kept, and the rest is
+deleted."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def maintain(rig: Rig, days: int | None = None, **allowance: Any) -> Maintenance
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No grace period, and every fragmented table is worth merging."""
+    """Removes the grace period, and makes every table with more than one small file worth merging."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(compaction, "MOST_SMALL", 1)
     monkeypatch.setattr(table, "FEWEST_MERGED", 2)
@@ -109,7 +110,7 @@ def test_maintenance_killed_between_any_two_steps_does_no_harm(rig: Rig, monkeyp
 
 @pytest.mark.long
 def test_table_behind_the_log_keeps_the_log_that_it_needs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes were received and not applied, since a run died before its turn."""
+    """Changes were received but not applied, because a sync died before its turn."""
     rig.setup()
     rig.sync()
     turns(rig, 1)

@@ -1,4 +1,4 @@
-"""The outbox: a row and a message of one transaction are seen at the same point, each exactly once."""
+"""The outbox pattern: a row and a message of one transaction appear at the same point, each exactly once."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
 
 
 def order(rig: Rig, number: int) -> None:
-    """Writes a row and a message in one transaction, as an application does."""
+    """Writes a row and a message in one transaction, as an application with an outbox does."""
     with rig.conn.transaction():
         rig.conn.execute("INSERT INTO orders VALUES (%s, 'new')", [number])
         rig.conn.execute("SELECT pg_logical_emit_message(true, 'outbox.orders', %s::text)", [str(number)])
 
 
 def emit(rig: Rig, prefix: str, content: str) -> Lsn:
-    """Emits a message outside of transactions. Only the WAL writer flushes it, and a sync ends at flushed WAL."""
+    """Emits a non-transactional message and waits until it is flushed. Only the WAL writer flushes such a message, and
+    a sync reads only flushed WAL."""
     found = rig.conn.execute("SELECT pg_logical_emit_message(false, %s, %s)::text", [prefix, content]).fetchall()
     lsn = Lsn.parse(found[0][0])
     wait_for(lambda: rig.flush() >= lsn, what="the WAL writer")
@@ -63,7 +64,7 @@ def contents(rows: pa.Table) -> list[str]:
 
 
 def check_points(rig: Rig) -> None:
-    """Checks that each point has exactly the messages of the orders in its mirror."""
+    """Checks that at each point, the messages are exactly the messages of the orders in the mirror."""
     lake = Lake(rig.lake)
     seen = 0
     for point in ConsistentPoints(rig.settings.layout).all():
@@ -93,12 +94,12 @@ def test_row_and_message_of_a_transaction_appear_at_the_same_point(rig: Rig) -> 
     assert told["transactional"].to_pylist() == [True, True, True, False, True]
     row = told.slice(3, 1).to_pylist()[0]
     assert (row["lsn"], row["order_lsn"], row["xid"], row["commit_lsn"]) == (loose, loose - 1, None, None)
-    # Messages since an earlier read are neither repeated nor missing.
+    # A read of the messages since an earlier read repeats no message and misses none.
     first = Lake(rig.lake).at(ConsistentPoints(rig.settings.layout).all()[1].replay_lsn)
     assert contents(first.messages()) + contents(Lake(rig.lake).at().messages(first.lsn)) == contents(told)
     (row,) = rig.conn.execute("SELECT xmin::text::bigint FROM orders WHERE id = 3").fetchall()
     assert told["xid"].to_pylist()[-1] == row[0]
-    # Another reader sees the same table.
+    # delta-rs reads the same messages.
     plain = DeltaTable(str(rig.lake / "_pgcdc" / "messages")).to_pyarrow_table()
     assert sorted(plain["order_lsn"].to_pylist()) == told["order_lsn"].to_pylist()
 

@@ -1,5 +1,5 @@
-"""Mirrors follow schema changes by metadata alone. All writers and readers handle files from before and after a
-change."""
+"""With ``schema_changes = metadata``, a schema change changes only the mirror's Delta metadata. All writers and readers
+handle files from before and after the change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(rig: Rig, by: str, name: TableName) -> pa.Table:
 
 
 def assert_read(rig: Rig) -> None:
-    """The lake's own reader and Spark read the same, and the newest versions equal the source."""
+    """Checks that Lake and Spark read the same rows, and that the newest versions equal the source."""
     for name in (T, U):
         columns, expected = source_rows(rig.conn, name.schema, name.name)
         for by in ("files", "Spark"):
@@ -64,8 +64,8 @@ def follow_all(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_files_stay_in_place_and_take_changes_of_every_kind(rig: Rig) -> None:
-    """Values that were not sent are found under the column name that the files have."""
+def test_files_are_kept_and_changes_of_every_kind_are_applied(rig: Rig) -> None:
+    """An unchanged TOAST value that was not sent is found in older files, which have the column's old physical name."""
     before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
     earlier = Lake(rig.lake).at().lsn
     copies = len(rig.observer.copies)
@@ -91,7 +91,7 @@ def test_files_stay_in_place_and_take_changes_of_every_kind(rig: Rig) -> None:
         rig.commit(f"UPDATE u{now} SET v = v + 1e9 WHERE a < 5", f"UPDATE t{now} SET w = w || 'x' WHERE id < 5")
         rig.sync()
     assert_read(rig)
-    # Back to rewriting: files are written again.
+    # With ``rewrite`` again, a schema change rewrites all files.
     rig.settings = rig.settings.model_copy(update={"schema_changes": "rewrite"})
     before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
     rig.commit("ALTER TABLE t RENAME w TO x", "ALTER TABLE u ALTER v TYPE numeric(14,2)", "UPDATE t SET v = id::text")

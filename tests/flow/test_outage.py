@@ -1,5 +1,5 @@
-"""A following run reconnects after it has lost the source. It ends by its bounds, or by an error that waiting cannot
-cure."""
+"""A sync in follow mode reconnects after it has lost the source. It ends by its limits, or by an error that waiting
+cannot cure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Told(Silent):
 
 
 class Scripted(Engine):
-    """An engine whose runs end as the script says."""
+    """An engine whose syncs return the reports or raise the errors of ``script``, one after the other."""
 
     def __init__(self, script: Iterable[SyncReport | Exception]) -> None:
         self.told = Told()
@@ -65,7 +65,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.01)
 
 
-def test_following_run_reconnects_after_growing_pauses() -> None:
+def test_follow_mode_reconnects_after_increasing_pauses() -> None:
     engine = Scripted([LOST, STARTING, HELD, LockHeld("`pgcdc maintain` writes"), RAN])
     report = engine.sync(Bounds(follow=True))
     assert (report.transactions, report.lost) == (2, None)
@@ -76,7 +76,7 @@ def test_following_run_reconnects_after_growing_pauses() -> None:
     ]  # fmt: skip
 
 
-def test_long_following_run_starts_again_with_a_short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_start_short_again_after_a_long_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "LONGEST_PAUSE", -1.0)
     engine = Scripted([LOST, LOST, RAN])
     engine.sync(Bounds(follow=True))
@@ -85,7 +85,7 @@ def test_long_following_run_starts_again_with_a_short_pause(monkeypatch: pytest.
 
 @pytest.mark.parametrize("bounds", [Bounds(), Bounds(follow=True)], ids=["sync", "follow"])
 @pytest.mark.parametrize("error", [STARTING, HELD], ids=["unreachable", "slot held"])
-def test_source_that_was_never_reached_ends_the_run(bounds: Bounds, error: Exception) -> None:
+def test_source_that_was_never_reached_ends_the_sync(bounds: Bounds, error: Exception) -> None:
     with pytest.raises(type(error)):
         Scripted([error]).sync(bounds)
 
@@ -103,7 +103,7 @@ def test_bounded_run_retries_tables_left_behind_and_then_exits_with_3() -> None:
         Scripted([behind, STARTING]).sync(Bounds())
 
 
-def test_slot_taken_by_another_session_ends_a_run_that_gave_way() -> None:
+def test_sync_that_paused_for_a_command_ends_if_another_session_uses_the_slot() -> None:
     with pytest.raises(SlotActive):
         Scripted([replace(RAN, gave_way=True), HELD]).sync(Bounds(follow=True))
 
@@ -116,7 +116,7 @@ def test_error_that_waiting_cannot_cure_ends_the_run() -> None:
 @pytest.mark.parametrize("bounds", [
     Bounds(follow=True, max_seconds=0.2), Bounds(follow=True, idle_seconds=0.2),
 ], ids=["max_seconds", "idle_seconds"])  # fmt: skip
-def test_bounds_end_a_run_during_an_outage_with_the_reason(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_end_a_sync_during_an_outage_with_its_error(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
     with pytest.raises(SourceUnavailable, match="administrator command"):
         Scripted([LOST]).sync(bounds)
@@ -143,7 +143,7 @@ def _published(rig: Rig, goal: Lsn) -> bool:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_follow_goes_on_after_its_sessions_were_terminated(rig: Rig) -> None:
+def test_follow_mode_continues_after_its_sessions_were_terminated(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     ours = "FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ '^pgcdc'"
@@ -159,7 +159,7 @@ def test_follow_goes_on_after_its_sessions_were_terminated(rig: Rig) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_follow_goes_on_after_the_server_restarted(
+def test_follow_mode_continues_after_the_server_restarted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pg_version: int, mode: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,5 @@
-"""The outcome of each operation stays known to later readers. No test needs Spark."""
+"""The outcome of each operation (sync, repair, maintenance ...) is stored in the lake, and `status` reports it. No test
+needs Spark."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def engine(settings: Settings, command: str = "sync") -> Engine:
 def operation(
     settings: Settings, kind: OperationKind = OperationKind.SYNC, command: str = "sync"
 ) -> Iterator[Operation]:
-    """Run an empty operation as the engine does."""
+    """Record an operation as the engine does. The block is the operation's work."""
     with lake_lock(settings.layout, command), recorded(settings.layout, kind, command, print) as operation:
         yield operation
 
@@ -91,7 +92,7 @@ def test_failed_sync_is_reported_until_a_sync_succeeds(settings: Settings) -> No
     last = json.loads(json.dumps(found.to_json()))["last"]["sync"]
     assert (last["succeeded_at"], last["under_way"], last["failed"]["command"]) == (None, None, "follow")
     assert "hunter2" not in path_of(settings.layout.outcomes).read_text()
-    # The success of another kind of operation does not count.
+    # The success of a different kind of operation does not end the report.
     engine(settings).maintain(Allowance())
     assert len(told(settings, "sync")[1]) == 1
     with operation(settings):
@@ -101,7 +102,7 @@ def test_failed_sync_is_reported_until_a_sync_succeeds(settings: Settings) -> No
     assert found.to_json()["last"]["sync"]["succeeded_at"] is not None
 
 
-def test_following_sync_can_succeed_before_it_ends(settings: Settings) -> None:
+def test_sync_in_follow_mode_can_succeed_before_it_ends(settings: Settings) -> None:
     with pytest.raises(SourceUnavailable):
         engine(settings).sync(Bounds())
     with operation(settings, OperationKind.SYNC, "follow") as done:
@@ -112,7 +113,7 @@ def test_following_sync_can_succeed_before_it_ends(settings: Settings) -> None:
         assert told(settings, "sync")[1] == []
 
 
-def test_killed_operation_is_reported_even_after_another_kind_ran(settings: Settings) -> None:
+def test_killed_operation_is_reported_even_after_another_kind_of_operation(settings: Settings) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD_IT, str(settings.layout.root)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -177,7 +178,7 @@ def test_unreadable_outcomes_file_is_reported_and_rewritten(settings: Settings) 
     assert set(outcomes.read(settings.layout)) == {"maintenance"}
 
 
-def test_outcome_that_cannot_be_written_stops_nothing(settings: Settings, tmp_path: Path) -> None:
+def test_outcome_that_cannot_be_written_fails_no_operation(settings: Settings, tmp_path: Path) -> None:
     path_of(settings.layout.outcomes).mkdir()
     said: list[str] = []
     with lake_lock(settings.layout, "s"), recorded(settings.layout, OperationKind.SYNC, "sync", said.append):

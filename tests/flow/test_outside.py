@@ -1,4 +1,4 @@
-"""Changes that the stream lacks, because of the kind of a relation or of the publication's options. Every command
+"""Changes that are not in the stream, because of the kind of a relation or of the publication's options. Every command
 leaves out partitions that logical decoding does not cover, and names them."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _verified(rig: Rig) -> TableReport:
 @pytest.mark.parametrize(
     "published", ["by setup", "FOR TABLE p, t", "FOR TABLE p, t WITH (publish_via_partition_root)"]
 )
-def test_every_command_leaves_out_undecoded_partitions_by_name(rig: Rig, published: str) -> None:
+def test_every_command_leaves_out_and_names_partitions_that_are_not_decoded(rig: Rig, published: str) -> None:
     rig.commit(*MAKE)
     if published != "by setup":
         rig.conn.execute(f"CREATE PUBLICATION {rig.settings.publication} {published}".encode())
@@ -88,7 +88,7 @@ def test_every_command_leaves_out_undecoded_partitions_by_name(rig: Rig, publish
     assert (report.verdict, report.source_rows) == ("equal", 2)
     assert all(said in (report.reason or "") for said in (FOREIGN, UNLOGGED, COLUMNAR))
 
-    # A new leaf that is not decoded changes nothing. A leaf that is decoded from now on becomes part of the mirror.
+    # A new partition that is not decoded changes nothing. A partition that becomes LOGGED becomes part of the mirror.
     rig.commit(
         "CREATE FOREIGN TABLE p_more PARTITION OF p FOR VALUES IN (5) SERVER far", "INSERT INTO p VALUES (1, 'h')"
     )
@@ -120,7 +120,7 @@ def test_unpublished_truncate_causes_a_copy(rig: Rig) -> None:
     ]
 
 
-def test_advice_for_a_table_without_partitions_works(rig: Rig) -> None:
+def test_advice_for_a_table_that_lost_all_partitions_works(rig: Rig) -> None:
     assert rig.settings.source is not None
     rig.commit(
         "CREATE TABLE p (id int, v text) PARTITION BY LIST (id)", "ALTER TABLE p REPLICA IDENTITY FULL",

@@ -1,4 +1,5 @@
-"""Partitions are added and removed: their table's mirror follows without a copy, unless some rows were not streamed."""
+"""Partitions are added and removed. The mirror of the table is changed without a copy, unless some rows were not
+streamed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _MAKE = (
 
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
-    # A publication by setup would list the leaves of a table without a key one by one.
+    # Made by hand: setup would publish each partition of a table without a key separately.
     rig.commit(*_MAKE, f"CREATE PUBLICATION {rig.settings.publication} FOR TABLE p, k, t")
     rig.started(batch_seconds=0.1, range_seconds=1)
     rig.commit("UPDATE p SET v = v || '!' WHERE id % 4 = 0", "DELETE FROM k WHERE v = 'v3'")
@@ -41,7 +42,7 @@ def _assert_followed(rig: Rig, *copied: TableName) -> None:
 
 
 @pytest.mark.long
-def test_empty_new_partition_is_followed_without_a_copy(rig: Rig) -> None:
+def test_empty_new_partition_becomes_part_of_the_mirror_without_a_copy(rig: Rig) -> None:
     rig.commit("CREATE TABLE p_4 PARTITION OF p FOR VALUES IN (4)", "UPDATE p SET v = 'x' WHERE id = 1")
     rig.commit("CREATE TABLE k_4 (v text, day int)", "ALTER TABLE k_4 REPLICA IDENTITY FULL",
                "ALTER TABLE k ATTACH PARTITION k_4 FOR VALUES IN (4)")  # fmt: skip
@@ -58,7 +59,8 @@ def test_empty_new_partition_is_followed_without_a_copy(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_rows_of_a_removed_partition_leave_the_mirror(rig: Rig) -> None:
-    """Rows that moved between this partition and others before its removal are in the log above the mirror."""
+    """Rows that moved into or out of this partition before its removal are still in the log above the mirror's
+    position."""
     rig.commit(
         "INSERT INTO p VALUES (101, 1, 'a'), (102, 2, 'b')", "UPDATE p SET day = 2 WHERE id = 3",
         "UPDATE p SET day = 1 WHERE id = 4", "DELETE FROM p WHERE id = 6", "ALTER TABLE p DETACH PARTITION p_1",
@@ -76,7 +78,7 @@ def test_rows_of_a_removed_partition_leave_the_mirror(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_feed_rows_of_a_removed_partition_above_the_mirror_are_deleted(rig: Rig) -> None:
-    """The feed was ahead of the mirror. Its rows below the mirror's position stay."""
+    """The feed is ahead of the mirror. Feed rows below the mirror's position are kept."""
     before = _fed(rig)
     assert before
     rig.commit("INSERT INTO p VALUES (101, 1, 'a'), (102, 2, 'b')", "DELETE FROM p WHERE id = 7")

@@ -1,4 +1,4 @@
-"""Positions of tables, and which tables a consistent point lists. No Spark, no source."""
+"""Positions of tables, and which tables a consistent point lists, without Spark and without a source."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def progress(tmp_path: Path) -> TablesProgress:
 def both_published(
     layout: Layout, catalog: Catalog, lsn: Lsn, mirror: Callable[[Layout, Table], None] = copied_at_10_applied_to_20
 ) -> TablesProgress:
-    """A run that copied A and B at 10, and published both at ``lsn``."""
+    """The progress of a sync that copied A and B at LSN 10, and published a point with both at ``lsn``."""
     for table in (A, B):
         mirror(layout, table)
     progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
@@ -82,7 +82,7 @@ def test_point_lists_only_tables_that_have_reached_it(progress: TablesProgress) 
     assert _listed(progress) == {"a", "b"}
     newest = progress.points.newest()
     assert newest is not None
-    # Positions by their own mirrors: B's version 1 is the copy, and no later change came for B.
+    # Positions according to the mirrors themselves: B's version 1 is its copy, and B had no later change.
     assert newest.positions == {A.name: 20, B.name: 10}
     assert progress[C.name].state is TableState.COPYING
 
@@ -122,8 +122,9 @@ def test_table_is_not_listed_below_the_catalog_check_of_its_structure(progress: 
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_point_below_a_change_is_not_changed(progress: TablesProgress) -> None:
-    """A later point at the same LSN lists the table in the same version."""
+def test_point_below_a_structure_change_is_not_changed(progress: TablesProgress) -> None:
+    """A second point at the same LSN lists the table in the same version, although the table's structure is about to
+    change."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -141,8 +142,8 @@ def test_point_below_a_change_is_not_changed(progress: TablesProgress) -> None:
     assert _listed(progress) == {"a", "c"}
 
 
-def test_structure_survives_the_run_that_committed_it(tmp_path: Path) -> None:
-    """The run died right after it had committed the structure to the mirror."""
+def test_structure_in_the_mirror_is_used_after_the_sync_died(tmp_path: Path) -> None:
+    """A sync died right after it had written the new structure in a Delta commit of the mirror."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(20))
     follows = replace(B, lineage=Lineage(1, 1, 25))
@@ -155,7 +156,7 @@ def test_structure_survives_the_run_that_committed_it(tmp_path: Path) -> None:
     assert stored.table == follows
 
 
-def test_healed_table_goes_on_from_the_log(progress: TablesProgress, tmp_path: Path) -> None:
+def test_healed_table_continues_from_the_log(progress: TablesProgress, tmp_path: Path) -> None:
     progress.copying([A, B], Lsn(10))
     for table in (A, B):
         progress.copied(table, Lsn(10), 2)
@@ -191,7 +192,7 @@ def test_late_copy_does_not_lower_the_newest_point(progress: TablesProgress) -> 
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_returned_table_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path: Path) -> None:
+def test_table_renamed_back_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path: Path) -> None:
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.gone({A.name}) == [B.name]
@@ -215,7 +216,7 @@ def test_returned_table_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path:
 
 
 def test_renamed_table_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path: Path) -> None:
-    """The run that recorded the new name may have been killed before it published a point."""
+    """The sync that recorded the new name may have been killed before it published a point."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     renamed = replace(B, name=TableName("public", "z"))
@@ -249,7 +250,7 @@ def test_point_at_an_old_lsn_keeps_tables_that_wait_for_their_rename(tmp_path: P
 
 
 def test_renamed_table_stays_set_aside(tmp_path: Path) -> None:
-    """Another table may take its former name. A requested copy ends the state without a trace."""
+    """This holds even if another table takes the former name. A requested copy ends the state completely."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     first.put_aside(B.name, Lsn(20), "waits for a word")
@@ -273,7 +274,7 @@ def test_renamed_table_stays_set_aside(tmp_path: Path) -> None:
 
 
 def test_mirror_with_rows_of_another_table_is_not_used(tmp_path: Path) -> None:
-    """The mirror holds another table's rows, although the stored state does not say so."""
+    """The mirror has the rows of another table, although the table's stored state does not say so."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     delta_target(layout, OWNER).rename(B.name, replace(B, name=A.name), first[B.name].version, Lsn(20))
@@ -283,7 +284,8 @@ def test_mirror_with_rows_of_another_table_is_not_used(tmp_path: Path) -> None:
 
 
 def test_copy_that_no_point_listed_is_listed_at_its_position(tmp_path: Path) -> None:
-    """The table was always in the catalog. A later bounded run may have no other LSN at which to list it."""
+    """The table was always in the catalog. A later bounded sync may not reach a higher LSN at which it could list the
+    table."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
@@ -300,8 +302,9 @@ def test_copy_that_no_point_listed_is_listed_at_its_position(tmp_path: Path) -> 
         assert _listed(second) == listed
 
 
-def test_returned_table_is_not_listed_at_the_newest_point(tmp_path: Path) -> None:
-    """A run caught the table up and was killed before it listed it. At that LSN the table had another name."""
+def test_table_renamed_back_is_not_listed_at_the_newest_point(tmp_path: Path) -> None:
+    """A sync brought the table up to the newest point's LSN, and was killed before it listed the table. At this LSN the
+    table had a different name."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(19))
     assert first.gone({A.name}) == [B.name]
@@ -315,8 +318,9 @@ def test_returned_table_is_not_listed_at_the_newest_point(tmp_path: Path) -> Non
     assert _listed(second) == {"a"}
 
 
-def test_unreadable_mirror_holds_up_no_other_mirror(tmp_path: Path) -> None:
-    """A version that a point lists was torn, which no power cut does. The file is named, and the other tables go on."""
+def test_unreadable_mirror_delays_no_other_table(tmp_path: Path) -> None:
+    """The commit file of a version that a point lists is damaged, which no power cut can do. The reason names the file,
+    and the other tables continue."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(20))
     torn = layout.mirror(A.name) / "_delta_log" / f"{2:020}.json"
@@ -328,8 +332,8 @@ def test_unreadable_mirror_holds_up_no_other_mirror(tmp_path: Path) -> None:
 
 
 def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: Path) -> None:
-    """The change is found when a point is made or a run begins, and kept in the state. ``status`` reports it
-    earlier."""
+    """A sync finds the change when it starts or makes a point, and stores it in the table's state. ``status`` reports
+    the change even before that."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.changed == {}
@@ -369,7 +373,8 @@ def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: 
 def test_table_below_the_start_of_the_log_is_copied_again(
     tmp_path: Path, began: int, start: int, state: TableState
 ) -> None:
-    """The table was copied at 10 and is at 20. It can continue if this is its first log, with all changes above 20."""
+    """The table was copied at LSN 10 and is at LSN 20. It can continue if the log existed at its copy, and still has
+    all changes above LSN 20."""
     layout = Layout.of(tmp_path)
     copied_at_10_applied_to_20(layout, A)
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
@@ -391,7 +396,8 @@ def test_no_point_is_above_the_log(progress: TablesProgress) -> None:
 
 
 def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progress: TablesProgress) -> None:
-    """Rows may bring the columns before the mirror has reached the LSN at which the columns were first seen."""
+    """Row messages may contain the columns even before the mirror has reached the LSN at which the columns were first
+    seen."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -424,8 +430,8 @@ class Reached:
         return False
 
 
-def test_catalog_check_keeps_the_state_of_a_copy_that_begins_beside_it(progress: TablesProgress) -> None:
-    """The copy's thread sets the state while the run's thread records the columns."""
+def test_catalog_check_keeps_the_state_of_a_copy_that_starts_during_the_check(progress: TablesProgress) -> None:
+    """The copy's thread sets the state while the sync's main thread records the columns."""
     begins = Reached(lambda: progress.copying([B], Lsn(10)))
     progress.note_columns([B], begins)
     begins.thread.join()

@@ -20,8 +20,8 @@ def rig(rig: Rig) -> Rig:
 
 
 def test_new_table_is_published_and_copied(rig: Rig) -> None:
-    """A table without a usable identity is published for inserts only, so no UPDATE fails. Excluded tables stay
-    unpublished."""
+    """A table without a usable replica identity is published for inserts only, so that no UPDATE of it fails. Excluded
+    tables stay unpublished."""
     rig.commit(
         "CREATE TABLE new (id int PRIMARY KEY, v text)", "INSERT INTO new VALUES (1, 'before')",
         "CREATE TABLE keyless (v text)", "CREATE TABLE secret (id int PRIMARY KEY)", "CREATE SCHEMA other",
@@ -48,7 +48,7 @@ def test_locked_new_table_is_published_later(rig: Rig, database: Database) -> No
 
 
 @pytest.mark.long
-def test_no_table_is_added_without_the_right_or_to_a_foreign_publication(rig: Rig, database: Database) -> None:
+def test_no_table_is_added_without_the_right_or_to_a_publication_of_another_owner(rig: Rig, database: Database) -> None:
     rig.commit("CREATE TABLE new (id int PRIMARY KEY)", f"CREATE ROLE r_{database.name}",
                "CREATE PUBLICATION theirs FOR TABLE t")  # fmt: skip
     with database.connect() as conn:

@@ -29,7 +29,7 @@ def open_range(clock: Clock) -> OpenRange:
     return OpenRange(Lsn(100), max_bytes=30, min_seconds=60, clock=clock)
 
 
-def test_range_is_cut_by_size() -> None:
+def test_range_is_closed_when_it_reaches_its_size() -> None:
     gathered = open_range(Clock())
     gathered.add([batch(100, 110), batch(110, 120)], [], {})
     assert not gathered.due
@@ -37,7 +37,7 @@ def test_range_is_cut_by_size() -> None:
     assert gathered.due
 
 
-def test_range_is_cut_by_the_age_of_its_first_transaction() -> None:
+def test_range_is_closed_at_an_age_of_its_first_transaction() -> None:
     clock = Clock()
     gathered = open_range(clock)
     clock.now = 1000.0
@@ -47,7 +47,7 @@ def test_range_is_cut_by_the_age_of_its_first_transaction() -> None:
     assert gathered.due
 
 
-def test_position_without_rows_opens_no_range_and_the_next_range_covers_it() -> None:
+def test_wal_without_rows_opens_no_range_and_is_part_of_the_next_range() -> None:
     clock = Clock()
     gathered = open_range(clock)
     gathered.add([batch(100, 150, 0, 0)], [], {})
@@ -61,13 +61,13 @@ def test_position_without_rows_opens_no_range_and_the_next_range_covers_it() -> 
     assert gathered.empty
 
 
-def test_numbers_of_two_turns_are_summed() -> None:
+def test_counts_of_two_turns_are_summed() -> None:
     left = TableTurn(ORDERS, Lsn(1), 4, 1, 2, 3, {"insert": 1}, 0.5, 0.5)
     right = TableTurn(ORDERS, Lsn(2), 5, 10, 20, 30, {"insert": 2, "delete": 1}, 1.0, 1.0)
     assert summed(left, right) == TableTurn(ORDERS, Lsn(2), 5, 11, 22, 33, {"insert": 3, "delete": 1}, 1.5, 1.5)
 
 
-def test_a_turn_takes_whole_batches_until_the_size_is_reached() -> None:
+def test_a_turn_applies_whole_batches_until_the_size_is_reached() -> None:
     batches = [batch(0, 1), batch(1, 2), batch(2, 3)]
     assert up_to(batches, 1) == batches[:1]
     assert up_to(batches, 20) == batches[:2]

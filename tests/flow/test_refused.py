@@ -1,4 +1,4 @@
-"""A table that no mirror can hold: setup, sync, status and verify report the same reason."""
+"""A table for which no mirror is possible: setup, sync, status and verify report the same reason."""
 
 from __future__ import annotations
 

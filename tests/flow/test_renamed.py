@@ -1,4 +1,4 @@
-"""Tables that are renamed or move to another schema: their mirrors go on under the new names, without a copy."""
+"""Tables that are renamed or moved to another schema: their mirrors continue under the new names, without a copy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rig(rig: Rig) -> Rig:
     return rig
 
 
-def test_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
+def test_mirror_continues_under_the_new_name(rig: Rig) -> None:
     """Rows change before, in and after the transaction of the rename. The mirror has deletion vectors."""
     before = Lake(rig.lake).at().lsn
     rig.commit("UPDATE t SET v = 'y' WHERE id = 1", "ALTER TABLE t RENAME TO w", "DELETE FROM w WHERE id IN (2, 30)")
@@ -48,7 +48,7 @@ def test_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_status_reports_a_waiting_rename_while_a_run_only_receives(rig: Rig) -> None:
+def test_status_reports_a_rename_that_a_receive_only_sync_does_not_apply(rig: Rig) -> None:
     rig.commit("ALTER TABLE t RENAME TO w")
     rig.sync(receive_only=True)
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {T}"]
@@ -60,7 +60,7 @@ def test_status_reports_a_waiting_rename_while_a_run_only_receives(rig: Rig) -> 
     rig.sync(receive_only=True)
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {W}"]
     assert "waits to go on as public.t" in told.what
-    # A requested copy replaces the waiting mirror.
+    # A requested copy replaces the mirror that waits for its rename.
     rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {W}"]
     assert "waits" not in told.what
@@ -102,7 +102,8 @@ def test_files_under_the_former_name_are_deleted_by_forget(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_forgotten_name_may_be_used_again(rig: Rig) -> None:
-    """A renamed table and a new table reuse names while the run goes on that was active before `forget`."""
+    """A renamed table and a new table reuse the forgotten names, during a sync that was already running before
+    `forget`."""
     rig.commit("CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone VALUES (1)")
     gone = TableName("public", "gone")
     with following(rig):

@@ -1,4 +1,4 @@
-"""A source that was restored to an earlier time, and has then written WAL beyond every LSN that the lake knows."""
+"""A source that was restored to an earlier time, and has then written WAL above every LSN in the lake."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server(pg_version: int, tmp_path: Path) -> Iterator[EmbeddedServer]:
 
 
 def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
-    """WAL of another database."""
+    """Writes WAL in another database, at least up to ``beyond``."""
     with fresh_database(server) as other, other.connect() as conn:
         conn.execute("CREATE TABLE foreign_table (v text)")
         while True:
@@ -44,8 +44,8 @@ def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
 def test_source_restored_to_below_the_newest_point_is_refused(
     rig: Rig, server: EmbeddedServer, database: Database, tmp_path: Path
 ) -> None:
-    """Nothing was published between the backup and the point of ``verify``. Only positions show the other
-    transactions."""
+    """Between the backup and ``verify``'s point, only another database writes WAL. Only the LSN of this point shows
+    that the source went back."""
     rig.setup()
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'before' WHERE id < 10")

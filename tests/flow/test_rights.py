@@ -1,4 +1,5 @@
-"""A missing right on one table affects only that table: it waits for the GRANT, and the other tables go on."""
+"""A missing right on one table affects only this table. The table waits for the GRANT, and the other tables
+continue."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def role(database: Database) -> Iterator[str]:
 def few(
     database: Database, role: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rig]:
-    """A project whose role reads the publication of its owner. It is FOR ALL TABLES, so new tables are published."""
+    """A project whose role uses a publication of another owner. The publication is FOR ALL TABLES, so new tables are
+    published."""
     monkeypatch.chdir(tmp_path)
     settings = Settings(
         source=f"{database.conninfo} user={role}", slot=f"s_{database.name}", publication="everything",
@@ -62,8 +64,9 @@ def _waiting(rig: Rig) -> dict[str, str]:
     return {str(table.name): table.reason or "" for table in found if table.state is TableState.WAITING}
 
 
-def test_new_table_without_a_grant_waits_and_is_copied_once_it_has_it(few: Rig, role: str) -> None:
-    """A bounded run copies the other tables, and ends with an error that names the GRANT. A run that follows waits."""
+def test_new_table_waits_for_its_grant_and_is_then_copied(few: Rig, role: str) -> None:
+    """A bounded sync copies the other tables, and ends with an error that contains the GRANT. A sync in follow mode
+    waits."""
     few.conn.execute("CREATE TABLE old (id int PRIMARY KEY)")
     few.conn.execute("CREATE TABLE other (id int PRIMARY KEY)")
     few.conn.execute(f"GRANT SELECT ON other TO {role}".encode())
@@ -82,7 +85,7 @@ def test_new_table_without_a_grant_waits_and_is_copied_once_it_has_it(few: Rig, 
 
 
 @pytest.mark.long
-def test_partition_without_a_grant_holds_up_its_root_alone(few: Rig, role: str) -> None:
+def test_partition_without_a_grant_delays_only_its_root_table(few: Rig, role: str) -> None:
     with following(few):
         few.conn.execute("CREATE TABLE second (id int PRIMARY KEY, v text)")
         few.conn.execute("INSERT INTO second VALUES (100, 'hundred')")
@@ -93,7 +96,7 @@ def test_partition_without_a_grant_holds_up_its_root_alone(few: Rig, role: str) 
 
 
 def _wait_for_the_grant(rig: Rig, table: str, grant: str) -> None:
-    """The table waits while the other tables go on. It is in a point once the right is granted."""
+    """Checks that the table waits while the other tables continue, and that points list the table after the GRANT."""
     wait_for(lambda: grant in _waiting(rig).get(f"public.{table}", ""), what="the GRANT in the status")
     rig.conn.execute("INSERT INTO t VALUES (100, 'goes on', '')")
     at = rig.flush()

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.spark
 
 
 def _write(rig: Rig, number: int) -> Lsn:
-    """Returns a position above the commit. Records of the server itself may follow, so tests wait for the change."""
+    """Inserts a row. Returns an LSN above its commit. Records of the server itself may lie between, so tests wait for
+    the row, not for this LSN."""
     rig.conn.execute("INSERT INTO t VALUES (%s, 'new')", (number,))
     return rig.flush()
 
@@ -35,7 +36,7 @@ def _ids(rig: Rig) -> set[int]:
     return {int(row[0]) for row in mirror_rows(rig.lake, "public/t", ["id"])}
 
 
-def test_request_stays_in_force_until_it_is_withdrawn(rig: Rig) -> None:
+def test_request_is_valid_until_it_is_withdrawn(rig: Rig) -> None:
     layout = rig.settings.layout
     assert operator_requests(layout) == OperatorRequests()
     follow_until(layout, Lsn(0x10))
@@ -58,8 +59,8 @@ def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
     point = newest(rig)
     with following(rig):
         pause_apply(layout, paused=True)
-        # The run reads the request after it has received new changes, and before it applies them.
-        # The run records the log at its start, up to here at most.
+        # The sync reads the request after it has received new changes, and before it applies them. ``before`` is above
+        # everything that the sync may record before the change.
         before = rig.flush()
         _write(rig, 1001)
         wait_for(lambda: _logged(rig) > before, what="the change in the log")
@@ -82,7 +83,7 @@ def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_receive_only_run_succeeds_and_copies_nothing(rig: Rig) -> None:
+def test_receive_only_sync_succeeds_and_copies_nothing(rig: Rig) -> None:
     rig.setup()
     at = _write(rig, 1001)
     report = rig.sync(receive_only=True)
@@ -96,7 +97,7 @@ def test_receive_only_run_succeeds_and_copies_nothing(rig: Rig) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("early", [True, False], ids=["before the run", "meanwhile"])
-def test_following_run_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
+def test_follow_mode_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
     layout = rig.settings.layout
     rig.setup()
     rig.sync()
@@ -115,11 +116,11 @@ def test_following_run_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
         follow_until(layout, Lsn(first + (1 << 40)))
         wait_for(lambda: 1000 in _ids(rig), what="the first change")
         follow_until(layout, None)
-        # The end is far ahead: records of the server itself move the log on.
+        # The end is far ahead, because records of the server itself advance the log.
         end = Lsn(rig.flush() + (1 << 20))
         follow_until(layout, end)
         _write(rig, 1001)
-        # The change is applied only after the run has read the request.
+        # The sync reads the request before it applies this change.
         wait_for(lambda: 1001 in _ids(rig), what="the second change")
         message = "SELECT pg_logical_emit_message(true, 'other', repeat('x', 2 << 20))"
         rig.commit(message, "INSERT INTO t VALUES (1002, 'new')")

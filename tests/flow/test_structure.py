@@ -1,4 +1,4 @@
-"""Tables whose structure changes during a run, before a run, or after they were set aside."""
+"""Tables whose columns change during a sync, before a sync, or after the table was set aside."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def rig(rig: Rig) -> Rig:
 
 
 def _listed(rig: Rig, column: str) -> bool:
-    # Between two catalog checks, a point may leave the table out.
+    # A point may leave the table out until the next catalog check.
     with suppress(UnknownTable):
         return column in Lake(rig.lake).at().arrow(T).column_names
     return False
 
 
-def test_quiet_table_gets_its_new_columns_while_a_run_follows(rig: Rig) -> None:
-    """No row comes after the change. The catalog check finds the change, and the table is soon listed with it."""
+def test_table_without_row_changes_gets_its_new_columns_in_follow_mode(rig: Rig) -> None:
+    """No row of the table is changed after the DDL. The catalog check finds the new columns, and points soon list the
+    table with them."""
     with following(rig):
         rig.conn.execute("ALTER TABLE t ADD w int NOT NULL DEFAULT 5")
         wait_for(lambda: _listed(rig, "w"))

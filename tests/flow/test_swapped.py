@@ -29,7 +29,8 @@ _SWAP = ("ALTER TABLE a RENAME TO x", "ALTER TABLE b RENAME TO a", "ALTER TABLE 
 
 @pytest.fixture
 def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """Three similar tables. Each row's ``v`` names its table: *one* was created as ``a``, and so on."""
+    """A project with three similar tables. Each row's ``v`` shows its table: rows with ``one`` belong to the table that
+    was created as ``a``, and so on."""
     monkeypatch.chdir(tmp_path)
     settings = named_settings(database, range_seconds=1)
     with database.connect() as conn:
@@ -56,8 +57,8 @@ def _change(rig: Rig, one: str, two: str, number: int) -> None:
 
 
 def _hold(rig: Rig, *tables: str, copied: int = 0, swapped: Lsn = ZERO) -> None:
-    """Checks that every point lists rows of only one table under each name, and that the last point equals the source.
-    Below ``swapped`` each table has its first name."""
+    """Checks that at every point each name has the rows of only one table, and that the newest point equals the source.
+    Below ``swapped``, each table must have its first name. ``copied``: the expected number of copies."""
     lake = Lake(rig.lake)
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -70,11 +71,12 @@ def _hold(rig: Rig, *tables: str, copied: int = 0, swapped: Lsn = ZERO) -> None:
 
 
 _DEPLOY = ("ALTER TABLE a RENAME TO a_old", "ALTER TABLE b RENAME TO a")
-"""The DDL of a migration that builds a new table beside the old one."""
+"""The last statements of a migration that builds a new table and then replaces the old table by it."""
 
 
-def test_table_that_takes_the_name_of_another_is_copied(rig: Rig) -> None:
-    """The old table's new name is free, so its mirror moves. The new table takes the mirror's former name."""
+def test_table_that_takes_the_name_of_another_table_is_copied(rig: Rig) -> None:
+    """No mirror has the old table's new name, so the old table's mirror moves there. The new table takes a name that
+    had a mirror, so it is copied."""
     _change(rig, "a", "b", 1)
     swapped = rig.commit(*_DEPLOY, "UPDATE a SET n = 3", "DELETE FROM a_old WHERE id < 7")
     rig.sync()
@@ -84,7 +86,8 @@ def test_table_that_takes_the_name_of_another_is_copied(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_feeds_of_swapped_tables_do_not_mix_rows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run derives both feeds and dies before it applies them. Each feed then has the rows of the other table."""
+    """A sync derives both feeds and dies before it applies them. After the swap, each feed has the rows of the other
+    table."""
 
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -102,7 +105,7 @@ def test_feeds_of_swapped_tables_do_not_mix_rows(rig: Rig, monkeypatch: pytest.M
 
 
 @pytest.mark.long
-def test_table_is_not_healed_by_the_mirror_of_another_table(rig: Rig) -> None:
+def test_table_is_not_healed_with_the_mirror_of_another_table(rig: Rig) -> None:
     rig.settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
     rig.commit("ALTER TABLE a ADD k int DEFAULT 4")
     rig.sync()

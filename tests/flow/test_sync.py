@@ -1,4 +1,5 @@
-"""Whole runs in this process, with a real server, a real receiver and the session's Spark, compared by the oracle."""
+"""Whole syncs in this process, with a real server, a real receiver and Spark. Afterwards, mirrors are compared with the
+source."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.spark
 
 
-def test_stream_aborts_are_skipped(rig: Rig) -> None:
+def test_stream_abort_messages_are_skipped(rig: Rig) -> None:
     """PostgreSQL 18 sends Stream Abort after the rollback of a large transaction with savepoints."""
     rig.conn.execute(f"ALTER DATABASE {rig.conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
     rig.setup()
@@ -44,7 +45,7 @@ def test_stream_aborts_are_skipped(rig: Rig) -> None:
     rig.assert_equal()
 
 
-def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_of_several_syncs_are_contiguous_and_complete(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a range closes, the small files of the changed feeds are merged into one."""
     monkeypatch.setattr(table, "FEWEST_MERGED", 2)
     rig.setup()
@@ -62,7 +63,7 @@ def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest
     rig.assert_equal()
 
 
-def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> None:
+def test_follow_mode_stops_at_a_commit_boundary_and_a_second_writer_is_refused(rig: Rig) -> None:
     rig.setup()
     with pytest.raises(SourceUnavailable):
         Engine(rig.settings, "host=/nowhere", rig.observer, rig.session, "sync").sync(Bounds())
@@ -90,7 +91,7 @@ def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> 
 
 @pytest.mark.long
 def test_range_applied_by_hand_is_in_a_point_after_the_next_sync(rig: Rig) -> None:
-    """The state is the same as after a kill between apply and point. No table has any other change."""
+    """The lake is in the same state as after a kill between the apply and its point. There is no other change."""
     rig.setup()
     rig.sync()
     before = newest(rig).replay_lsn

@@ -1,4 +1,4 @@
-"""A following run deletes old points and versions. The remaining points are read as before."""
+"""A sync in follow mode deletes old points and versions. The remaining points are read as before."""
 
 from __future__ import annotations
 

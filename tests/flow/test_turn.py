@@ -1,4 +1,5 @@
-"""A turn searches the log beyond its own end for rows of unknown partitions. The log has only summaries."""
+"""A turn searches the whole log, also above its own end, for rows of unknown partitions. The tests need only batch
+summaries."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ UNKNOWN_LEAF = 200
 
 @dataclass
 class Progress:
-    """Replaces the records of all tables."""
+    """Replaces :class:`TablesProgress`: contains the records of all tables."""
 
     records: dict[TableName, TableRecord]
     router: Router = field(default_factory=lambda: Router.of([ROOT]))
@@ -52,10 +53,9 @@ def batch(start: int, end: int, *leaves: int) -> BatchSummary:
     [(1, True), (2, True), (None, False)],
     ids=["in the turn's batch", "in a later batch", "no stray"],
 )
-def test_table_is_held_for_rows_of_an_unknown_partition_anywhere_in_the_log(
-    stray_batch: int | None, held: bool
-) -> None:
-    """The partition may have been attached before the turn's end, with rows that are never streamed."""
+def test_rows_of_an_unknown_partition_anywhere_in_the_log_stop_their_table(stray_batch: int | None, held: bool) -> None:
+    """The partition may have been attached below the turn's end, with rows that are never streamed. The table then
+    waits for a catalog check."""
     batches = [batch(number * 16, number * 16 + 16, *([UNKNOWN_LEAF] if number == stray_batch else []))
                for number in (1, 2)]  # fmt: skip
     log = cast(ChangeLog, SimpleNamespace(batches=lambda start: [one for one in batches if one.end > start]))

@@ -1,4 +1,5 @@
-"""A source with server_encoding = SQL_ASCII accepts any bytes as text. Bytes that are not UTF-8 affect one table."""
+"""A source with server_encoding = SQL_ASCII accepts any bytes as text. Bytes that are not UTF-8 affect only their
+table."""
 
 from __future__ import annotations
 

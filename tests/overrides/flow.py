@@ -35,7 +35,7 @@ override("points_promise_missing_messages", "pgcdc_assets.flow.messages:messages
 override("paused_apply_goes_on", "pgcdc_assets.flow.decide:next_step",
     lambda original: with_instead(original, "view.paused", "False"),
     rule="nothing is applied during an operator's pause",
-    test="tests/flow/test_decide.py::test_next_step_depends_on_what_the_run_sees")  # fmt: skip
+    test="tests/flow/test_decide.py::test_next_step_depends_on_the_state_of_log_and_tables")  # fmt: skip
 
 
 # What is said -------------------------------------------------------------------------------------------
