@@ -1,9 +1,9 @@
-"""A record of all changes of the source, from which each table can be computed as of any LSN.
+"""The journal: a record of all changes of the source, from which the rows of each table at any LSN can be computed.
 
 Row triggers write the old and new row, in PostgreSQL's text form, into a table that is not published. A rollback
-removes these entries. A second slot, the witness, shows the ``commit_lsn`` of each transaction. The table at LSN L has
-the rows that transactions with ``commit_lsn`` below L added, minus the rows that they removed, since the last of these
-that truncated the table. The journal uses no code of the project, and does not assume how transactions overlap.
+removes these entries. A second slot, the witness, shows the ``commit_lsn`` of each transaction. At LSN L, a table has
+the rows that transactions with ``commit_lsn`` < L added, minus the rows that these transactions removed. Only
+transactions since the last TRUNCATE count. The journal uses no code of the project.
 
     journal = Journal.keep(conn, "public.t", "public.root")     # before the workload; finds the leaves
     ...
@@ -93,7 +93,7 @@ class Journal:
         return journal
 
     def commits(self) -> dict[int, str]:
-        """``commit_lsn`` by xid of every transaction since the journal began, from the witness slot."""
+        """By xid: the ``commit_lsn`` of every transaction since the journal began, from the witness slot."""
         found = self.conn.execute(
             "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
             " 'publication_names', 'journal_witness') WHERE get_byte(data, 0) = ascii('B')",
@@ -180,7 +180,8 @@ class Journal:
             )
 
     def _sound(self, images: sql.Composed, table: str) -> None:
-        """Checks that no row was removed more often than it was added. Otherwise the oracle itself is wrong."""
+        """Checks that no row was removed more often than it was added, which would mean that the journal itself is
+        wrong."""
         odd = self.conn.execute(sql.SQL("SELECT image, copies FROM ({}) i WHERE copies < 0").format(images)).fetchone()
         assert odd is None, f"the journal of {table} removed a row that was not there: {odd}"
 
@@ -200,6 +201,6 @@ def published(lake: Path | str) -> list[tuple[int, dict[str, int]]]:
 
 
 def _verbatim(name: str) -> str:
-    """``"Odd Schema"."Select"`` without its quotes."""
+    """A quoted name such as ``"Odd Schema"."Select"`` without its quotes."""
     parts = re.findall(r'"((?:[^"]|"")+)"|([^".]+)', name)
     return ".".join(quoted.replace('""', '"') or plain for quoted, plain in parts)

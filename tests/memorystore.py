@@ -1,4 +1,5 @@
-"""A store in this process's memory, for tests of code that uses a store. It is the shortest example of the contract."""
+"""A store in this process's memory, for tests of code that uses a store. It is the shortest implementation of a store's
+contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares source and mirror by means that share no code with the project: psycopg, and delta-rs's QueryBuilder.
+"""Compares source and mirror without code of the project: reads them with psycopg and delta-rs's QueryBuilder.
 
 Values are compared in PostgreSQL's text form. The source uses the types' output functions. For the mirror, Python
 writes the value that delta-rs read, or the text in ``_pgcdc_raw`` if the value does not fit.
@@ -22,13 +22,14 @@ from deltalake import DeltaTable, QueryBuilder
 from psycopg import sql
 
 RAW = "_pgcdc_raw"
-"""A mirror's column with the texts of values that do not fit, by column name."""
+"""The mirror's column that contains, by column name, the texts of values that do not fit the mirror's types."""
 
 _CASTS = {"float4": "{}::float8", "float8": "{}", "_float4": "{}::float8[]", "_float8": "{}", "_box": "{}::text[]"}
-"""Python has no single precision: float4 is compared as float8, and both sides use Python's digits. Only arrays of
-boxes are written with semicolons."""
+"""Python has no single precision, so float4 is compared as float8, and Python formats the numbers of both sides. Arrays
+of boxes are a special case, because PostgreSQL separates boxes by semicolons."""
 _OUTPUT = "CASE WHEN num_nulls({0}) = 0 THEN format('%s', {0}) END"
-"""Uses the type's output function. A cast to text differs in blanks (char(n)), masks (inet) and booleans."""
+"""The value's text by the type's output function. A cast to text would differ in blanks (char(n)), masks (inet) and
+booleans."""
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -36,8 +37,8 @@ Rows = Counter[tuple[Any, ...]]
 def source_rows(
     conn: psycopg.Connection[Any], schema: str, table: str, at: sql.Composable | None = None
 ) -> tuple[list[str], Rows]:
-    """Column names, and the rows as a multiset of comparable values. ``at``: a query to read instead of the table, with
-    the table's columns, such as the table at another LSN."""
+    """Column names, and the rows as a multiset of comparable values. ``at``: a query with the table's columns that is
+    read instead of the table, such as the table's rows at an earlier LSN."""
     columns = conn.execute(
         """SELECT a.attname, coalesce(b.typname, t.typname) FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
            LEFT JOIN pg_type b ON b.oid = t.typbasetype
@@ -91,7 +92,8 @@ def assert_equal(
 
 
 def written(name: str, values: Any, misfits: list[dict[str, str]]) -> Iterable[str | None]:
-    """An Arrow array's values in PostgreSQL's form. ``misfits``: for each row, the texts of values that do not fit."""
+    """An Arrow array's values in PostgreSQL's text form. ``misfits``: for each row, the texts of values that do not fit
+    the mirror's type."""
     item = getattr(values.type, "value_type", None)
     for value, texts in zip(values.to_pylist(), misfits, strict=True):
         assert value is None or name not in texts, f"{name} holds a value, and {RAW} holds another of it"
@@ -104,7 +106,7 @@ def written(name: str, values: Any, misfits: list[dict[str, str]]) -> Iterable[s
 
 
 def _written(value: Any) -> str:
-    """PostgreSQL's form of a value (ISO dates, UTC, hexadecimal bytea)."""
+    """PostgreSQL's text form of a value (ISO dates, UTC, hexadecimal bytea)."""
     match value:
         case bool():
             return "t" if value else "f"

@@ -9,9 +9,10 @@ _HELD: Final[list[socket.socket]] = []
 def held_port() -> int:
     """Reserves a port for a server that is started later. It stays reserved as long as this process lives.
 
-    The kernel gives a bound port neither to a connection nor to a process that asks for any port. A server that names
-    the port can still bind it: both sides set SO_REUSEADDR, as Java, asyncio and Spark do, and this socket does not
-    listen. A port that was only free for a moment may be used by another connection before the server starts.
+    This process binds the port without listening. The kernel then uses the port neither for an outgoing connection nor
+    for a process that asks for any free port. A server that binds this port by its number still can: both sides set
+    SO_REUSEADDR, as Java, asyncio and Spark do. Without the reservation, another connection could use the port before
+    the server starts.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

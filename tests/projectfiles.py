@@ -1,4 +1,4 @@
-"""The files that a project saves in the working directory, with the default of the setting ``state``."""
+"""Paths of the files that a project saves in the working directory, if the setting ``state`` has its default."""
 
 from typing import Final
 

@@ -1,4 +1,5 @@
-"""A history without Spark: one process receives, derives, collapses, merges and commits it."""
+"""Plays a random history without Spark: this process derives the feeds, computes net effects, and merges them into
+mirrors. Only the receiver is a separate process."""
 
 from __future__ import annotations
 
@@ -40,14 +41,14 @@ SECONDS = 180.0
 
 @dataclass
 class Derived:
-    """The log of a history that begins with empty tables."""
+    """The change log of a history whose tables were empty at the start of the log."""
 
     journal: Journal
     layout: Layout
     log: ChangeLog
     tables: list[Table]
     parts: dict[str, FeedPart]
-    """The whole feed of each table that changed. The key is the table's :func:`title`."""
+    """By the table's :func:`title`: the whole feed of each table that changed."""
     commits: dict[int, str]
 
     @classmethod
@@ -57,13 +58,14 @@ class Derived:
 
     @property
     def boundaries(self) -> list[Lsn]:
-        """The start of the log, the commit of each transaction in the log, and the end of the log."""
+        """The start of the log, the ``commit_lsn`` of each transaction in the log, and the end of the log."""
         start, end = self.log.start, self.log.position()
         commits = sorted(Lsn.parse(lsn) for lsn in self.commits.values())
         return [start, *(lsn for lsn in commits if start < lsn < end), end]
 
     def apply(self, table: Table, boundaries: Sequence[Lsn]) -> PlainMirror:
-        """Applies one turn between each two boundaries, and compares the mirror with the source at each boundary."""
+        """Makes the mirror, and applies one turn for each interval between two of ``boundaries``. Compares the mirror
+        with the source at each boundary at which it changed, and at the last one."""
         shutil.rmtree(path_of(self.layout.mirror(table.name)), ignore_errors=True)
         mirror = PlainMirror(self.layout, self.log.identity, table, boundaries[0])
         part = self.parts.get(title(table))
@@ -75,8 +77,8 @@ class Derived:
         return mirror
 
     def repair(self, mirror: PlainMirror, at: Lsn, touched: LsnRange, *, damaged: bool) -> None:
-        """Repairs a range in a mirror that is at ``at``. ``damaged``: before the repair, the mirror loses all rows that
-        the range changed and gets back those it deleted."""
+        """Repairs a range in a mirror that is at LSN ``at``. ``damaged``: first deletes from the mirror all rows that
+        the range changed, and puts back the rows that the range deleted."""
         part = self.parts.get(title(mirror.table))
         if part is None:
             return
@@ -98,7 +100,7 @@ class Derived:
 def received(
     server: EmbeddedServer, specs: Sequence[Spec], steps: Sequence[Step]
 ) -> Iterator[tuple[Derived, Workload]]:
-    """Makes the tables, runs the steps, and receives all changes."""
+    """Makes the tables, runs the steps, and receives all changes into a change log."""
     with (
         tempfile.TemporaryDirectory() as folder, fresh_database(server) as database, database.connect() as conn
     ):  # fmt: skip
@@ -136,7 +138,7 @@ def _receive(workload: Workload, settings: Settings, publications: tuple[str, ..
 
 
 def _derived(log: ChangeLog, tables: Sequence[Table]) -> dict[str, FeedPart]:
-    """The feeds of the whole log, derived by one task."""
+    """The feeds of the whole log, by :func:`title`. They are derived by one task."""
     span = LsnRange(log.start, log.position())
     by_name = {table.name: table for table in tables}
     router = Router.of(tables)

@@ -1,4 +1,4 @@
-"""A history over the whole path: the engine in this process, real receivers, the session's Spark."""
+"""Plays a random history with whole syncs: the engine in this process, real receivers, the session's Spark."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from tests.projectfiles import CATALOG_FILE
 from tests.receiving import run_to
 
 SECONDS = 200.0
-"""The longest duration of one run."""
+"""The longest duration of one sync in seconds."""
 WAYS: Sequence[dict[str, Any]] = ({}, {"drain_bytes": 1})
-"""Ways to receive: through the stream, and through the SQL functions."""
+"""Settings of the two ways to receive: through the stream, and through the SQL functions."""
 
 
 SLOW = settings(
@@ -62,7 +62,7 @@ class Project:
     journal: Journal
     observer: Silent = field(default_factory=Silent)
     written: int = 0
-    """WAL insert position at the last sync."""
+    """The WAL insert position at the start of the last sync."""
 
     @property
     def lake(self) -> Path:
@@ -81,7 +81,7 @@ class Project:
         return Engine(chosen, self.conninfo, self.observer, lambda: self.spark, "test")
 
     def sync(self, doing: Doing | None = None, *, anew: Sequence[Spec] = (), **bounds: Any) -> SyncReport:
-        """One sync. Fails if it sets a table aside."""
+        """Runs one sync. Fails if the sync sets a table aside."""
         sizes: dict[str, Any] = {}
         if doing is not None:
             sizes = {"batch_bytes": doing.batch_bytes, "range_bytes": 10_000}
@@ -98,8 +98,8 @@ class Project:
         return int(row[0])
 
     def assert_now(self) -> None:
-        """Checks that the newest consistent point lists all tables, and that the current mirrors equal the source
-        there."""
+        """Checks that the newest consistent point lists all tables, and that the current mirrors equal the source at
+        its LSN."""
         newest, versions = published(self.lake)[-1]
         assert set(versions) == {spec.title for spec in self.specs}
         current = {spec.title: self.version(spec) for spec in self.specs}
@@ -138,7 +138,7 @@ def project(server: EmbeddedServer, spark: SparkSession, history: History) -> It
 
 
 def play(at: Project, history: History) -> None:
-    """Plays the whole history, then syncs once more. Compares every published boundary with the journal."""
+    """Plays the whole history, then syncs once more. Compares every consistent point with the journal."""
     for step in history.before:
         at.workload.take(step)
     at.workload.finish(random.Random(0))
@@ -159,11 +159,11 @@ def play(at: Project, history: History) -> None:
     assert at.journal.assert_published(at.lake) > 0
 
 
-# The acts between steps ------------------------------------------------------------------------
+# What the project does between the steps -------------------------------------------------------
 
 
 def _sync(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """Several syncs, each up to a position among the new WAL. Some of these positions are inside transactions."""
+    """Runs up to ``cuts`` syncs, each up to an LSN in the new WAL. Some of these LSNs are inside transactions."""
     new = [lsn for lsn in at.workload.positions if lsn > at.written]
     goals = sorted(random.Random(doing.pick).sample(new, min(doing.cuts, len(new)) - 1)) if new else []
     for goal in goals:
@@ -172,7 +172,7 @@ def _sync(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 
 def _until(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """Syncs to a past position. The mirrors then equal the source at that position."""
+    """Syncs to an earlier LSN. The mirrors must then equal the source at that LSN."""
     positions = at.workload.positions or [0]
     goal = positions[-1 - doing.pick % len(positions)]
     _while_running(at, lambda: at.sync(doing, until=Lsn(goal)), beside)
@@ -180,7 +180,7 @@ def _until(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 
 def _copy(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """Copies some tables again. The snapshot of the copy waits for open transactions."""
+    """Copies some tables again. The copy's snapshot waits for open transactions, so these are ended."""
     chosen = [spec for place, spec in enumerate(at.specs) if doing.pick >> place & 1]
     if not beside:
         at.workload.finish(random.Random(doing.pick))
@@ -188,7 +188,8 @@ def _copy(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 
 def _ahead(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """Moves the log ahead of the mirrors, then brings one mirror to the end of a batch by hand."""
+    """Only receives changes, so that the log is ahead of the mirrors. Then applies the changes of one table by hand, up
+    to the end of a batch."""
     start = published(at.lake)[-1][0]
     _receive(at, doing.batch_bytes)
     log = ChangeLog(at.settings.layout).open()
@@ -213,7 +214,7 @@ def _receive(at: Project, batch_bytes: int) -> None:
 
 
 def _backfill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """Derives and applies some past ranges again, for all tables. Nothing may change."""
+    """Derives and applies some earlier ranges again, for all tables. This must change nothing."""
     at.sync(doing)
     span = _some_ranges(at, doing.pick)
     if span is None:
@@ -236,7 +237,8 @@ def _repair(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 
 def _again(at: Project, spec: Spec, act: Callable[[TableName], Any]) -> bool:
-    """Whether the act succeeded. It may be refused only for tables whose log lacks what their repair needs."""
+    """Runs ``act`` for the table. Returns False if it was refused, which is allowed only if the log lacks values that a
+    repair of the table needs."""
     try:
         act(TableName(spec.schema, spec.name))
     except NotRepairable:
@@ -270,7 +272,7 @@ def _while_running(at: Project, run: Callable[[], Any], steps: Sequence[Step], *
 
 
 def beside_it(run: Callable[[], Any], act: Callable[[], None]) -> None:
-    """Runs ``act`` here while ``run`` runs in another thread. Raises the error of either."""
+    """Calls ``act`` in this thread while ``run`` is called in another thread. Raises an error of either."""
     failures: list[BaseException] = []
 
     def running() -> None:

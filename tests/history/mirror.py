@@ -1,4 +1,4 @@
-"""A mirror that is made without Spark and changed by the project's own merge and commits: a real Delta table."""
+"""A mirror that is made without Spark. It is a real Delta table, which the project's own merge and commits change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _FEATURES = ["deletionVectors", "columnMapping", "timestampNtz"]
 
 @dataclass
 class PlainMirror:
-    """The mirror of one table. It is empty at ``start``. ``versions`` has its version at each boundary."""
+    """The mirror of one table. It is empty at ``start``. ``versions``: its Delta version at each LSN to which changes
+    were applied."""
 
     layout: Layout
     identity: Identity
@@ -53,7 +54,7 @@ class PlainMirror:
         return mirror_rows(path_of(self.layout.root), f"{self.table.name.schema}/{self.table.name.name}", columns)
 
     def apply(self, part: FeedPart, upto: Lsn) -> Applied | None:
-        """One turn, planned as the project does, in this process."""
+        """Applies the changes up to ``upto`` in one turn, planned as in a sync, but in this process."""
         work = TablePlan.of(Mirrors(self.layout, self.identity), part, upto)
         done = None
         if work is not None:
@@ -64,7 +65,8 @@ class PlainMirror:
         return done
 
     def repair(self, part: FeedPart, touched: LsnRange, at: Lsn) -> None:
-        """Merges what a repair of a range would merge into a mirror that is at ``at``."""
+        """Repairs the range ``touched`` in the mirror, which is at LSN ``at``, with the merge that a real repair would
+        use."""
         mirror = self.mirror
         pending = PendingChanges.of(self.layout, part, LsnRange(touched.start, at))
         if pending is None:
@@ -81,7 +83,8 @@ class PlainMirror:
             merged(opened(mirror.path), effects, {})
 
     def damage(self, touched: LsnRange) -> None:
-        """Deletes the rows that the range changed, and puts back earlier rows whose key is gone after it and now."""
+        """Deletes the rows that the range changed. Puts back rows from before the range, if their key exists neither
+        after the range nor now."""
         mirror, kept = self.mirror, self._keys(None) | self._keys(self.versions[touched.end])
         old = self._at(self.versions[touched.start])
         back = [place for place, key in enumerate(self._key_texts(old)) if key not in kept]
@@ -130,7 +133,7 @@ def _names(table: Table) -> Sequence[str]:
 
 
 def make(mirror: Mirror, schema: MirrorSchema, properties: dict[str, str]) -> None:
-    """Writes the first commit of a table like those that Spark makes."""
+    """Writes the first Delta commit of a mirror, with the protocol and metadata that Spark would write."""
     fields = json.loads(DeltaSchema.from_arrow(schema.arrow).to_json())["fields"]
     configuration = {"delta.enableDeletionVectors": "true", **properties}
     if schema.mapped:

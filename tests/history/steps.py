@@ -1,4 +1,4 @@
-"""A history: single statements on the source, and runs of the project between them."""
+"""A random history: single statements on the source, and syncs, copies and repairs between them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _WEIGHTS = {
     "begin": 2, "commit": 14, "rollback": 1, "prepare": 2, "finish prepared": 2, "empty": 1,
 }  # fmt: skip
 ACTS = {*_WEIGHTS, "commit prepared", "rollback prepared"} - {"begin", "savepoint", "empty", "finish prepared"}
-"""The names under which a workload counts acts."""
+"""The names under which a workload counts the steps that took effect."""
 RARE = ("negate", "swap", "reinsert", "move leaf", "truncate leaf", "truncate", "churn")
 _DOINGS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair")
-"""``ahead``: the changes only enter the log, then one table is applied by hand up to the end of a batch."""
+"""What the project may do between steps, see :mod:`~tests.history.driver`. A kind that is listed several times is
+selected more often."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One act of one connection. ``seed`` and ``pick`` choose among the rows that exist at that time."""
+    """One statement of one connection. ``seed`` and ``pick`` select the rows among those that exist at that time."""
 
     op: str
     connection: int
@@ -41,9 +42,9 @@ class Doing:
     pick: int
     batch_bytes: int
     cuts: int
-    """The number of runs that a sync divides new WAL into."""
+    """Into how many syncs the kind ``sync`` divides new WAL."""
     beside: int
-    """The number of following steps that run during it."""
+    """How many of the next steps run concurrently."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _steps(**more: int) -> st.SearchStrategy[Step]:
 
 STEPS = _steps()
 _LONG_STEPS = _steps(default=4)
-"""With changes of the database's defaults."""
+"""Steps that also change defaults of the database."""
 _SPECS = tables()
 DOINGS = st.builds(
     Doing,
@@ -81,9 +82,9 @@ DOINGS = st.builds(
 
 
 def undisturbed() -> list[Step]:
-    """Steps that every history needs: the rare acts on each table, while no other connection holds a lock, and each way
-    to end a transaction. Random steps alone do not guarantee them, since hypothesis also draws constants from the
-    source code, and so draws differently after a change of the code."""
+    """Steps that every history needs: the rare statements on each table, while no other connection holds a lock, and
+    each way to end a transaction. Random steps do not guarantee them: hypothesis also uses constants of the source
+    code, so it generates different steps after a change of the code."""
     ended = [Step("commit", connection, 0, 0, 0) for connection in range(CONNECTIONS)]
     ended += [Step("finish prepared", 0, 0, 0, number) for number in range(3)]
     acts = [Step(op, 0, 0, 0, 0) for op in ("begin", "savepoint", "insert", "rollback to", "rollback")]
@@ -105,9 +106,10 @@ def histories(
     parts: int, steps: int, one: st.SearchStrategy[Step] = STEPS,
     specs: st.SearchStrategy[tuple[Spec, ...]] = _SPECS, encoding: str = "UTF8",
 ) -> st.SearchStrategy[History]:  # fmt: skip
-    """Histories of up to ``parts`` runs, each after up to ``steps`` steps. The tables have some rows at the start.
+    """Histories of up to ``parts`` parts: up to ``steps`` steps, then a run. The tables have some rows at the start.
 
-    Hypothesis begins with the simplest example, which is excluded: a test of one example would see no other example.
+    The simplest example (no step with a seed) is excluded. Hypothesis runs it first, so a test with only one example
+    would run nothing else.
     """
     first = [Step("insert", 0, table, 0, seed) for table in range(5) for seed in range(4)]
     first.append(Step("commit", 0, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""Random tables: keys, identities, names, partitions, and columns of every type family."""
+"""Random tables: keys, replica identities, names, partitions, and columns of every type family."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.history.values import KEYS, LARGE, VALUES, Kind, fitting
 
 Form = Literal["primary", "full", "index", "index beside primary", "deferrable", "bag", "inserts"]
-"""How the stream identifies old rows. ``deferrable``: a deferrable primary key, under FULL. ``bag``: FULL without a
-key. ``inserts``: no identity."""
+"""How the stream identifies old rows. ``full``: a key and REPLICA IDENTITY FULL. ``deferrable``: a deferrable primary
+key and FULL. ``bag``: FULL without a key. ``inserts``: no replica identity."""
 
 TABLE_NAMES = ("plain", "Select", "odd table", 'qu"ote', "dots.in.it", "ümlaut 😀", "percent%20", "x" * 63)
 COLUMN_NAMES = (
@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Spec:
-    """A table of the source. ``key`` comes first among the columns that statements give values."""
+    """A table of the source. ``key``: its key columns."""
 
     schema: str
     name: str
@@ -43,12 +43,12 @@ class Spec:
     partitioned: bool = False
     generated: bool = False
     numbered: bool = False
-    """Whether a sequence fills one of its columns."""
+    """Whether one of the table's columns is filled by a sequence."""
     parent: Spec | None = None
-    """The table that a foreign key references, by its only key column."""
+    """The table that this table's foreign key references. It has one key column."""
     action: str = "CASCADE"
     unlogged: bool = False
-    """Whether one of its partitions is UNLOGGED. The mirror has no rows of this partition."""
+    """Whether one of the table's partitions is UNLOGGED. The mirror has no rows of this partition."""
 
     @property
     def title(self) -> str:
@@ -64,7 +64,7 @@ class Spec:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns that statements give values."""
+        """The columns to which statements assign values, key columns first."""
         return (*self.key, *self._region, *self.values)
 
     @property
@@ -148,12 +148,12 @@ _FORMS: tuple[Form, ...] = ("primary", "full", "index", "index beside primary", 
 
 @st.composite
 def tables(draw: st.DrawFn, encoding: str = "UTF8", *, unlogged: bool = False) -> tuple[Spec, ...]:
-    """Three to five tables. One may reference the first. ``encoding``: the encoding has all characters of the names.
-    ``unlogged``: one table has an UNLOGGED partition."""
+    """Three to five tables. One table may reference the first table. ``encoding``: names use only characters of this
+    encoding. ``unlogged``: one table has an UNLOGGED partition."""
     names = draw(st.lists(st.sampled_from(fitting(TABLE_NAMES, encoding)), min_size=3, max_size=4, unique=True))
     found = [draw(_table(name, fitting(COLUMN_NAMES, encoding))) for name in names]
     if draw(st.booleans()):
-        # A foreign key references one key column.
+        # Only one key column, because a foreign key references the table.
         first = replace(found[0], form=draw(st.sampled_from(("primary", "full"))), key=found[0].key[:1],
                         partitioned=False, parent=None)  # fmt: skip
         found[0] = first

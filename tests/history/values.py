@@ -14,7 +14,7 @@ class Kind:
     type: str
     pool: tuple[str, ...] = field(repr=False)
     spare: str | None = None
-    """A value outside of the pool, so that two rows can swap values through a third value."""
+    """A value that no row has, through which two rows can swap their values."""
     toasted: bool = False
 
     def value(self, chance: random.Random, *, null: bool = True) -> str:
@@ -58,12 +58,13 @@ CODECS = {"UTF8": "utf-8", "LATIN1": "latin-1", "WIN1252": "cp1252", "EUC_JP": "
 
 
 def fitting(texts: Sequence[str], encoding: str) -> list[str]:
-    """The texts whose characters the encoding has."""
+    """The texts that the encoding can encode."""
     return [text for text in texts if text.encode(CODECS[encoding], "ignore").decode(CODECS[encoding]) == text]
 
 
 LONG_KEYS = tuple(large(seed, 75) for seed in (1, 2))
-"""2400 characters: an index can hold them, and the row's other columns push them out of line."""
+"""Texts of 2400 characters. They fit into an index entry, and PostgreSQL stores them out of line if the row's other
+columns are large."""
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'so so', 'glad ''" \\ 😀');
@@ -110,7 +111,7 @@ KEYS = (
 )  # fmt: skip
 
 LARGE = Kind("text", ("''", "'small'", "'😀'"), toasted=True)
-"""Stored EXTERNAL. Most values have 3 to 10 kB."""
+"""Large texts, stored EXTERNAL (out of line, not compressed). Most values have 3 to 10 kB."""
 
 VALUES = (
     *KEYS,

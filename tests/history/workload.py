@@ -1,4 +1,4 @@
-"""The source's side of a history: several connections, driven one statement at a time by one thread.
+"""Executes the steps of a history on the source: one thread runs one statement at a time over several connections.
 
 A statement that would wait for another connection's lock, or that violates a constraint, fails at once. Then its
 transaction is rolled back, or only the statement if it has its own savepoint.
@@ -27,8 +27,8 @@ SET extra_float_digits = 1; SET bytea_output = hex
 """
 _REFUSED = (errors.IntegrityError, errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse,
             errors.FeatureNotSupported, errors.ProgramLimitExceeded, errors.UntranslatableCharacter)  # fmt: skip
-"""A constraint, a lock, a TRUNCATE of a referenced table or with pending events, a key that is too long for its index,
-a text that the encoding lacks."""
+"""Errors that a random statement may cause: a violated constraint, a lock, a TRUNCATE of a referenced table or with
+pending trigger events, a key that is too long for its index, a text that the encoding cannot encode."""
 
 Act = Callable[[], None]
 
@@ -41,7 +41,7 @@ class Session:
     open: bool = False
     savepoints: int = 0
     exclusive: bool = False
-    """Whether its transaction may hold a lock that blocks even readers of the catalog."""
+    """Whether the open transaction may hold a lock that blocks even queries of the catalog."""
 
     def begin(self) -> None:
         if not self.open:
@@ -49,7 +49,7 @@ class Session:
             self.open, self.savepoints = True, 0
 
     def end(self, how: str) -> bool:
-        """COMMIT, ROLLBACK or PREPARE. False if a deferred constraint refused it."""
+        """Ends the transaction by COMMIT, ROLLBACK or PREPARE. Returns False if a deferred constraint was violated."""
         self.open = self.exclusive = False
         try:
             self.conn.execute(how.encode())
@@ -64,14 +64,15 @@ class Workload:
     database: Database
     tables: Sequence[Spec]
     conn: psycopg.Connection[Any]
-    """For statements outside of the sessions: DDL, COMMIT PREPARED."""
+    """A connection for statements outside of the sessions: DDL, COMMIT PREPARED."""
     sessions: list[Session] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
-    """Acts that took effect, if their transaction committed. Refused acts are not counted."""
+    """By name: how many statements succeeded, including those whose transaction was rolled back later. Refused
+    statements are not counted."""
     refused: Counter[str] = field(default_factory=Counter)
     positions: list[int] = field(default_factory=list)
-    """The WAL insert position after each step. A run may be told to end at any of them."""
+    """The WAL insert position after each step. A sync may get any of these positions as its goal."""
     _gid: int = 0
 
     def make(self) -> None:
@@ -105,7 +106,8 @@ class Workload:
         self.positions.append(int(row[0]))
 
     def release(self) -> None:
-        """Ends the transactions that truncated a table, because pg_publication_tables and each run wait for them."""
+        """Ends the transactions that truncated a table, because pg_publication_tables and every sync wait for their
+        locks."""
         for session in self.sessions:
             if session.exclusive:
                 session.end("COMMIT")
@@ -162,7 +164,8 @@ class Workload:
             self._count(f"{how.lower()} prepared", True)
 
     def _default(self, session: Session, chance: random.Random) -> None:
-        """Changes a default of the database, or of its owner in it, or resets it. It applies to new connections."""
+        """Changes or resets a default setting of the database, or of its owner in this database. It applies to new
+        connections."""
         change, role = chance.choice(HOSTILE), chance.choice((None, USER))
         change = f"SET {change}" if chance.random() < 0.7 else f"RESET {change.split()[0]}"
         self.conn.execute(default(change, role).encode())
@@ -199,7 +202,8 @@ class Workload:
 
 @dataclass
 class Acts:
-    """What can be done to a table in a transaction. Rows are picked by their rank in the order of their text."""
+    """The statements that change a table in a transaction. Rows are selected by their rank in the order of their
+    text."""
 
     conn: psycopg.Connection[Any]
     spec: Spec
@@ -217,7 +221,7 @@ class Acts:
         self._update(self._some(self.spec.values))
 
     def touch(self) -> None:
-        """Large values stay unchanged, so they are not sent again."""
+        """Updates a row without its large values, so these are not sent again."""
         self._update(self._some([column for column in self.spec.values if column.kind is not LARGE]))
 
     def rekey(self) -> None:

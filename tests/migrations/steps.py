@@ -1,4 +1,4 @@
-"""Steps of migrations, in the SQL that Rails, Django, Alembic and Flyway send."""
+"""The migrations: schema changes in the SQL that Rails, Django, Alembic and Flyway send."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from enum import StrEnum
 class Base(StrEnum):
     KEYED = "keyed"
     PARTED = "partitioned"
-    """One partition is older than the drop of a column, the other partitions are newer."""
+    """A kind of storage: a partitioned table that lost a column. One partition was created before the drop, the other
+    partitions after it."""
 
 
 class Result(StrEnum):
     FOLLOWED = "followed"
-    """The mirror continues with its own rows."""
+    """The expected result: the mirror keeps its rows, without a copy."""
     COPIED = "copied by itself"
-    """PostgreSQL rewrote the rows, or the rows do not show their columns."""
+    """The expected result: the sync copies the table again, because PostgreSQL rewrote the rows, or because row
+    messages do not show which columns they have."""
 
 
 @dataclass(frozen=True)
 class Migration:
-    """``sql``: statements on table ``t`` in its own schema. ``late``: the result if the catalog is read only after rows
-    of both structures, where this result differs."""
+    """``sql``: statements on table ``t`` in its own schema. ``late``: a different result, if the catalog is read only
+    after rows with the old and the new columns were written."""
 
     tool: str
     what: str
@@ -31,7 +33,7 @@ class Migration:
     result: Result = Result.FOLLOWED
     late: Result | None = None
     since: int = 14
-    """The first PostgreSQL version that supports it."""
+    """The first PostgreSQL version that supports the statements."""
     base: Base = Base.KEYED
 
     @property
@@ -53,7 +55,7 @@ _PARTS = (
 
 
 def _made(more: str, how: str, *statements: str) -> str:
-    """The base table with another key or another kind of storage."""
+    """The SQL of the base table with a different key or a different kind of storage."""
     text = BASE.replace("id bigint PRIMARY KEY", "id bigint NOT NULL").replace(
         "last text\n);", f"last text{more}\n){how};"
     )
@@ -71,7 +73,7 @@ CREATE TABLE t (
 INSERT INTO t SELECT g, 'name ' || g, 'note ' || g, g, g / 4.0, '2024-01-01', g % 2 = 0, '{}', 'sad', 'l' || g,
   'c' || g, 'last' FROM generate_series(1, 8) g
 """
-"""The table of every migration that has no other base."""
+"""The SQL of the base table, which every migration without its own table uses."""
 
 _TYPED = (
     ("integer", "7"), ("bigint", "7000000000"), ("smallint", "3"), ("boolean", "true"), ("text", "'it''s'"),
@@ -83,7 +85,8 @@ _TYPED = (
     ("time", "'12:00'"), ("mood", "'ok'"), ("short", "'s'"), ("numeric(5,1)", "'NaN'"), ("date", "'infinity'"),
     ("timestamptz", "now()"),
 )  # fmt: skip
-"""Types with a constant, including constants that no mirror column can hold. ``now()`` is constant in a statement."""
+"""Types with a constant default, including constants that do not fit the mirror's type. ``now()`` is constant within a
+statement."""
 
 _EACH_ROW = ("double precision DEFAULT random()", "uuid DEFAULT gen_random_uuid()", "serial",
              "timestamptz DEFAULT clock_timestamp()", "bigint GENERATED ALWAYS AS IDENTITY",
@@ -98,7 +101,7 @@ def migrations(version: int) -> list[Migration]:
 
 
 def on_other_bases(version: int) -> list[Migration]:
-    """The migrations of columns, on partitioned tables."""
+    """The migrations that change columns, on partitioned tables."""
     found = [*_columns(), *_names(), *_drops(), *_types(), *_mixed()]
     chosen = [one for one in found if one.since <= version and one.what != "rename the key"]
     return [replace(one, base=Base.PARTED) for one in chosen]

@@ -1,8 +1,8 @@
 """A year of migrations under traffic. Each published point has every table with the structure and rows of its LSN. No
 migration needs the operator. Every installed engine reads each structure or refuses it.
 
-``following``: a run follows during the migrations. ``late``: no run is active during the migrations, so the catalog is
-read after many of its changes. ``rewrite`` and ``metadata`` are the values of ``schema_changes``.
+``following``: a sync in follow mode runs during the migrations. ``late``: no sync runs during the migrations, so the
+catalog is read only after many changes. ``rewrite`` and ``metadata`` are the values of ``schema_changes``.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from tests.servers import VERSIONS
 pytestmark = [pytest.mark.spark, pytest.mark.takes(300)]
 
 FEW = 6
-"""Steps in the default set. The long set plays all steps."""
+"""Number of migrations in the default set. The long set runs all of them."""
 FEW_ELSEWHERE = 1
-"""Steps on partitioned tables in the default set."""
+"""Number of migrations of partitioned tables in the default set."""
 SOME_ELSEWHERE = 60
-"""Steps on partitioned tables in each test of the long set."""
+"""Number of migrations of partitioned tables in each test of the long set."""
 READ, MOST_READ = 4, 30
-"""Tables that all engines read in the default set."""
+"""Number of tables that all engines read: on older PostgreSQL versions, and on the newest version."""
 Way = Literal["rewrite", "metadata"]
 
 
@@ -56,7 +56,7 @@ Way = Literal["rewrite", "metadata"]
 class Played:
     silences: list[str]
     aside: dict[str, str]
-    """Reasons by schema."""
+    """Why tables were set aside, by schema."""
     copies: Counter[str]
     """Number of copies after the first copy, by schema."""
     listed: set[str]
@@ -68,7 +68,7 @@ class Played:
 
 @dataclass
 class _Stage:
-    """One database, one lake, and a table for each migration."""
+    """One database and one lake, with a table for each migration."""
 
     settings: Settings
     conn: psycopg.Connection[Any]
@@ -86,7 +86,7 @@ class _Stage:
         save_catalog(setup(self.settings, self.settings.source).catalog, CATALOG_FILE)
 
     def play(self, schema: str, migration: Migration) -> None:
-        """Writes rows before and after each statement, and in its transaction."""
+        """Runs the migration, and writes rows before, during and after the transaction of each statement."""
         self.conn.execute(f"SET search_path = {schema}".encode())
         for _ in range(2):
             self._transaction(schema, partial(self._write, schema))
@@ -126,7 +126,7 @@ class _Stage:
         number = self.chance.randrange(1, 9)
         next_ = f'(SELECT coalesce(max("{key}"), 0) + 1 FROM t)'
         if act == "insert" and number % 2:
-            # A column may be NOT NULL without a default.
+            # The insert fails if the migration has added a column that is NOT NULL without a default.
             with contextlib.suppress(psycopg.errors.NotNullViolation), self.conn.transaction():
                 self.conn.execute(f'INSERT INTO t ("{key}") SELECT {next_}'.encode())
         elif act == "insert":
@@ -184,12 +184,13 @@ def _played(
         for schema, migration in schemas.items():
             stage.play(schema, migration)
             if run is not None:
-                # Sometimes leaves time for a turn. Other migrations run in one turn.
+                # Sometimes leave time for a turn between two migrations. Otherwise several migrations are part of one
+                # turn.
                 run.ended(stage.chance.choice((0, 0, 0.5)))
         if run is not None:
             run.stop()
         for _ in range(2):
-            # Changes after the last catalog check of a run are in the points of the next run.
+            # Points of the next sync have the changes after the last catalog check of the first sync.
             Run(stage.engine()).join()
         assert stage.settings.source is not None
         judge = Judge(stage.settings, stage.chronicle, everything=False)
@@ -226,7 +227,7 @@ def _hold(played: Played, *, late: bool) -> None:
 
 
 def _chosen(version: int) -> list[Migration]:
-    """Some migrations of each kind. The seed decides which."""
+    """Some migrations of each kind, selected by the seed."""
     chance = random.Random(f"chosen {SEED}")
     few = chance.sample(migrations(version), FEW)
     return [*few, *chance.sample(on_other_bases(version), FEW_ELSEWHERE)]
@@ -234,7 +235,9 @@ def _chosen(version: int) -> list[Migration]:
 
 @pytest.mark.long
 @pytest.mark.takes(50)
-def test_some_migrations_are_followed_during_a_run(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> None:
+def test_mirrors_follow_some_migrations_in_follow_mode(
+    server: EmbeddedServer, spark: SparkSession, tmp_path: Path
+) -> None:
     played = _played(server, spark, tmp_path, _chosen(server.version), following=True, read=READ)
     _hold(played, late=False)
 
@@ -243,13 +246,13 @@ def test_some_migrations_are_followed_during_a_run(server: EmbeddedServer, spark
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
-def test_all_migrations_are_followed(
+def test_mirrors_follow_all_migrations(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool
 ) -> None:
     all_of_them = migrations(server.version)
-    # The seed decides which tables every engine reads: to read all of them takes half an hour.
+    # Every engine reads only some tables, selected by the seed, because reading all tables takes half an hour.
     chosen = random.Random(f"read {SEED}").sample(all_of_them, len(all_of_them))
-    # The source's version does not affect what engines read.
+    # The source's version does not affect what engines read, so most tables are read only with the newest version.
     read = MOST_READ if server.version == VERSIONS[-1] else READ
     played = _played(server, spark, tmp_path, chosen, way, following=following, read=read)
     _hold(played, late=not following)
@@ -259,7 +262,7 @@ def test_all_migrations_are_followed(
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
-def test_migrations_of_partitioned_tables_are_followed(
+def test_mirrors_follow_migrations_of_partitioned_tables(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool
 ) -> None:  # fmt: skip
     chosen = random.Random(f"other bases {SEED}").sample(on_other_bases(server.version), SOME_ELSEWHERE)

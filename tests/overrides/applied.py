@@ -1,4 +1,5 @@
-"""Puts an override in place: right after a target's module was executed, before anybody imports from it."""
+"""Applies an override: replaces the function right after its module was executed, before any other module imports from
+it."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from typing import Final
 from tests.overrides.override import Make, original_of, overrides, owner_of
 
 VARIABLE: Final = "PGCDC_TEST_OVERRIDE"
-"""Names the one override that every process applies which finds ``site/`` on its PYTHONPATH."""
+"""The environment variable with the name of the override. Every process with ``site/`` on its PYTHONPATH applies this
+override."""
 
 
 def apply(name: str) -> None:
-    """To be called before the package is imported."""
+    """Applies the override. Must be called before the package is imported."""
     found = overrides()[name]
     modules: dict[str, dict[str, Make]] = {}
     for target in found.targets:

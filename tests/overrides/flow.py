@@ -1,4 +1,4 @@
-"""Consistent points, pauses, and what status, verify and Dagster say."""
+"""Overrides of consistent points, of pauses, and of what status, verify and Dagster report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ override("paused_apply_goes_on", "pgcdc_assets.flow.decide:next_step",
     test="tests/flow/test_decide.py::test_next_step_depends_on_the_state_of_log_and_tables")  # fmt: skip
 
 
-# What is said -------------------------------------------------------------------------------------------
+# Reports ------------------------------------------------------------------------------------------------
 override("lost_row_is_explained_by_a_delete", "pgcdc_assets.checks.verify:TableReport.explained",
     lambda _: property(lambda self: self.compared and not self.updates_seen and not self.different),
     rule="verify reports a lost row of a table whose updates are not published",

@@ -1,4 +1,4 @@
-"""What is received, recorded in the change log, and confirmed to the source."""
+"""Overrides of what is received, recorded in the change log, and confirmed to the source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.overrides.override import Original, override, with_instead, without
 
-# Confirmed only what is durable -------------------------------------------------------------------------
+# Only durable positions are confirmed -------------------------------------------------------------------
 
 
 def _confirm_before_durable(original: Original) -> Any:
@@ -79,7 +79,7 @@ override("prepared_is_confirmed_unkept", "pgcdc_assets.log.batch:BatchWriter.kee
     test="tests/log/test_two_phase.py::test_prepared_transaction_may_end_after_a_restart")  # fmt: skip
 
 
-# The source's WAL is let go -----------------------------------------------------------------------------
+# The source can delete its WAL --------------------------------------------------------------------------
 override("idle_wal_is_held", "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     lambda original: without(original, "self._positions.reached("),
     rule="a keepalive's wal_end is a boundary, so that idle tables hold no WAL",
@@ -164,7 +164,7 @@ override("rolled_back_rows_are_counted", "pgcdc_assets.log.commitfacts:CommitFac
     test="tests/log/test_commitfacts.py::test_any_history_reads_the_same_from_early_files")  # fmt: skip
 
 
-# The same source, from where the log ends ---------------------------------------------------------------
+# The source is the same, and sends all changes above the end of the log ---------------------------------
 override("slot_ahead_is_accepted", "pgcdc_assets.source.slot.slot:check_slot",
     lambda original: without(original, "raise SlotAhead"),
     rule="a slot confirmed past the log is refused: changes are gone",

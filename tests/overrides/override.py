@@ -1,4 +1,4 @@
-"""What an override is, and how functions are changed."""
+"""The definition of an override, and functions that change a function of the package."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ THEMES: Final = ("log", "source", "rows", "tables", "flow")
 """The modules that hold overrides."""
 
 Original = Any
-"""What stands in the module or class: a function, a property, a constant."""
+"""The original value in the module or class: a function, a property or a constant."""
 Make = Callable[[Original], Any]
 
 
 @dataclass(frozen=True)
 class Override:
-    """``targets``: each ``module:name`` or ``module:Class.name``. ``test``: the node id of the test that notices it."""
+    """``targets``: the functions to replace, as ``module:name`` or ``module:Class.name``. ``test``: the node id of the
+    test that must fail."""
 
     name: str
     targets: tuple[str, ...]
@@ -33,7 +34,7 @@ _ALL: dict[str, Override] = {}
 
 
 def override(name: str, targets: str | tuple[str, ...], make: Make, *, rule: str, test: str) -> None:
-    """``make`` gets the original of each target, and returns what replaces it."""
+    """Defines an override. ``make`` gets the original value of each target, and returns its replacement."""
     if name in _ALL:
         raise ValueError(f"there are two overrides {name}")
     _ALL[name] = Override(name, (targets,) if isinstance(targets, str) else targets, rule, test, make)
@@ -56,7 +57,7 @@ def owner_of(target: str, module: Any) -> tuple[Any, str]:
 
 
 def original_of(target: str, module: Any) -> Original:
-    """AttributeError if the target is not there, or is inherited."""
+    """The target's original value. Raises AttributeError if the target does not exist or is inherited."""
     owner, name = owner_of(target, module)
     if name not in vars(owner):
         raise AttributeError(f"{target} does not exist")
@@ -67,15 +68,16 @@ def original_of(target: str, module: Any) -> Original:
 
 
 def without(original: Original, *starts: str) -> Any:
-    """The same function without the statements that begin like that, such as ``raise LogAhead``.
+    """The same function without the statements that begin with one of ``starts``, such as ``raise LogAhead``.
 
-    LookupError if it has no such statement.
+    Raises LookupError if the function has no such statement.
     """
     return _compiled(original, _Without(starts), starts)
 
 
 def with_instead(original: Original, old: str, new: str) -> Any:
-    """The same function with one expression in place of another. LookupError if it has no such expression."""
+    """The same function with the expression ``new`` instead of ``old``. Raises LookupError if it does not contain
+    ``old``."""
     return _compiled(original, _Instead(old, new), (old,))
 
 
@@ -117,7 +119,7 @@ def _compiled(original: Original, change: _Change, wanted: tuple[str, ...]) -> A
     function = inspect.unwrap(original)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     definition = next(_definitions(tree))
-    # A decorated function is handed over as it was before its decorators.
+    # The changed function is made without the decorators of the original function.
     definition.decorator_list = []
     change.visit(tree)
     if missing := set(wanted) - change.done:

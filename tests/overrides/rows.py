@@ -1,4 +1,4 @@
-"""From what the log holds to the changes of each row: values, keys, TOAST, truncates."""
+"""Overrides of how messages in the log become changes of rows: values, keys, TOAST, truncates."""
 
 from __future__ import annotations
 
@@ -99,4 +99,4 @@ override("order_in_a_transaction_is_ignored", "pgcdc_assets.mirror.net.keyhistor
 override("duplicates_are_one_row", "pgcdc_assets.mirror.net.multiset:net_rows",
     lambda original: with_instead(original, "np.where(leaving, -1, 1)", "np.where(leaving, -1, 1) / 2"),
     rule="a table without a key is a multiset: duplicates stay duplicates",
-    test="tests/property/test_collapse.py::test_a_multiset_keeps_every_copy")  # fmt: skip
+    test="tests/property/test_collapse.py::test_a_multiset_keeps_every_equal_row")  # fmt: skip

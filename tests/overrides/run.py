@@ -1,8 +1,8 @@
 """``make overrides``: each override makes its test fail.
 
-First all tests run once without any override. Then each test runs with its override, which is dead only if the test
-*fails*. It is alive if the test passes, does not run, or fails because the override itself is broken. Names of
-overrides as arguments choose some.
+First all tests run once without any override. Then each test runs with its override. An override is dead only if its
+test *fails*. It is alive if the test passes, does not run, or fails because the override itself is broken. Arguments
+are the names of the overrides to run (default: all).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.overrides.override import Override, overrides
 ROOT: Final = Path(__file__).resolve().parents[2]
 SITE: Final = ROOT / "tests" / "overrides" / "site"
 SECONDS: Final = 600
-"""For one test; the slowest starts a JVM."""
+"""The time limit of one test. The slowest test starts a JVM."""
 FAILED: Final = 1
-"""pytest's exit code for failed tests; others are errors of collection or usage."""
+"""pytest's exit code for failed tests. Higher exit codes mean errors of collection or usage."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``problem``: why the override is alive; None if it is dead. ``told``: what its test said."""
+    """``problem``: why the override is alive, or None if it is dead. ``told``: the output of its test."""
 
     problem: str | None
     seconds: float
@@ -67,7 +67,7 @@ def _tried(override: Override) -> Outcome:
 
 
 def _problem(override: Override, done: subprocess.CompletedProcess[str]) -> str | None:
-    """Why the override is alive; None if its test failed."""
+    """Why the override is alive. None if its test failed."""
     if done.returncode == 0:
         return "its test passes"
     failed = re.search(r"^FAILED (.*)", done.stdout, re.MULTILINE)
@@ -88,7 +88,7 @@ def _problem(override: Override, done: subprocess.CompletedProcess[str]) -> str 
 def _pytest(tests: Sequence[str], override: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--run-long", "--no-header", "--tb=short"]
     command += ["-p", "no:cacheprovider", "--hypothesis-profile=unshrunk", "--durations=0", "--durations-min=999"]
-    # The checkout comes before an installed package, also for the processes that a test starts.
+    # The checkout is imported instead of an installed package, also in processes that a test starts.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT)]), "COLUMNS": "200"}
     env |= {} if override is None else {VARIABLE: override}
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Copies under a snapshot, what the stream does not carry, and writes on the source."""
+"""Overrides of copies, of changes that are not in the stream, and of writes on the source."""
 
 from __future__ import annotations
 

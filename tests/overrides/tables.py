@@ -1,4 +1,4 @@
-"""Delta tables, their commits and files, mirrors, and the stores below them."""
+"""Overrides of Delta tables, their commits and files, of mirrors, and of the stores below them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Each override can be made, and its test exists. Whether the test notices it: ``make overrides``."""
+"""Each override can be applied, and its test exists. ``make overrides`` checks that the test fails with the
+override."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ def test_target_exists_and_can_be_replaced(override: Override) -> None:
 
 
 @pytest.mark.parametrize("override", ALL.values(), ids=ALL.keys())
-def test_rule_is_told_and_its_test_exists(override: Override) -> None:
+def test_override_has_a_rule_and_an_existing_test(override: Override) -> None:
     file, function = override.test.split("[")[0].split("::")
     tree = ast.parse((ROOT / file).read_text())
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert override.rule
 
 
-def test_a_process_applies_the_override_before_anybody_imports_the_function() -> None:
+def test_a_process_applies_the_override_before_any_import_of_the_function() -> None:
     script = "from pgcdc_assets.log.commit import storage; from pgcdc_assets.store.localfiles import sync_file; " \
              "print(sync_file.__module__)"  # fmt: skip
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT)]), VARIABLE: "fsync_is_skipped"}

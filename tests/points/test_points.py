@@ -1,4 +1,5 @@
-"""Consistent points: their order, look-ups, large numbers of points, and a copy that is not in the newest point."""
+"""Consistent points: their order, searches, large numbers of points, and a table whose newest copy no point lists
+yet."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_points_are_found_by_lsn(layout: Layout) -> None:
     assert (listed(reader, A), listed(reader, B)) == (300, 300)
 
 
-def test_a_table_left_out_keeps_its_last_position(layout: Layout) -> None:
+def test_a_table_that_no_longer_is_listed_keeps_its_last_position(layout: Layout) -> None:
     points = ConsistentPoints(layout)
     publish_at(points, 100, {A: 1, B: 1})
     assert listed(points, B) == 100
@@ -97,8 +98,8 @@ def test_points_never_fall(layout: Layout) -> None:
 
 
 @pytest.mark.long
-def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are tens of thousands of turns a day. Their cost must not grow with their number."""
+def test_the_delta_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are tens of thousands of turns a day. The cost of a turn must not grow with the number of turns."""
     for name in ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration"):
         assert ledger._PROPERTIES[name] == "interval 1 hours"
         monkeypatch.setitem(ledger._PROPERTIES, name, "interval 0 seconds")
@@ -129,7 +130,8 @@ def test_many_points_are_kept_in_few_files(layout: Layout) -> None:
 
 
 def test_a_point_of_an_older_copy_does_not_apply_to_the_newer_copy(layout: Layout) -> None:
-    """The table was copied at 100, and listed at 300 during its copy at 250. The copy lacks changes from 250 to 300."""
+    """The table was first copied at LSN 100, and a point lists it at LSN 300. A second copy, with LSN 250, is completed
+    after that. It lacks the changes from 250 to 300."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
     DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
@@ -153,7 +155,8 @@ def test_a_point_of_an_older_copy_does_not_apply_to_the_newer_copy(layout: Layou
 
 
 def test_a_version_at_another_lsn_is_not_the_published_version(layout: Layout) -> None:
-    """A later commit has got the version's number. It is neither used as a position nor read as the point."""
+    """A different Delta commit now has the number of the published version. Its position is not used, and readers
+    refuse it."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
     DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
@@ -192,8 +195,8 @@ def test_points_of_another_format_are_refused(layout: Layout) -> None:
 )
 @settings(max_examples=30, deadline=None)
 def test_pruning_keeps_the_promised_points(lists: list[dict[str, int]], at: int, names: set[str], files: int) -> None:
-    """Pruning keeps the recent points, the newest point, and the last point that lists each followed table,
-    unchanged."""
+    """Pruning keeps these points unchanged: the recent points, the newest point, and for each table that still has a
+    mirror the last point that lists it."""
     with tempfile.TemporaryDirectory() as folder:
         points = ConsistentPoints(Layout.of(Path(folder)), Merging(most_files=files))
         for number, tables in enumerate(lists):
@@ -243,8 +246,9 @@ def test_thinned_points_are_found_in_order(rounds: list[tuple[int, int]]) -> Non
                 assert listing.replay_lsn == mentions[-1].replay_lsn
 
 
-def test_appending_a_point_costs_the_same_beside_large_files(layout: Layout) -> None:
-    """Files that are never merged again do not count. Reading all points does not keep these files in memory."""
+def test_appending_a_point_costs_the_same_with_large_files(layout: Layout) -> None:
+    """Large files, which are never merged again, do not add to the cost. Reading all points does not keep these files
+    in memory."""
     points = ConsistentPoints(layout, Merging(most_files=4, small_rows=6))
     for number in range(1, 60):
         publish_at(points, number, {A: number})

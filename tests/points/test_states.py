@@ -1,4 +1,4 @@
-"""Table states: the last row counts, and all facts are read back."""
+"""Table states: the last row of a table is its state, and all stored fields are read again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_lake_without_states_returns_none(tmp_path: Path) -> None:
     assert states.get(TABLE.name) is None
 
 
-def test_the_last_row_counts(tmp_path: Path) -> None:
+def test_the_last_row_of_a_table_is_its_state(tmp_path: Path) -> None:
     states = TableStates(Layout.of(tmp_path))
     states.set_all([TABLE, OTHER], TableState.COPYING, Lsn(100))
     states.set(TABLE, TableState.CATCHING_UP, Lsn(100))

@@ -1,8 +1,10 @@
-"""What a power cut may leave of a folder: any mixture of the old state and the changes that were not synced.
+"""Images: what a power cut may leave of a folder.
 
-POSIX allows the following. A name that was added, removed or changed since its folder's last fsync is there or not,
-each name separately. A replaced name has the old or the new file. The content of a file that changed since its own
-fsync is complete, empty, cut (also between two lines) or partly zeros.
+An image has everything that was synced (fsync), and any part of the changes that were not synced.
+
+POSIX allows the following. A name that was added or removed since its folder's last fsync exists or does not exist,
+independently of other names. A replaced name has the old or the new file. The content of a file that changed since the
+file's own fsync is complete, empty, cut (also between two lines) or partly zeros.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Folder:
 
 @dataclass
 class Syncs:
-    """Everything that was synced before a moment."""
+    """Everything that was synced until a moment: files, and the entries of folders."""
 
     files: frozenset[Stamp]
     folders: Mapping[int, Mapping[str, int]]
@@ -40,7 +42,8 @@ class Syncs:
 
 @dataclass
 class Disk:
-    """A folder that other processes write to. It is read while they are stopped."""
+    """A folder to which other processes write, with all file contents that it had. It is read while these processes are
+    stopped."""
 
     root: Path
     journal: Path
@@ -57,7 +60,7 @@ class Disk:
         return self._look(self.root)
 
     def count(self) -> int:
-        """The number of syncs without those of the change log, which a receiver makes dozens of times a second."""
+        """The number of fsyncs, without the fsyncs of the change log, of which a receiver makes dozens a second."""
         if not self.journal.exists():
             return 0
         return sum(b"/change_log" not in line for line in self.journal.read_bytes().splitlines())
@@ -106,7 +109,7 @@ class Image:
         self._share = chance.choice([0.05, 0.2, 0.5, 0.9, 1.0])
         """The share of unsynced changes that is lost."""
         self._of: dict[int, bytes] = {}
-        """By inode, since a file with two names has one content."""
+        """File contents by inode, because a file with two names has only one content."""
         self.lost: list[str] = []
 
     def write(self, target: Path) -> None:

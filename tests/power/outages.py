@@ -1,5 +1,5 @@
-"""Power cuts in runs of this process. Each cut leaves an image, in which the next run continues. The source keeps its
-data: the image's log must contain what was confirmed to the slot."""
+"""Power cuts during syncs in this process. Each cut leaves an image, with which the next sync continues. The source
+loses nothing, so the image's log must contain everything that was confirmed to the slot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RECEIVED = "SELECT count(active_pid) FROM pg_replication_slots WHERE database =
 
 @dataclass
 class Outages:
-    """``chance`` draws the time and the losses of each cut. The exact order of syncs depends on the machine."""
+    """``chance`` decides the time and the losses of each cut. The exact order of fsyncs depends on the machine."""
 
     supply: Supply
     folder: Path
@@ -39,11 +39,12 @@ class Outages:
     conn: psycopg.Connection[Any]
     done: int = 0
     lost: Counter[str] = field(default_factory=Counter)
-    """Number of lost names, removals, folders and contents."""
+    """How many names, removals, folders and contents were lost."""
     _confirmed_at_first: Lsn | None = None
 
     def cut(self, act: Callable[[], Any]) -> Image:
-        """Runs ``act``, cuts the power during it or right after it, and changes to the folder that is left."""
+        """Calls ``act``, cuts the power during the call or right after it, and makes the folder with the image the
+        current directory."""
         self._confirmed_at_first = self._confirmed_at_first or self._confirmed()
         self.done += 1
         image = self.supply.cut_during(act, self.chance, self.folder / str(self.done))
@@ -71,7 +72,8 @@ class Outages:
 
 @contextmanager
 def outages(spark: SparkSession, settings: Settings, conn: psycopg.Connection[Any], seed: int) -> Iterator[Outages]:
-    """Works in a folder below the current folder. Each cut makes a new folder. Rare maintenance happens often."""
+    """Makes a new folder below the current folder the lake's project, and another one after each cut. Checkpoints,
+    merges and clean-ups are frequent."""
     folder = Path.cwd()
     first = folder / "0"
     first.mkdir()

@@ -1,4 +1,5 @@
-"""The source of a power cut test: tables, their journal, a writer, and slots that can be set back."""
+"""The source of a power cut test: tables, their journal, a writer, and a slot that can be moved back to an earlier
+position."""
 
 from __future__ import annotations
 
@@ -91,12 +92,12 @@ class PowerRig:
 
     @property
     def _origin(self) -> str:
-        """A slot that stays at the position where the first slot began."""
+        """Creates a slot that is never read, and so stays at the LSN where the project's slot began."""
         return f"{self.slot}_o"[:63]
 
     @contextmanager
     def victim(self, syncs: Path, seed: int) -> Iterator[psutil.Process]:
-        """A run in its own process, and a thread that writes to the source at the same time."""
+        """Runs syncs in a separate process (the victim), and a thread that writes to the source at the same time."""
         path = os.pathsep.join([str(HOOKS), str(Path(__file__).parents[2]),
                                 os.environ.get("PYTHONPATH", "")])  # fmt: skip
         env = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "PGCDC_TEST_SYNCS": str(syncs)}
@@ -140,7 +141,7 @@ class PowerRig:
         return Lsn.parse(row[0])
 
     def set_slot_back(self) -> None:
-        """Sets the slot back as far as possible: a cut of the source could lose confirmations."""
+        """Moves the slot back as far as possible, because a power cut of the source could lose confirmations."""
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -159,7 +160,7 @@ class PowerRig:
 
     def before(self, confirmed: Lsn, chance: random.Random) -> list[tuple[int, dict[str, int]]]:
         """Checks the image before recovery: each point is read correctly or refused with an error. Returns the points,
-        or none if the points cannot be read."""
+        or an empty list if the list of points itself is refused."""
         layout = self.settings.layout
         recover_log(layout.change_log)
         log = ChangeLog(layout)
@@ -179,7 +180,7 @@ class PowerRig:
     def recovered(self) -> None:
         self.set_slot_back()
         if load_note(STATE_FOLDER).log is not None:
-            # The image lies beside the original project, and must not be taken for a copy of it.
+            # The image must not be refused as a copy of the original project, which still exists.
             change_note(STATE_FOLDER, lake=self.settings.layout.root.text)
         assert self.settings.source is not None
         engine = Engine(self.settings, self.settings.source, Silent(), lambda: self.spark, "power cut test")
@@ -199,7 +200,7 @@ class PowerRig:
                 root = path_of(self.settings.layout.root)
                 self._assert_rows(name, lsn, mirror_rows(root, name.replace(".", "/"), columns, version))
         for name in TABLES:
-            # `Lake.at` is how users read, and also compares the versions with the point.
+            # Users read with `Lake.at`, which also checks that the versions are those of the point.
             self._assert_rows(f"public.{name}", now[-1][0], _rows(Lake(self.settings.layout.root), f"public.{name}",
                                                                   now[-1][0]))  # fmt: skip
         return len(chosen)
@@ -225,15 +226,15 @@ def _rows(lake: Lake, name: str, lsn: int) -> Rows:
 
 
 def _some(points: list[tuple[int, dict[str, int]]], chance: random.Random) -> list[tuple[int, dict[str, int]]]:
-    """The two newest points, which a cut is most likely to damage, and two random earlier points."""
+    """The two newest points, which a power cut is most likely to damage, and two random earlier points."""
     last = {lsn: (lsn, tables) for lsn, tables in points}
     newest = list(last.values())
     return [*chance.sample(newest[:-2], min(2, len(newest[:-2]))), *newest[-2:]]
 
 
 def _end_all_of(syncs: Path) -> None:
-    """Kills all processes of a dead victim, also those that it started last. A remaining receiver would use the slot
-    again, and confirm what the log in the victim's folder holds."""
+    """Kills all processes of a dead victim, including the processes that it started last. A remaining receiver would
+    use the slot again, and confirm positions of the log in the victim's folder."""
     deadline = time.monotonic() + 30
     while left := [one for one in psutil.process_iter() if _writes_down_to(one, syncs)]:
         assert time.monotonic() < deadline, f"still there: {left}"

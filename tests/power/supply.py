@@ -1,8 +1,8 @@
-"""Cuts the power of a project whose runs are in this process.
+"""Simulates power cuts of a project whose syncs run in this process.
 
-All syncs are recorded: of this process, of its receivers, and of Spark's workers. A cut prevents further syncs, stops
-the processes, and reads the folder when nobody writes to it. Then the receivers are killed. The remaining threads fail
-at their next sync. What they still write is in the old folder, which is no longer used.
+All fsyncs are recorded: of this process, of its receivers, and of Spark's workers. A cut prevents further fsyncs, stops
+the processes, and reads the folder when no process writes to it. Then the receivers are killed. The remaining threads
+fail at their next fsync. They still write only to the old folder, which is no longer used.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from tests.power.images import Disk, Folder, Image, Syncs
 from tests.power.rig import HOOKS, standing_still
 
 STEPS = (0, 1, 3, 8, 15, 25, 40, 60)
-"""The number of syncs of this process between the announcement of a cut and the cut. A run makes some dozens."""
+"""The number of fsyncs of this process from the start of the work to the cut. A sync makes some dozens of fsyncs."""
 SECONDS = 60.0
-"""The time limit until all writers have stopped."""
+"""Seconds within which all writers must have stopped."""
 _RECEIVER, _OTHERS = "pgcdc_assets.log.receive.process", ("java", "pyspark")
 
 
 class PowerGone(BaseException):
-    """Raised by a sync after a cut. No error handler catches it."""
+    """Raised by an fsync after a cut. No error handler of the product catches it."""
 
 
 @dataclass
 class Supply:
-    """The power of a folder. ``root`` is a new folder after each cut, because Spark's session caches tables by path."""
+    """Simulates the power supply of the folder ``root``. After each cut, ``root`` is a new folder, because Spark's
+    session caches tables by path."""
 
     root: Path
     journal: Path
@@ -56,21 +57,21 @@ class Supply:
 
     @contextmanager
     def on(self, spark: SparkSession) -> Iterator[None]:
-        """Records syncs during the block."""
+        """Records fsyncs during the block."""
         path = os.pathsep.join([str(HOOKS), str(Path(__file__).parents[2])])
         settings = {"PYTHONPATH": path, "PGCDC_TEST_SYNCS": str(self.journal)}
         environment = spark.sparkContext.environment
         with pytest.MonkeyPatch.context() as patch:
             for name, value in settings.items():
                 patch.setenv(name, value, prepend=os.pathsep if name == "PYTHONPATH" else None)
-                # Spark starts other workers if their environment differs.
+                # With a different environment, Spark starts new workers instead of reusing existing workers.
                 patch.setitem(environment, name, value)
             patch.setattr(os, "fsync", self._fsync)
             yield
 
     def cut_during(self, act: Callable[[], Any], chance: random.Random, target: Path) -> Image:
-        """Runs ``act`` and cuts the power during it or right after it. Writes what is left to ``target``, the next
-        root. Raises an error of ``act`` only if it came before the cut."""
+        """Calls ``act`` and cuts the power during the call or right after it. Writes the image to ``target``, the next
+        root. Raises an error of ``act`` only if it was raised before the cut."""
         ended, found = threading.Event(), list[tuple[Folder, Syncs] | BaseException]()
         goal, rest, seed = chance.choice(STEPS), chance.random() * 0.05, chance.getrandbits(32)
         cutter = threading.Thread(target=self._cut_at, args=(self._syncs + goal, rest, ended, found))
@@ -85,7 +86,7 @@ class Supply:
             cutter.join()
         if isinstance(found[0], BaseException):
             raise found[0]
-        # A receiver that started after the cut cannot sync, so it has confirmed nothing.
+        # A receiver that started after the cut cannot fsync, so it has confirmed nothing.
         self._kill_receivers()
         image = Image(self._disk, *found[0], random.Random(seed))
         image.write(target)
@@ -96,7 +97,7 @@ class Supply:
 
     def _new_disk(self) -> Disk:
         disk = Disk(self.root, self.journal)
-        # Earlier syncs belong to other folders.
+        # Earlier recorded fsyncs belong to other folders.
         disk._read = self.journal.stat().st_size
         return disk
 
@@ -150,7 +151,8 @@ class Supply:
                     self._turn.notify_all()
 
     def _look(self) -> tuple[Folder, Syncs]:
-        """Other threads of this process may write files. They stop at their next sync."""
+        """Reads the folder until it no longer changes: other threads of this process may still write files until their
+        next fsync."""
         deadline, before = time.monotonic() + SECONDS, None
         while time.monotonic() < deadline:
             with suppress(FileNotFoundError):

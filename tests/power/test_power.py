@@ -1,8 +1,8 @@
-"""Power cuts. A run is observed at many moments. At each moment, any part of its unsynced changes may be lost.
+"""Power cuts: syncs are stopped at many moments, and any part of the changes without an fsync is lost.
 
-The next run recovers each image. Before the recovery, every published point in it is read correctly or refused with an
-error. After it, every point is read correctly. ``PGCDC_TEST_POWER_IMAGES`` is the number of images, ``PGCDC_TEST_SEED``
-the seed. The moments depend on the machine, so a failure lists what was lost.
+Before the recovery, every published point in an image is read correctly or refused with an error. The next sync
+recovers the image. After that, every point is read correctly. ``PGCDC_TEST_POWER_IMAGES`` is the number of images,
+``PGCDC_TEST_SEED`` the seed. The moments depend on the machine, so a failure lists what was lost.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 IMAGES = 60
 PER_RUN = 60
-"""Images of one run. The next run has a new source and a new lake."""
+"""Number of images of one victim process. The next victim has a new source and a new lake."""
 PER_MOMENT = 2
 STEPS, FEW_STEPS = (0, 1, 3, 10, 30, 60, 100), (5, 40, 80, 120)
-"""The number of syncs between two observations."""
+"""The number of fsyncs between two observed moments."""
 _SEED = int(SEED)
 
 
@@ -55,7 +55,7 @@ def images() -> int:
 @pytest.mark.long
 @pytest.mark.timeout(14400)
 @pytest.mark.takes(400)
-def test_next_run_recovers_from_a_power_cut(
+def test_next_sync_recovers_from_a_power_cut(
     server: EmbeddedServer, spark: SparkSession, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(_SEED)
@@ -87,12 +87,12 @@ def _rig(database: Database, project: Path, spark: SparkSession) -> PowerRig:
 
 
 def _cut(rig: PowerRig, journal: Path, moments: int, chance: random.Random) -> tuple[Disk, list[Moment]]:
-    """Observes a run at some moments from its first copy on."""
+    """Observes a victim process at some moments, starting during its first copy."""
     disk = Disk(rig.project, journal)
     found: list[Moment] = []
     with rig.victim(journal, chance.getrandbits(32)) as run:
         while len(found) < moments:
-            # Time is counted in syncs, which does not depend on the speed of the machine.
+            # Time is counted in fsyncs, which does not depend on the speed of the machine.
             goal = disk.count() + chance.choice(STEPS if moments > 10 else FEW_STEPS)
             assert wait_until(lambda goal=goal: disk.count() >= goal or not run.is_running(), 300)  # type: ignore[misc]
             time.sleep(chance.random() * 0.05)

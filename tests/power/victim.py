@@ -1,7 +1,7 @@
-"""A run that the harness stops, observes and kills. It copies, follows and maintains in a loop.
+"""The victim: a process that the power test stops, observes and kills. It runs copies, syncs and maintenance in a loop.
 
-``python -m tests.power.victim SETTINGS`` in the project's folder. It prints "ready" and starts when it reads a line.
-Rare events are frequent here: checkpoints, compactions, clean-ups.
+Started by ``python -m tests.power.victim SETTINGS`` in the project's folder. It prints "ready" and starts its work when
+it reads a line. Checkpoints, compactions and clean-ups, which are usually rare, are frequent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def often(patch: pytest.MonkeyPatch) -> None:
 def main(told: str) -> None:
     patch = pytest.MonkeyPatch()
     often(patch)
-    # The log's commits are kept for their hour, because a compaction and the receiver read each other's commits.
+    # The change log keeps its Delta commits for an hour, because a compaction and the receiver read each other's
+    # commits.
     patch.setattr(retention, "GRACE", timedelta(0))
     settings = Settings.model_validate_json(told)
     spark = spark_session(settings.model_copy(update={"spark": SPARK_SETTINGS}))
@@ -66,7 +67,7 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1])
     finally:
-        # Ends the process at once, since Spark's threads would keep it alive.
+        # Ends the process at once, because Spark's threads would keep it alive.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

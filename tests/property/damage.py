@@ -1,4 +1,5 @@
-"""Damages the input of parsers: changes, cuts or inserts bytes, or replaces values of JSON."""
+"""Hypothesis strategies that damage the input of parsers: they change, cut or insert bytes, or replace values of
+JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _PIECES = [b"", b"\0", b"\xff\xfe", b"0", b"-1", b'"', b"{", b"}", b"[" * 1200, 
 
 
 class Content(bytes):
-    """A file's bytes with a short repr, since Hypothesis would print all of them."""
+    """A file's bytes with a short repr, because Hypothesis would print all bytes."""
 
     def __repr__(self) -> str:
         return f"<{len(self)} bytes>"
@@ -27,7 +28,7 @@ class Content(bytes):
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """The content with one to three changes, or other bytes."""
+    """The content with one to three changes, or random bytes instead of it."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=64) | st.sampled_from(_PIECES))
     for _ in range(draw(st.integers(1, 3))):
@@ -39,7 +40,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def otherwise(draw: st.DrawFn, value: Any) -> Any:
-    """A JSON value in which one value is replaced, missing or added. Changes also values inside of JSON texts."""
+    """The JSON value with one value replaced, missing or added. Values inside of JSON texts may change, too."""
     if isinstance(value, str) and value[:2] in ('{"', '["'):
         return json.dumps(draw(otherwise(json.loads(value))))
     if isinstance(value, dict) and value and draw(st.integers(0, 4)):
@@ -56,7 +57,7 @@ def otherwise(draw: st.DrawFn, value: Any) -> Any:
 
 @st.composite
 def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
-    """A damaged file of JSON, or of one JSON value per line. Damages its text or its values."""
+    """A JSON file, or a file with one JSON value per line, with damaged text or changed values."""
     if draw(st.booleans()):
         return draw(damaged(content))
     lines = content.splitlines()
@@ -69,8 +70,8 @@ def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def damaged_parquet(draw: st.DrawFn, content: bytes) -> bytes:
-    """A damaged Parquet file: damaged bytes, another value in a row, or a column that is missing or changed its
-    type."""
+    """A damaged Parquet file: with damaged bytes, a changed value in a row, or a column that is missing or has a
+    different type."""
     if draw(st.booleans()):
         return draw(damaged(content))
     table = pq.read_table(BytesIO(content))

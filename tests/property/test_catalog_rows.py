@@ -1,4 +1,5 @@
-"""Unexpected rows of the source's catalog: they give a catalog that can be saved, or one error of our own."""
+"""Unexpected rows of the source's catalog: the reader returns a catalog that can be saved, or raises an error of
+pgcdc."""
 
 from __future__ import annotations
 
@@ -71,12 +72,12 @@ LISTS: dict[str, list[Row]] = {
     tables._DESCRIBING: [(100,), (300,), (301,), (302,)],
     "concat_ws": [("7:1 8:2",)],
 }  # fmt: skip
-"""The source's answers, by a part of the query."""
+"""The rows that the source returns, by a part of the query's text."""
 
 
 @dataclass
 class Source:
-    """A connection to a server that answers with these rows."""
+    """Replaces the connection: returns these rows to each query."""
 
     lists: dict[str, list[Row]]
     info: Any = field(default_factory=lambda: SimpleNamespace(
@@ -90,7 +91,7 @@ class Source:
             return Answer([])
         rows = next(rows for part, rows in self.lists.items() if part in text)
         if isinstance(params, list) and text != pgtypes._TYPES:
-            # The first column of these queries is the OID that was asked for.
+            # These queries select by OID, which is the first column of the result.
             rows = [row for row in rows if row[0] in params[0]]
         return Answer(rows)
 
@@ -125,7 +126,7 @@ def other(value: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def altered(draw: st.DrawFn) -> dict[str, list[Row]]:
-    """The source's answers with one to three changes: another value, or a row that is missing or repeated."""
+    """The rows that the source returns, with one to three changes: a different value, or a missing or repeated row."""
     lists = dict(LISTS)
     for _ in range(draw(st.integers(1, 3))):
         part = draw(st.sampled_from([part for part, rows in lists.items() if rows and part != "concat_ws"]))
@@ -184,12 +185,12 @@ def check(lists: dict[str, list[Row]]) -> None:
 
 @FEW
 @given(altered())
-def test_odd_rows_give_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
+def test_unexpected_rows_give_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
     check(lists)
 
 
 @pytest.mark.long
 @MANY
 @given(altered())
-def test_many_odd_rows_give_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
+def test_many_unexpected_rows_give_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
     check(lists)

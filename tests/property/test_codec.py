@@ -1,4 +1,4 @@
-"""The two decoders of row messages agree for any relation, tuples, batch and bytes."""
+"""The scalar and the columnar decoder of row messages agree, for any relation, tuples, batch and bytes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_both_decoders_return_the_written_values(
 
 @st.composite
 def mutated(draw: st.DrawFn, payload: bytes) -> bytes:
-    """A message with some bytes changed, removed, inserted, or cut off at the end."""
+    """The message with some bytes changed, removed or inserted, or cut off at the end."""
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(payload)))
         gone = draw(st.sampled_from([0, 0, 1, 1, 1, 2, 5, len(payload)]))
@@ -94,7 +94,7 @@ def _at_its_lsn(error: ProtocolError) -> None:
 
 
 def outcome(payload: bytes, kind: RowKind, columns: int) -> wire.RowMessage | None:
-    """What the scalar decoder reads of a row of this kind and number of columns, or None if it refuses the row."""
+    """The row that the scalar decoder reads, for this kind and number of columns, or None if it refuses the bytes."""
     try:
         message = decode(payload, Lsn(77))
     except ProtocolError as error:
@@ -115,7 +115,7 @@ def columnar_outcome(payload: Sequence[bytes], kind: RowKind, columns: int) -> l
     except ProtocolError as error:
         _at_its_lsn(error)
         return None
-    # The columnar decoder does not read the relation: it is a column of the log.
+    # The columnar decoder does not read the relation from the message, because the relation is a column of the log.
     rows = messages(found, kind, RELATION, len(payload))
     ids = [int.from_bytes(item[1:5], "big") for item in payload]
     return [replace(row, relation_id=relation_id) for row, relation_id in zip(rows, ids, strict=True)]

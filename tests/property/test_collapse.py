@@ -1,4 +1,5 @@
-"""The collapse compared with a plain model: a dict of rows that each event changes as PostgreSQL would."""
+"""The computation of net effects, compared with a simple model: a dict of rows, which each event changes as PostgreSQL
+would."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ WIDE = (*COLUMNS, FeedColumn("d", "d", 4, False))
 
 @dataclass
 class Source:
-    """A table (id primary key, b, c, d) that records each change as a feed does."""
+    """The model: a table (id primary key, b, c, d) that records each change as a feed would."""
 
     rows: dict[int, tuple[Any, ...]]
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -41,7 +42,8 @@ class Source:
             self._note("insert", key, self.rows[key])
 
     def update(self, key: int, sent: frozenset[int]) -> None:
-        """b always changes. c and d change if they are in ``sent``, otherwise they come as unchanged TOAST."""
+        """Updates a row. b always changes. c and d change if they are in ``sent``. Otherwise the event has them as
+        unchanged TOAST values."""
         if key in self.rows:
             self.rows[key] = self._changed(key, sent)
             self._note("update_postimage", key, self.rows[key], {3, 4} - sent)
@@ -54,14 +56,14 @@ class Source:
             self._note("update_postimage", to, self.rows[to], {3, 4} - sent)
 
     def swap(self, a: int, b: int, sent: frozenset[int]) -> None:
-        """Swaps two keys through a value outside the range, in one statement per step."""
+        """Swaps two keys through an unused key value, in three statements."""
         if a in self.rows and b in self.rows and a != b:
             self.move(a, 99, frozenset())
             self.move(b, a, sent)
             self.move(99, b, frozenset())
 
     def shift(self) -> None:
-        """``UPDATE t SET id = id + 1``, in the only order that a non-deferrable key allows."""
+        """``UPDATE t SET id = id + 1``, in the only order of rows that a non-deferrable key allows."""
         for key in sorted(self.rows, reverse=True):
             self.move(key, key + 1, frozenset())
 
@@ -111,7 +113,8 @@ def events_of(source: Source, shuffle: int) -> pa.Table:
 
 
 def merged(target: dict[int, tuple[Any, ...]], result: pa.Table) -> dict[int, tuple[Any, ...]]:
-    """What a merge does, row by row. Checks what the merge expects of the target."""
+    """Merges the net effects into the target, row by row. Checks that the target is in the state that the merge
+    expects."""
     out = dict(target)
     for row in result.to_pylist():
         key = row["id"]
@@ -130,7 +133,7 @@ def merged(target: dict[int, tuple[Any, ...]], result: pa.Table) -> dict[int, tu
 @given(start=st.sets(KEYS), steps=st.lists(STEPS, max_size=40), truncate_at=st.none() | st.integers(0, 40),
        shuffle=st.integers(0, 99))  # fmt: skip
 @settings(max_examples=400, deadline=None)
-def test_the_merge_source_brings_the_target_to_the_state_of_the_source(
+def test_after_the_merge_the_target_equals_the_source(
     start: set[int], steps: list[tuple[Any, ...]], truncate_at: int | None, shuffle: int
 ) -> None:
     target = {key: (f"b{key}", f"c{key}", f"d{key}") for key in start}
@@ -145,7 +148,7 @@ def test_the_merge_source_brings_the_target_to_the_state_of_the_source(
 
 
 class Sending(Source):
-    """A source whose key changes have all values."""
+    """A table whose changes of a key have all values, without unchanged TOAST."""
 
     def move(self, key: int, to: int, sent: frozenset[int]) -> None:
         super().move(key, to, frozenset({3, 4}))
@@ -157,7 +160,7 @@ class Sending(Source):
 def test_parts_divided_by_key_have_the_same_effect_as_the_whole(
     start: set[int], steps: list[tuple[Any, ...]], buckets: int, shuffle: int
 ) -> None:
-    """Each part has the events of some keys. A change of key may have its halves in two parts."""
+    """Each part has the events of some keys. The delete and the insert of a changed key may be in different parts."""
     target = {key: (f"b{key}", f"c{key}", f"d{key}") for key in start}
     source = Sending(dict(target))
     for kind, *args in steps:
@@ -182,7 +185,7 @@ def test_parts_divided_by_key_have_the_same_effect_as_the_whole(
     shuffle=st.integers(0, 99),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_multiset_keeps_every_copy(start: list[str], steps: list[tuple[str, str, str]], shuffle: int) -> None:
+def test_a_multiset_keeps_every_equal_row(start: list[str], steps: list[tuple[str, str, str]], shuffle: int) -> None:
     rows = list(start)
     events: list[tuple[str, str]] = []
     for kind, value, other in steps:

@@ -1,4 +1,4 @@
-"""Random histories over the whole path: every boundary that a run publishes equals the source at that LSN."""
+"""Random histories with whole syncs: at every consistent point, the mirrors equal the source at the point's LSN."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_mirrors_equal_the_source_in_a_fixed_history(
 def test_mirrors_equal_the_source_in_random_histories(
     server: EmbeddedServer, spark: SparkSession, encoding: str
 ) -> None:
-    """Hypothesis prints the blob of a failing example."""
+    """Hypothesis prints how to reproduce a failing example (``@reproduce_failure``)."""
 
     @settings(SLOW, max_examples=3)
     @given(history=long_histories(4, 60, encoding))

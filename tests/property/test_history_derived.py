@@ -1,4 +1,5 @@
-"""Random histories through log, decoding, net effects and merge, with turns cut at any transaction. Without Spark."""
+"""Random histories through change log, decoding, net effects and merge, without Spark. Turns may end after any
+transaction."""
 
 from __future__ import annotations
 
@@ -23,17 +24,17 @@ MANY = settings(
 )  # fmt: skip
 STORIES = st.lists(STEPS, min_size=60, max_size=200)
 LEAVES = Spec("public", "leaves", "primary", (Column("id", KEYS[0]),), (Column("v", VALUES[0]),), partitioned=True)
-"""Part of each story of the default set, since not every draw has a partitioned table."""
+"""A partitioned table for each history of the default set, because not every generated history has one."""
 CUTS, FEW_CUTS = (st.sets(st.integers(0, 63), max_size=most) for most in (12, 5))
 
 
 def hold(
     server: EmbeddedServer, specs: tuple[Spec, ...], steps: Sequence[Step], cuts: set[int], *, each: int | None = None
 ) -> Counter[str]:
-    """Checks that every table equals the source after each turn and after a repair. Returns the acts that were done.
+    """Checks that every table equals the source after each turn and after a repair. Returns the executed statements.
 
-    Turns contain one transaction, some, or all. Turns of one transaction are played only for the table number ``each``
-    (None: for all tables).
+    Each table is applied several times, with turns of all transactions and of some. Turns of one transaction are
+    applied only for the table number ``each`` (None: for all tables).
     """
     first = [Step("insert", 0, table, 0, number) for table in range(5) for number in range(3)]
     with received(server, specs, [*first, Step("commit", 0, 0, 0, 0), *steps]) as (at, workload):

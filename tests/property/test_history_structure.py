@@ -1,8 +1,8 @@
-"""Random histories of the structure: a point lists a table as the source had it at that LSN, or does not list it.
+"""Generated histories with schema changes (stories): a point lists a table as it was at that LSN, or does not list it.
 
 ``PGCDC_TEST_STORIES=N`` sets the number of stories of the long sets, ``PGCDC_TEST_SEED=S`` the first story. A failure
-names its stories. ``PGCDC_TEST_STORY=205`` plays one story alone, cut to the steps that it needs: add
-``PGCDC_TEST_LONG=1`` for a story of the long set, ``PGCDC_TEST_COLUMNS=1`` for a story about columns.
+message has the numbers of its stories. ``PGCDC_TEST_STORY=205`` plays a single story, shortened to the steps that it
+needs to fail. Add ``PGCDC_TEST_LONG=1`` for a long story, ``PGCDC_TEST_COLUMNS=1`` for a story about columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 logger = logging.getLogger(__name__)
 
 MANY = 300
-"""From this number of stories on, together they hold every move."""
+"""A set with at least this many stories contains every kind of schema change."""
 
 
 def hold(
@@ -42,7 +42,7 @@ def hold(
 
 
 KNOWN = (
-    # Story 905 once found an ATTACH and a DETACH between two catalog checks.
+    # Story 905 has an ATTACH and a DETACH between two catalog checks, which were once not noticed.
     pytest.param(9, range(5, 6), id="tables, following"),
     pytest.param(2, range(SIZE), id="schema via root", marks=pytest.mark.long),
     pytest.param(9, range(SIZE), id="tables, following, all", marks=pytest.mark.long),
@@ -52,8 +52,8 @@ KNOWN = (
 
 @pytest.mark.parametrize(("number", "places"), KNOWN)
 @pytest.mark.takes(60)
-@pytest.mark.timeout(900)  # For a busy machine. Alone it takes a minute.
-def test_points_equal_the_source_in_fixed_stories(
+@pytest.mark.timeout(900)  # On a busy machine. On an idle machine the test takes a minute.
+def test_points_equal_the_source_in_fixed_generated_histories(
     server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int]
 ) -> None:
     at = hold(server, spark, number, places)
@@ -64,10 +64,11 @@ def test_points_equal_the_source_in_fixed_stories(
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(600)
 @pytest.mark.parametrize("columns", [False, True], ids=["all", "of columns"])
-def test_points_equal_the_source_in_random_stories(
+def test_points_equal_the_source_in_random_generated_histories(
     server: EmbeddedServer, spark: SparkSession, *, columns: bool
 ) -> None:
-    """All stories are played, even after a failure. In many stories, every move takes effect at least once."""
+    """All stories are played, even after a failure. In a large set, every kind of schema change must take effect at
+    least once."""
     count = int(os.environ.get("PGCDC_TEST_STORIES") or (20 if columns else 40))
     first = int(SEED)
     done: Counter[str] = Counter()
@@ -86,8 +87,10 @@ def test_points_equal_the_source_in_random_stories(
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_points_equal_the_source_in_stories_with_power_cuts(server: EmbeddedServer, spark: SparkSession) -> None:
-    """Each run of a cohort loses the power. The next run goes on with what is left."""
+def test_points_equal_the_source_in_generated_histories_with_power_cuts(
+    server: EmbeddedServer, spark: SparkSession
+) -> None:
+    """The power is cut during each sync. The next sync continues with the remaining files."""
     number = int(SEED) % (1 << 20)
     kind, told = stories(number)
     at = played(server, spark, kind, told, power=number)
@@ -97,7 +100,7 @@ def test_points_equal_the_source_in_stories_with_power_cuts(server: EmbeddedServ
 if "PGCDC_TEST_STORY" in os.environ:
 
     @pytest.mark.timeout(7200)
-    def test_points_equal_the_source_in_one_story(server: EmbeddedServer, spark: SparkSession) -> None:
+    def test_points_equal_the_source_in_a_single_generated_history(server: EmbeddedServer, spark: SparkSession) -> None:
         long = bool(os.environ.get("PGCDC_TEST_LONG"))
         one = int(os.environ["PGCDC_TEST_STORY"])
         columns = bool(os.environ.get("PGCDC_TEST_COLUMNS"))

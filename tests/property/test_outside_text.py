@@ -1,4 +1,4 @@
-"""Bytes and texts from outside: each parser returns a value, or raises one error of our own."""
+"""Bytes and texts from users and from the source: each parser returns a value, or raises an error of pgcdc."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "announcement": (Announcement.from_line, '{"count": 1, "bytes": 2, "xid": 3, "lsn": 4, "since": "2026-01-01"}\n'),
 }  # fmt: skip
 USAGE = (PgcdcError, ValueError)
-"""What a parser of one text raises. Its caller adds the setting, option or file that has the text."""
+"""The errors that a parser of one text may raise. Its caller adds the name of the setting, option or file."""
 SETTINGS = b"""\
 # A project.
 source: host=db.example.org dbname=shop user=replicator
@@ -71,7 +71,7 @@ def messages(data: st.DataObject) -> bytes:
 @FEW
 @given(prefix=st.binary(max_size=12).filter(lambda text: b"\0" not in text), content=st.binary(max_size=12))
 def test_a_logical_message_of_any_bytes_is_a_row_of_the_feed(prefix: bytes, content: bytes) -> None:
-    """Any role that can connect emits messages, and a source with SQL_ASCII does not check text."""
+    """Any role that can connect may emit messages, and a source with SQL_ASCII does not check text."""
     payload = b"M\1" + pack("!Q", 16) + prefix + b"\0" + pack("!I", len(content)) + content
     rows = {"payload": payload, "commit_lsn": 5, "tx_ordinal": 0, "xid": 7, "commit_ts": None, "origin": None}
     types = {field.name: field.type for field in LOG_SCHEMA}
@@ -81,7 +81,7 @@ def test_a_logical_message_of_any_bytes_is_a_row_of_the_feed(prefix: bytes, cont
 
 
 def refusal(kind: type[Exception] | tuple[type[Exception], ...], read: Callable[[], object]) -> Exception | None:
-    """The error of this kind that ``read`` raises, or None."""
+    """Calls ``read``. Returns the error of this kind that it raises, or None."""
     try:
         read()
     except kind as error:
@@ -150,7 +150,7 @@ def test_a_settings_file_that_its_parser_cannot_read_is_refused_in_one_line(proj
 
 
 @pytest.mark.parametrize("line", ["5", "{}", '{"since": 5, "lsn": 4}', "[" * 100_000], ids=["5", "{}", "since", "deep"])
-def test_line_in_another_form_is_no_announcement(line: str) -> None:
+def test_line_with_an_unknown_form_is_no_announcement(line: str) -> None:
     assert Announcement.from_line(f"{line}\n") is None
 
 

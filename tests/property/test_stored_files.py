@@ -1,4 +1,4 @@
-"""Damaged files of our own: each is read as a value, or refused with one error of our own."""
+"""Damaged files of a project or lake: each file is read as a value, or refused with an error of pgcdc."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MANY = settings(FEW, max_examples=1000)
 
 @dataclass(frozen=True, repr=False)
 class Stored:
-    """A file of our own, and a function that calls all its readers."""
+    """A file of a project or lake, and a function that calls all readers of this file."""
 
     path: Path
     content: bytes
@@ -80,7 +80,7 @@ KEY = PreparedKey(7, "g", Lsn(240))
 
 
 def keep_prepared(log: Location) -> None:
-    """A prepared transaction whose content is kept beside a change log, and whose commit has begun."""
+    """Stores a prepared transaction in the folder next to the change log, and marks that its commit has begun."""
     folder, payload = PreparedFolder(log), relation(1, "t1")
     of = decode(payload)
     assert isinstance(of, Relation)
@@ -93,7 +93,7 @@ def keep_prepared(log: Location) -> None:
 
 
 def read_prepared(log: Location) -> None:
-    """All readers of the manifest and of the commit mark. Recovery works on a copy, since it deletes files."""
+    """Calls all readers of the manifest and of the commit mark. Recovery gets a copy, because it deletes files."""
     folder = PreparedFolder(log)
     folder.pending()
     for spilled in folder.taken(KEY, storage.scratch(log / SPILL)):
@@ -106,7 +106,7 @@ def read_prepared(log: Location) -> None:
 
 @contextmanager
 def copied(folder: Location) -> Iterator[Location]:
-    """A copy of the folder under the same name in another place."""
+    """A copy of the folder with the same name in a temporary folder."""
     beside = Path(f"{folder.parent}_beside")
     shutil.copytree(str(folder), beside / folder.name)
     try:
@@ -116,7 +116,8 @@ def copied(folder: Location) -> Iterator[Location]:
 
 
 def make_table(root: Path) -> Path:
-    """A mirror with deletion vectors, whose oldest versions only a checkpoint describes."""
+    """Makes a mirror with deletion vectors. Commits of its oldest versions are gone, so that only a checkpoint
+    describes them."""
     mirror = Mirrors(Layout.of(root), OWNER).open(A)
     make(mirror, MirrorSchema(SCHEMA), {})
     table = Rows(path_of(mirror.path))
@@ -145,7 +146,7 @@ def read_table(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored]]:
-    """A project with a lake that has one file of each kind."""
+    """The files of a project with a lake, one file of each kind."""
     root = tmp_path_factory.mktemp("project")
     layout = Layout.of(root / "lake")
     log = ChangeLog(layout)
@@ -233,7 +234,7 @@ def held(stored: Stored, content: bytes) -> PgcdcError | None:
         ("change log's first commit", "metaData", "configuration", {"pgcdc.format": "1"}),
     ],
 )  # fmt: skip
-def test_a_commit_with_another_value_is_refused(
+def test_a_delta_commit_with_a_wrong_value_is_refused(
     files: dict[str, Stored], name: str, action: str, field: str, value: object
 ) -> None:
     lines = [json.loads(line) for line in files[name].content.splitlines()]
@@ -251,7 +252,7 @@ def test_unknown_table_state_is_refused() -> None:
 
 @FEW
 @given(data=st.data())
-def test_a_damaged_file_is_a_value_or_one_error(files: dict[str, Stored], data: st.DataObject) -> None:
+def test_a_damaged_file_gives_a_value_or_one_error(files: dict[str, Stored], data: st.DataObject) -> None:
     check(files, data, data.draw(st.sampled_from(NAMES)))
 
 
@@ -259,5 +260,5 @@ def test_a_damaged_file_is_a_value_or_one_error(files: dict[str, Stored], data: 
 @pytest.mark.parametrize("name", NAMES)
 @MANY
 @given(data=st.data())
-def test_many_damaged_files_are_values_or_one_error(files: dict[str, Stored], name: str, data: st.DataObject) -> None:
+def test_many_damaged_files_give_values_or_one_error(files: dict[str, Stored], name: str, data: st.DataObject) -> None:
     check(files, data, name)

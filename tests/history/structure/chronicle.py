@@ -1,8 +1,8 @@
 """The oracle of structural histories: the rows of every table after each commit, and the LSN of each commit.
 
-One thread is the only writer, so the rows that are read after a commit are the source's rows until the next commit. A
-second slot, the witness, shows each transaction's ``commit_lsn`` by a message that the transaction emits. There are no
-triggers and no records of single rows, because the structural changes would break them.
+One thread is the only writer, so the rows that are read after a commit are the source's rows until the next commit.
+Each transaction emits a logical message. A second slot, the witness, reads the message and so shows the transaction's
+``commit_lsn``. The oracle uses no triggers, because schema changes would break them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
 GROUP BY c.oid, n.nspname, c.relname ORDER BY n.nspname, c.relname
 """
 _LOGGED = "{} t WHERE (SELECT relpersistence = 'p' FROM pg_class c WHERE c.oid = t.tableoid)"
-"""The stream and the mirror have no rows of an UNLOGGED partition."""
+"""Excludes rows of UNLOGGED partitions, which are neither in the stream nor in the mirror."""
 _PARTIAL = "SELECT FROM pg_publication WHERE pubname = %s AND NOT (pubinsert AND pubupdate AND pubdelete)"
 _COMMITS = """
 SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', 'publication_names',
@@ -44,7 +44,8 @@ _MESSAGE = re.compile(rb"M.{9}history\0.{4}(\d+)\Z", re.DOTALL)
 
 @dataclass(frozen=True)
 class Contents:
-    """A table at one time: its columns by name, generated columns last, and its rows in the order of the columns."""
+    """The contents of a table at one time: its column names, generated columns last, and its rows, with values in this
+    order."""
 
     oid: int
     logged: bool
@@ -54,7 +55,7 @@ class Contents:
 
 
 Tables = Mapping[str, Contents]
-"""Tables by schema.table, unquoted. Rows of partitions belong to the root."""
+"""Tables by schema.table, unquoted. Rows of partitions belong to the root table."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class _Entry:
     """The number of the first message whose commit is at or after the change."""
     tables: Tables
     partial: bool
-    """Whether the publication left out inserts, updates or deletes."""
+    """Whether the publication excluded inserts, updates or deletes at that time."""
 
 
 @dataclass
@@ -78,7 +79,8 @@ class Chronicle:
 
     @classmethod
     def begin(cls, conn: psycopg.Connection[Any], schemas: Sequence[str], publication: str = "") -> Self:
-        """Starts the chronicle with the existing rows. ``conn`` is in autocommit mode and has no other use."""
+        """Starts the chronicle with the existing rows. ``conn`` is in autocommit mode, and only the chronicle uses
+        it."""
         conn.execute(_SETTINGS)
         conn.execute("CREATE PUBLICATION history_witness")
         witness = f"witness_{conn.info.dbname}"[:60]
@@ -96,8 +98,8 @@ class Chronicle:
     def committed(self, schemas: Sequence[str], *, since: int | None = None) -> None:
         """Records the tables after the commit of the transaction that was announced last. Only ``schemas`` changed.
 
-        ``since``: the change lies between this message and the last message, and has commits of its own without a
-        message (VACUUM FULL, DETACH CONCURRENTLY).
+        ``since``: the number of an earlier message. The change was committed between this message and the last message,
+        in transactions without a message (VACUUM FULL, DETACH CONCURRENTLY).
         """
         self._enter(self._messages if since is None else since, self._messages, schemas)
 
@@ -110,8 +112,8 @@ class Chronicle:
         return self._entries[-1].tables
 
     def at(self, lsn: int, commits: Mapping[int, int]) -> list[Tables]:
-        """The possible contents of the tables after the transactions with ``commit_lsn`` < ``lsn``. Several only if
-        ``lsn`` lies within a statement that has several transactions."""
+        """The possible contents of the tables after the transactions with ``commit_lsn`` < ``lsn``. There are several
+        only if ``lsn`` lies inside a statement that has several transactions."""
         return [entry.tables for entry in self._at(lsn, commits)]
 
     @property
@@ -119,7 +121,8 @@ class Chronicle:
         return self._entries[-1].partial
 
     def partial_at(self, lsn: int, commits: Mapping[int, int]) -> bool:
-        """Whether the publication may have left out inserts, updates or deletes at that LSN, and no longer does."""
+        """Whether the publication may have excluded inserts, updates or deletes at that LSN, but now publishes all of
+        them."""
         return not self.partial and any(entry.partial for entry in self._at(lsn, commits))
 
     def _at(self, lsn: int, commits: Mapping[int, int]) -> list[_Entry]:

@@ -1,7 +1,7 @@
-"""Several stories on one database, followed by one project, because a run is expensive and a story is small.
+"""A cohort: several stories that share a database, a project and its syncs.
 
-Each story has its own schemas. The stories of a cohort share the kind of publication and the runs: each story takes its
-steps up to its next run, then one run follows for all stories, and all are judged.
+Each story has its own schemas. The stories of a cohort share the kind of publication. In each round, every story
+executes its steps up to its next sync, then one sync runs for all stories, and all stories are compared.
 """
 
 from __future__ import annotations
@@ -50,17 +50,19 @@ from tests.projectfiles import CATALOG_FILE
 logger = logging.getLogger(__name__)
 
 SECONDS = 900.0
-"""The longest duration of one run, on a busy machine."""
+"""The longest duration of one sync in seconds, on a busy machine."""
 PATIENCE = 3.0
-"""A run waits this long beside open transactions, in seconds. Then they are ended, because a copy waits for them."""
+"""Seconds that a sync may run while transactions are open. Then the transactions are ended, because a copy waits for
+them."""
 WAYS: Sequence[dict[str, Any]] = (
     {}, {}, {"drain_bytes": 1}, {"batch_bytes": 1, "range_bytes": 2_000},
 )  # fmt: skip
-"""Ways to run: streamed, drained, and in many turns."""
+"""Settings of the syncs: to receive from the stream, or through the SQL functions, or in many small turns."""
 SIZE = 8
-"""Stories of a cohort. The first copy of its tables is the most expensive part, about 0.3 s a table."""
+"""Number of stories in a cohort. The first copy of their tables is the most expensive part, with about 0.3 s a
+table."""
 TEMPO = 0.3
-"""Seconds that each step gives a concurrent run to publish points."""
+"""Seconds after each step in which a concurrent sync may publish points."""
 
 
 @dataclass
@@ -73,7 +75,7 @@ class Cohort:
     judge: Judge
     chance: random.Random
     power: Outages | None = None
-    """If set, every run loses the power at some moment, and another run recovers."""
+    """If set, the power is cut during every sync, and another sync recovers."""
     observer: Silent = field(default_factory=Silent)
     _following: Run | None = None
 
@@ -95,7 +97,8 @@ class Cohort:
         self.converge()
 
     def converge(self) -> None:
-        """Brings back tables that were set aside, as their advice says. Then all tables must be listed."""
+        """Follows the advice for tables that were set aside: grants, setup and new copies. Then a point must list all
+        tables."""
         if self.kind.few:
             self._execute(*(text for one in self.players for text in granted(one.schemas, one.reader)))
         self.setup()
@@ -128,7 +131,7 @@ class Cohort:
         return sum((player.done for player in self.players), start=Counter())
 
     def account(self, *, all_of_them: bool = False) -> str:
-        """The failed stories: their SQL, their runs, and what was found."""
+        """A text about the failed stories: their SQL, their syncs, and the differences found."""
         return "\n".join("\n  ".join([f"story {player.story.seed} in {player.schemas.app}:", *player.told])
                          for player in (self.players if all_of_them else self.silent))  # fmt: skip
 
@@ -142,7 +145,7 @@ class Cohort:
     # Runs -------------------------------------------------------------------------------------------
 
     def run(self, anew: Sequence[TableName] = ()) -> None:
-        """Runs a sync up to the newest commit, then checks all points. ``anew``: the tables to copy again."""
+        """Runs a sync up to the newest commit, then compares all points. ``anew``: the tables to copy again."""
         self.stop()
         if self.power is not None:
             image = self.power.cut(lambda: self._whole(anew))
@@ -156,7 +159,8 @@ class Cohort:
             player.told.append(f"-- run to {newest.replay_lsn if newest else None}, copies {again} anew")
         self._note(self.judge.judge())
         if self.kind.scope != "tables" and self.judge.chronicle.partial:
-            # The stories share the publication. In a publication of ours, setup repairs this.
+            # The publication, which all stories share, excludes some changes. Setup would repair only a publication of
+            # its own.
             self._execute(f"ALTER PUBLICATION {self.settings.publication} SET (publish = '{ALL_KINDS}')")
             self.judge.chronicle.announce(self.judge.chronicle.conn)
             self.judge.chronicle.committed(())
@@ -168,7 +172,8 @@ class Cohort:
         try:
             run.join()
         except EmptyPublication as error:
-            # A story that is played alone may leave nothing published. A run may then only report this.
+            # A story that is played alone may have left no table published. The sync must then report this and nothing
+            # else.
             self.judge.told[str(error)] += 1
         except RightLacking:
             self.judge.told["run without a right"] += 1
@@ -237,8 +242,8 @@ class Run:
 def cohort(
     server: EmbeddedServer, spark: SparkSession, kind: Kind, stories: Sequence[Story], power: int | None = None
 ) -> Iterator[Cohort]:
-    """Makes and publishes the tables, starts the chronicle, and changes to the project's directory during the block.
-    ``power``: the seed of the power cuts, or None for no cuts."""
+    """Makes and publishes the tables, and starts the chronicle. The project's folder is the current directory during
+    the block. ``power``: the seed of the power cuts, or None for no power cuts."""
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
@@ -285,7 +290,7 @@ def cohort(
 
 @contextmanager
 def _few(admin: psycopg.Connection[Any], places: Sequence[Schemas]) -> Iterator[str]:
-    """A role that may read the tables that exist now."""
+    """A role that may read only the tables that exist now."""
     role = f"few_{admin.info.dbname}"
     try:
         admin.execute(f"CREATE ROLE {role} LOGIN REPLICATION".encode())
@@ -299,7 +304,7 @@ def _few(admin: psycopg.Connection[Any], places: Sequence[Schemas]) -> Iterator[
 def stories(
     number: int, *, size: int = SIZE, long: bool = False, columns: bool = False
 ) -> tuple[Kind, list[Story]]:  # fmt: skip
-    """The stories of a cohort, with seeds from ``number`` × 100."""
+    """The stories of cohort ``number``. Their seeds start at ``number`` × 100."""
     kind = Kind.of(number, long=long)
     parts, ideas = (4, 3) if long else (2, 3)
     tell = columns_story if columns else story

@@ -1,4 +1,5 @@
-"""Compares every published point with the chronicle, and the report of ``status`` with the tables listed."""
+"""Compares every published point with the chronicle, and checks that ``status`` reports every table that is not
+listed."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ JOIN pg_publication b ON b.oid = p.pnpubid WHERE b.pubname = %s
 
 @dataclass(frozen=True)
 class Silence:
-    """A table that differs or is missing without any report. ``schema`` identifies its story."""
+    """A failure: a table that differs from the source or is missing, although nothing reports this. ``schema``
+    identifies its story."""
 
     schema: str
     what: str
@@ -47,26 +49,27 @@ class Judge:
     settings: Settings
     chronicle: Chronicle
     everything: bool
-    """Whether the publication has all tables. If not, a table outside of it needs no report before it had a mirror."""
+    """Whether the publication contains all tables. If not, a table that never had a mirror may be missing without a
+    report."""
     seen: int = 0
-    """Number of judged points."""
+    """Number of points that were compared."""
     listed: int = 0
-    """How often a table that a point lists was compared with the source."""
+    """How many tables were compared with the source, over all points."""
     told: Counter[str] = field(default_factory=Counter)
-    """How often a table was not listed after a run, by what reported it."""
+    """How often a table was not listed after a sync, by the kind of report about it."""
     _inserts_only: set[TableName] = field(default_factory=set)
-    """Tables of which ``status`` said, at the last judgement, that their updates and deletes are not seen."""
+    """Tables of which ``status`` said, at the last comparison, that their updates and deletes are not seen."""
     _known: set[TableName] = field(default_factory=set)
-    """Tables that some point listed."""
+    """Tables that at least one point listed."""
     _read: dict[tuple[str, int], tuple[tuple[str, ...], Counter[tuple[str | None, ...]]]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Judges all points again, since the lake is another lake."""
+        """Compares all points again next time, because the lake was replaced by the image of a power cut."""
         self.seen = 0
         self._read.clear()
 
     def judge(self) -> list[Silence]:
-        """Judges all new points and the current status. Nobody writes at that time."""
+        """Checks all new points and the current status. There must be no concurrent writer."""
         told = status(self.settings)
         now = _inserts_only(told)
         silences = [*self._points(self._inserts_only | now), *self._now(told)]
@@ -112,7 +115,7 @@ class Judge:
         expected = Counter[tuple[str | None, ...]]()
         for row, copies in source.rows.items():
             expected[tuple(row[place] for place in wanted)] += copies
-        # A column that the mirror may lack has no values.
+        # A column that the mirror is allowed to lack counts as NULL in all rows.
         taken = [places.get(column) for column in mine]
         found = Counter[tuple[str | None, ...]]()
         for row, copies in rows.items():
@@ -124,7 +127,8 @@ class Judge:
         return None
 
     def _may_lack(self, name: TableName) -> bool:
-        """Whether a column without values comes with its first row."""
+        """Whether the mirror may lack a new column without values until the first row message that contains this
+        column."""
         row = TableStates(self.settings.layout).get(name)
         table = None if row is None else row.table
         return table is None or table.multiset or any(leaf.numbering is None for leaf in table.leaves)
@@ -140,14 +144,14 @@ class Judge:
         return self._read[key]
 
     def _current(self, at: LakeAt) -> bool:
-        """Whether a reader at this LSN gets this point, and not a later point of the same LSN."""
+        """Whether a reader at this LSN gets this point, and not a later point with the same LSN."""
         return Lake(self.settings.layout.root).at(at.lsn).versions == at.versions
 
     def lacking(self) -> list[Silence]:
         """Permanent tables of the source that are missing from the newest point.
 
-        Exceptions: tables of a schema that somebody removed from a publication of another owner, and tables without
-        partitions or with only UNLOGGED partitions, which cannot be followed.
+        Exceptions: tables of a schema that was removed from a publication of another owner, and partitioned tables
+        without partitions or with only UNLOGGED partitions. They cannot be replicated.
         """
         names = {f"{name.schema}.{name.name}" for name in Lake(self.settings.layout.root).at().tables}
         wanted = {title for title, source in self.chronicle.now.items() if source.logged}
@@ -188,7 +192,8 @@ def _told(told: Status, name: TableName) -> str | None:
 
 
 def _inserts_only(told: Status) -> set[TableName]:
-    """Tables without a replica identity or published without some kinds of changes, as ``status`` reports them."""
+    """Tables that ``status`` reports as tables without a replica identity, or as published without inserts, updates or
+    deletes."""
     names = {problem.thing.removeprefix("table ") for problem in told.problems
              if re.search("updates and deletes are not seen|is published without .*(insert|update|delete)",
                           problem.what)}  # fmt: skip

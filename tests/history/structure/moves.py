@@ -1,5 +1,5 @@
-"""Structural changes of the source: each move as SQL, with its undo if it has an undo. A move is chosen from the
-current catalog. It is None if no table allows it. A move that PostgreSQL refuses counts as refused."""
+"""Moves: schema changes of the source, as SQL, some with an undo. Each function here makes a move for tables of the
+current catalog, or returns None if no table allows the move. PostgreSQL may still refuse it, which is not a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.history.values import HOSTILE, default
 
 @dataclass(frozen=True)
 class Move:
-    """``on``: OID of the table that the next writes prefer. ``alone``: the move cannot run in a transaction block."""
+    """A schema change. ``on``: OID of the changed table, which the next writes prefer. ``alone``: the statements cannot
+    be run in a transaction block."""
 
     do: tuple[str, ...]
     undo: tuple[str, ...] = ()
@@ -23,14 +24,14 @@ class Move:
 
 @dataclass(frozen=True)
 class Site:
-    """What a move is chosen from."""
+    """What a move depends on: the current tables, the publication, and the random generator."""
 
     tables: Sequence[Table]
     chance: random.Random
     schemas: Schemas
     publication: str
     scope: str
-    """How the publication names its tables: ``tables``, ``all`` or ``schema``."""
+    """How the publication lists its tables: ``tables``, ``all`` or ``schema``, see ``SCOPES`` of :mod:`~.story`."""
     via_root: bool
     reader: str
     """The project's role."""
@@ -54,7 +55,7 @@ class Site:
 
     @property
     def whole(self) -> list[Table]:
-        """Tables with their own mirror."""
+        """Tables that have their own mirror: all tables except partitions."""
         return [*self.plain, *self.roots]
 
     @property
@@ -76,11 +77,11 @@ class Site:
 
 ALL_KINDS = "insert, update, delete, truncate"
 FIRST_NEW = 3
-"""``p3`` and higher are partitions that a move created."""
+"""The lowest number of a partition that a move creates: ``p3`` and higher."""
 
 Build = Callable[[Site], Move | None]
 MOVES: dict[str, Build] = {}
-"""Moves by the name that a step uses."""
+"""The functions of this module by the name that a step uses."""
 
 
 def _move(build: Build) -> Build:
@@ -201,7 +202,7 @@ def add_column(site: Site) -> Move | None:
 
 @_move
 def drop_column(site: Site) -> Move | None:
-    """The undo adds the column again, without its values."""
+    """Drops a column. The undo adds the column again, without its values."""
     table = site.pick(site.whole)
     column = site.column(table, "integer", "text") if table else None
     if table is None or column is None:
@@ -214,7 +215,7 @@ def drop_column(site: Site) -> Move | None:
 
 @_move
 def add_constant(site: Site) -> Move | None:
-    """PostgreSQL rewrites no row for the new column."""
+    """Adds a column with a constant default, for which PostgreSQL rewrites no row."""
     table, name = site.pick(site.odd), site.fresh("k")
     kind = site.chance.choice(("int DEFAULT 7", "text NOT NULL DEFAULT 'd'", "int", "numeric(9, 2) DEFAULT 'NaN'"))
     if table is None:
@@ -235,7 +236,7 @@ def make_anew(site: Site) -> Move | None:
 
 @_move
 def drop_one(site: Site) -> Move | None:
-    """Rows that differ only in this column become equal."""
+    """Drops a column, so that rows that differ only in this column become equal."""
     table = site.pick(site.odd)
     column = site.column(table, "integer", "text", "numeric(9,2)") if table else None
     if table is None or column is None or len(table.columns) < 3:
@@ -327,7 +328,7 @@ def identity(site: Site) -> Move | None:
 
 @_move
 def unlogged(site: Site) -> Move | None:
-    """PostgreSQL refuses this if the publication names the table."""
+    """Makes a table UNLOGGED. PostgreSQL refuses this if the publication lists the table itself."""
     table = site.pick(site.storing)
     if table is None:
         return None
@@ -376,7 +377,7 @@ def detach_concurrently(site: Site) -> Move | None:
 
 @_move
 def new_partition(site: Site) -> Move | None:
-    """The undo drops the partition with its rows."""
+    """Creates a partition. The undo drops the partition with its rows."""
     root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
     if root is None:
         return None
@@ -389,7 +390,7 @@ def new_partition(site: Site) -> Move | None:
 
 @_move
 def unlogged_partition(site: Site) -> Move | None:
-    """The stream has no rows of the partition until the undo makes it LOGGED."""
+    """Makes a partition UNLOGGED. The stream has no rows of the partition until the undo makes it LOGGED."""
     root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
     if root is None:
         return None
@@ -416,7 +417,8 @@ def drop_and_make(site: Site) -> Move | None:
 
 @_move
 def swap_deploy(site: Site) -> Move | None:
-    """A filled copy takes the table's name, and the table gets another name."""
+    """A table that was created and filled as a copy takes the table's name. The original table gets a different
+    name."""
     table = site.pick(site.plain)
     if table is None:
         return None
@@ -474,7 +476,7 @@ def leave_out(site: Site) -> Move | None:
 
 @_move
 def revoke(site: Site) -> Move | None:
-    """Revokes the rights on a table or schema. Sometimes the right on some columns remains."""
+    """Revokes the role's rights on a table or schema. Sometimes the rights on some columns remain."""
     table = site.pick(site.tables)
     if not site.few or table is None:
         return None
@@ -486,7 +488,7 @@ def revoke(site: Site) -> Move | None:
 
 @_move
 def grant(site: Site) -> Move | None:
-    """Grants the rights on new tables."""
+    """Grants the role the rights on new tables."""
     return Move(granted(site.schemas, site.reader)) if site.few else None
 
 

@@ -1,4 +1,4 @@
-"""Plays the steps of one story on the source, in one thread, over the story's own connections."""
+"""Executes the steps of one story on the source, in one thread, over the story's own connections."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Player:
     done: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
-    """The SQL that was run, for readers of a failure."""
+    """The executed SQL, for the report of a failure."""
     silences: list[str] = field(default_factory=list)
     _hit: int = 0
     """OID of the table that the last move changed."""
     _ways_back: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """The undo of each idea."""
+    """By idea (a group of steps): the undo of its move."""
 
     def take(self, step: Step) -> None:
         session, chance = self.sessions[step.connection], random.Random(step.seed)
@@ -100,7 +100,8 @@ class Player:
             session.conn.execute(statement.encode())
 
     def _alone(self, session: Session, statements: Sequence[str]) -> None:
-        """Runs statements outside of transactions, between two empty transactions whose LSNs are known."""
+        """Runs statements outside of a transaction block, between two transactions that only emit a message of the
+        chronicle."""
         self._end(session, "COMMIT")
         self.chronicle.announce(session.conn)
         self.chronicle.committed(self.schemas.both)
@@ -116,7 +117,7 @@ class Player:
     # Rows -------------------------------------------------------------------------------------------
 
     def _write(self, session: Session, chance: random.Random, act: Write, loyal: float) -> None:
-        """Writes to a table. ``loyal``: the probability that it is the table of the last move."""
+        """Writes to a table. ``loyal``: the probability that this is the table of the last move."""
         session.begin()
         tables = self._tables(session)
         hit = [table for table in tables if table.oid == self._hit]

@@ -1,4 +1,5 @@
-"""Cuts a failing story to the steps that it needs, by leaving out ever shorter sequences of steps."""
+"""Shortens a failing story to the steps that the failure needs, by leaving out shorter and shorter sequences of
+steps."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from tests.history.structure.story import Story
 
 
 def reduced(story: Story, fails: Callable[[Story], bool]) -> Story:
-    """A failing story from which no single step can be left out. Each try replays the story, which takes seconds."""
+    """Returns a shorter story that still fails. Each try executes a story, which takes seconds."""
     for part in reversed(range(len(story.parts))):
         length = len(story.parts[part])
         while length:

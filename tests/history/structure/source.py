@@ -1,4 +1,4 @@
-"""The tables of a structural history: how they are made, and their current state in the catalog."""
+"""The tables of a story: the SQL that creates them, and their current state in the catalog."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import psycopg
 
 @dataclass(frozen=True)
 class Schemas:
-    """The two schemas of a story. The setting ``tables`` includes both. FOR TABLES IN SCHEMA publishes only ``app``."""
+    """The two schemas of a story. The setting ``tables`` includes both. A publication FOR TABLES IN SCHEMA publishes
+    only ``app``."""
 
     number: int
 
@@ -44,8 +45,8 @@ FAMILIES = {
     "even": ("q", "q0", "q1"),
     "bag": ("b", "b0", "b1"),
 }
-"""Tables by family, as :func:`make` makes them. ``p2`` is a table that could become a partition beside ``p0`` and
-``p1``. Partitions of ``q`` and ``b`` have the attnums of their root."""
+"""By family: the tables that :func:`make` creates. ``p2`` is a table that can be attached as a partition next to ``p0``
+and ``p1``. Partitions of ``q`` and ``b`` have the attnums of their root."""
 _DDL = {
     "plain": [
         "CREATE TABLE app.u (id int PRIMARY KEY, n int, m int, s text)",
@@ -122,7 +123,7 @@ class Table:
     logged: bool
     columns: tuple[Column, ...]
     key: str | None
-    """The name of the primary key's constraint."""
+    """The name of the primary key constraint, or None without a primary key."""
 
     @property
     def sql(self) -> str:
@@ -130,7 +131,8 @@ class Table:
 
     @property
     def place(self) -> int | None:
-        """The range of ten ids that a partition takes or took."""
+        """The number of the partition's range of ten ids (0: ids 0 to 9), from the table's name. None if the table
+        never was a partition."""
         match = re.match(r"[pqb](\d)", self.name)
         return int(match[1]) if match else None
 
@@ -152,7 +154,8 @@ WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') ORDER BY n.nspname, c.rel
 
 
 def tables(conn: psycopg.Connection[Any], schemas: Schemas) -> list[Table]:
-    """The tables that ``conn`` sees in its transaction, ordered by name so that a replay finds the same order."""
+    """The tables that ``conn`` sees in its transaction. They are ordered by name, so that a repetition finds the same
+    order."""
     return [
         Table(oid, schema, name, partitioned, parent, logged, tuple(Column(n, t, g != "") for n, t, g in columns), key)
         for oid, schema, name, partitioned, parent, logged, columns, key in

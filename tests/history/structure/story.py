@@ -1,4 +1,5 @@
-"""Makes a story of a seed: a kind of publication, some tables, and a flat list of steps."""
+"""Generates a story from a seed: a random history of DDL, writes and syncs, as a kind of publication, some tables, and
+a list of steps."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from tests.history.structure.writes import ODD_TEXTS
 
 CONNECTIONS = 2
 SCOPES = ("tables", "all", "schema")
-"""FOR TABLE as setup makes it, FOR ALL TABLES, FOR TABLES IN SCHEMA."""
+"""Kinds of publications: FOR TABLE as setup creates it, FOR ALL TABLES, FOR TABLES IN SCHEMA."""
 _TREES = ("savepoint", "savepoint", "rollback to", "release")
 _BETWEEN = ("same", "same", "commits", "commits", "runs")
-"""What separates a move, the writes after it, and its undo: nothing, commits, or runs of the project."""
+"""What separates a move (schema change), the writes after it, and its undo: nothing, commits, or syncs."""
 
 _OF_FAMILIES = {
     "parts": ("attach", "detach", "detach concurrently", "new partition"),
@@ -25,25 +26,26 @@ _OF_FAMILIES = {
     "even": ("add constant", "make anew", "drop one", "other text"),
     "bag": (),
 }
-"""Moves that only tables of these families can take."""
+"""Moves that are possible only for tables of these families."""
 _ON_COLUMNS = (
     "add constant", "add constant", "add constant", "make anew", "make anew", "drop one", "other text",
     "rename column", "rename column", "swap columns", "add column", "drop column", "alter type", "truncate",
     "vacuum full", "new partition", "attach", "detach",
 )  # fmt: skip
-"""The moves of :func:`columns_story`. A move that is listed several times is drawn more often."""
+"""The moves of :func:`columns_story`. A move that is listed several times is selected more often."""
 OF_COLUMNS = frozenset(_OF_FAMILIES["even"])
-"""Moves that only :func:`columns_story` has."""
+"""Moves that only :func:`columns_story` uses."""
 _PARTED = ("even", "bag")
-"""Families that only :func:`columns_story` has."""
+"""Families of tables that only :func:`columns_story` uses."""
 _LONG = ("unlogged partition", "leave out", "revoke", "grant", "change default") * 2
-"""Moves that only long stories have."""
+"""Moves that only long stories use."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """``op``: the name of a move, or of a method of :class:`~.player.Player`. What the step picks depends on ``seed``
-    and on the current tables. ``idea``: steps of one idea share an undo."""
+    """``op``: the name of a move, or of a method of :class:`~.player.Player`. ``seed`` and the current tables determine
+    what the step changes. ``idea``: the number of the group of steps that belong together, such as a move and its
+    undo."""
 
     op: str
     seed: int
@@ -53,12 +55,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Kind:
-    """What the stories of a cohort share."""
+    """The properties that all stories of a cohort share."""
 
     scope: str
     via_root: bool
     following: bool
-    """Whether runs go on during the steps. Otherwise each run ends before the next step."""
+    """Whether a sync in follow mode runs during the steps. Otherwise each sync ends before the next step."""
     encoding: str = "UTF8"
     few: bool = False
     """The project's role may read only tables with a GRANT. New tables lack the GRANT."""
@@ -85,10 +87,10 @@ class Story:
     scope: str
     families: tuple[str, ...]
     parts: tuple[tuple[Step, ...], ...]
-    """The steps between runs."""
+    """The steps before each sync."""
 
     def without(self, part: int, steps: Collection[int]) -> Story:
-        """The story without some steps of one part. The runs stay."""
+        """The story without some steps of one part. The number of syncs does not change."""
         rest = tuple(step for number, step in enumerate(self.parts[part]) if number not in steps)
         return replace(self, parts=(*self.parts[:part], rest, *self.parts[part + 1 :]))
 
@@ -96,7 +98,8 @@ class Story:
 def story(
     seed: int, scope: str, *, parts: int, ideas: int, moves: Sequence[str] = (), long: bool = False
 ) -> Story:  # fmt: skip
-    """A story of at least ``parts`` parts with up to ``ideas`` ideas each. ``moves``: the only moves to draw from."""
+    """A story with at least ``parts`` parts of up to ``ideas`` groups of steps each. ``moves``: if given, the only
+    moves that it uses."""
     chance = random.Random(f"story {seed}")
     others = chance.sample([name for name in FAMILIES if name not in ("plain", *_PARTED)], chance.choice((1, 1, 2)))
     usual = sorted(MOVES.keys() - {move for of in _OF_FAMILIES.values() for move in of} - set(_LONG))
@@ -106,7 +109,7 @@ def story(
 
 
 def columns_story(seed: int, scope: str, *, parts: int, ideas: int, long: bool = False) -> Story:
-    """Like :func:`story`, about columns of partitioned tables and of tables without a key."""
+    """Like :func:`story`, but only with column changes of partitioned tables and of tables without a key."""
     chance = random.Random(f"columns {seed}")
     families = chance.sample(("even", "bag", "wide", "parts"), chance.choice((2, 2, 3)))
     return _told(chance, seed, scope, ("plain", *families), _ON_COLUMNS + _LONG * long, parts=parts, ideas=ideas)
@@ -147,7 +150,8 @@ def _one_way(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
 
 
 def _there_and_back(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
-    """A move and its undo with writes between them: in one transaction, in several, or with runs between them."""
+    """A move and its undo with writes between them: in one transaction, in several transactions, or with syncs between
+    them."""
     between = chance.choice(_BETWEEN)
     yield from ("write",) * chance.randint(0, 1)
     yield chance.choice(moves)

@@ -1,4 +1,4 @@
-"""Changes of rows, on any table in its current structure."""
+"""Random changes of rows, in any table with its current columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.history.structure.source import Column, Table
 
 _TEXTS = ("'a'", "''", "'it''s'", "'😀 ü'", "repeat(md5('x'), 90)")
 ODD_TEXTS = {"LATIN1": "ÿ ü", "WIN1252": "€ “ü”", "EUC_JP": "日本語 ①～￢ ｶﾅ"}
-"""By server encoding, texts that replace the text that only UTF8 can hold."""
+"""By server encoding: a text with non-ASCII characters, used instead of a text that only UTF8 can encode."""
 
 _MANY = 400
 """Rows of about 200 bytes. Together they exceed the smallest ``logical_decoding_work_mem``, 64 kB."""
@@ -46,7 +46,7 @@ def delete(conn: psycopg.Connection[Any], table: Table, chance: random.Random) -
 
 
 def fill(conn: psycopg.Connection[Any], table: Table, chance: random.Random) -> None:
-    """A large change. Only a few of its rows remain."""
+    """Makes a large change, of which only a few rows remain."""
     first = chance.randrange(100, 10_000)
     text = next((f'"{column.name}"' for column in table.typed("text")), None)
     if table.place is not None or table.partitioned or text is None:

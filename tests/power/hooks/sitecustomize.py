@@ -1,8 +1,8 @@
-"""Records every fsync of a Python process after it has returned. A power cut leaves what was recorded.
+"""Records every fsync of a Python process after it has returned. A simulated power cut keeps only what was recorded.
 
-Python imports this module by itself if ``PYTHONPATH`` names this folder, so a run, its receiver and Spark's workers
-need no change. The line of a file has its inode, size and change time before the sync. The line of a folder has its
-inode, and the inodes by name before the sync.
+Python imports this module by itself if ``PYTHONPATH`` names this folder, so a sync, its receiver and Spark's workers
+need no change. Each fsync is one JSON line. For a file: its inode, size and change time before the fsync. For a folder:
+its inode, and the inodes of its entries by name before the fsync.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 JOURNAL = os.environ.get("PGCDC_TEST_SYNCS")
 GONE = ".gone"
-"""Suffix of the marker file beside the journal. While the file exists, new processes cannot sync either."""
+"""Suffix of the marker file next to the file with the recorded fsyncs. While the marker exists, new processes cannot
+fsync either."""
 _fsync = os.fsync
 
 
