@@ -1,7 +1,7 @@
-"""Engines that open mirrors by their own means. An engine must refuse a table with a feature that it does not know.
+"""Engines that read mirrors with their own code. They must refuse Delta features that they do not support.
 
-Polars and the kernel's reader are not installed by default (``make readers``). :func:`at_hand` returns the installed
-engines.
+Polars and the reader of the Delta kernel are not installed by default, but by ``make readers``. :func:`at_hand` returns
+the installed engines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pgcdc_assets.store.local import path_of
 from tests.oracle import RAW, Rows, written
 
 OTHERS: Final = ("polars", "polars_deltalake")
-"""Packages of the readers that are not installed by default."""
+"""Packages of the engines that are not installed by default."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Reader:
     read: Callable[[Path, int], pa.Table]
     """Reads the rows of a version."""
     unknown: frozenset[str] = frozenset()
-    """Table features that it refuses."""
+    """Table features that the engine refuses."""
     in_part: frozenset[str] = frozenset()
-    """Table features that it supports in part. It fails at the first file that uses the unsupported part."""
+    """Table features that the engine supports in part. It fails when it reads a file that uses the unsupported part."""
 
 
 def at_hand(spark: SparkSession) -> list[Reader]:
@@ -51,7 +51,7 @@ def at_hand(spark: SparkSession) -> list[Reader]:
     return [
         *found,
         Reader("Polars", _by_polars, frozenset({"columnMapping", "typeWidening"})),
-        # It supports widened integers, but not widened decimals.
+        # The kernel supports widened integers, but not widened decimals.
         Reader("kernel", _by_kernel, in_part=frozenset({"typeWidening"})),
     ]
 
@@ -83,7 +83,7 @@ def _by_kernel(folder: Path, version: int) -> pa.Table:
 
 @dataclass
 class Tally:
-    """For each reader, how many versions it read correctly and how many it refused."""
+    """By engine: how many versions it read, and how many it refused. ``wrong``: descriptions of wrong results."""
 
     read: Counter[str]
     refused: Counter[str]
@@ -91,7 +91,8 @@ class Tally:
 
 
 def tallied(settings: Settings, schemas: Sequence[str], readers: Sequence[Reader]) -> Tally:
-    """Reads, with every reader, the last published version of each structure that tables of these schemas had."""
+    """Reads the tables of these schemas with every engine: the last published version with each of their structures
+    (Delta schemas)."""
     tally = Tally(Counter(), Counter(), [])
     for at, name, features in _structures(settings, schemas):
         folder, version = path_of(settings.layout.mirror(name)), at.versions[name]
@@ -114,7 +115,8 @@ def tallied(settings: Settings, schemas: Sequence[str], readers: Sequence[Reader
 
 
 def _structures(settings: Settings, schemas: Sequence[str]) -> Iterator[tuple[LakeAt, TableName, frozenset[str]]]:
-    """The last point that lists each structure of each table, and the features of the table at that point."""
+    """For each structure (Delta schema) of each table: the last point that lists it, and the table's features at that
+    point."""
     last: dict[tuple[TableName, str], tuple[LakeAt, TableName, frozenset[str]]] = {}
     for point in ConsistentPoints(settings.layout).all():
         at = LakeAt(settings.layout, point)
@@ -126,12 +128,12 @@ def _structures(settings: Settings, schemas: Sequence[str]) -> Iterator[tuple[La
 
 
 def _texts(rows: pa.Table) -> tuple[tuple[str, ...], Rows]:
-    """The columns in order, and each row in PostgreSQL's text form."""
+    """The column names in order, and the rows in PostgreSQL's text form."""
     misfits = [dict(_pair(one) for one in entry or ()) for entry in rows[RAW].to_pylist()]
     names = tuple(name for name in rows.column_names if not name.startswith("_pgcdc_"))
     return names, Counter(zip(*(written(name, rows[name], misfits) for name in names), strict=True))
 
 
 def _pair(entry: Any) -> tuple[str, str]:
-    """An entry of a map. Polars returns a struct."""
+    """Key and value of an entry of a map. Polars returns the entry as a struct."""
     return (entry["key"], entry["value"]) if isinstance(entry, dict) else entry

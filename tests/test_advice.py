@@ -19,7 +19,7 @@ _SETTING = re.compile(r"setting `(\w+)`|set `(\w+)` to|`(\w+)` to the (?:matchin
 
 
 def test_all_advice_is_listed() -> None:
-    """New advice needs a test that follows it, or an entry in a kind."""
+    """New advice needs a test that follows it, or an entry in one of the lists of tests/advice.py."""
     assert set(WRITTEN) == advice()
     assert len(WRITTEN) == len(set(WRITTEN))
 

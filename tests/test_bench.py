@@ -1,4 +1,4 @@
-"""The bench at a size that measures nothing: every measurement is made, saved and drawn."""
+"""Runs the bench at a tiny size: every measurement is made, saved and drawn. The numbers mean nothing."""
 
 from __future__ import annotations
 

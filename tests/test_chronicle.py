@@ -1,4 +1,4 @@
-"""The oracle of structural histories, compared with the known contents of tables."""
+"""Tests the oracle of histories with schema changes: compares its results with the known contents of tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.fix_postgres import Database
 from tests.history.structure.chronicle import Chronicle
 
 
-def test_chronicle_knows_each_table_at_every_lsn(database: Database) -> None:
+def test_chronicle_returns_the_rows_of_each_table_at_every_lsn(database: Database) -> None:
     with database.connect() as conn, database.connect() as writer:
         conn.execute("CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, v text)")
         conn.execute("INSERT INTO app.t VALUES (1, 'before')")

@@ -1,4 +1,5 @@
-"""The files of deploy/ are consistent: their commands, settings and variables exist, and they agree with each other."""
+"""The files in deploy/ are consistent: their commands, settings and variables exist, and the files agree with each
+other."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ IMAGE = f"pgcdc_assets:{PROJECT['version']}"
 
 
 def ours() -> dict[str, dict[str, Any]]:
-    """The services in compose that use our image."""
+    """The services of the compose file that use our image."""
     return {name: one for name, one in COMPOSE["services"].items() if "pgcdc_assets" in one["image"]}
 
 
@@ -155,7 +156,7 @@ def labels() -> dict[str, dict[str, str]]:
 
 
 def selected(selector: dict[str, Any]) -> set[str]:
-    """The kinds of pods that a selector matches."""
+    """The kinds of pods that a Kubernetes label selector matches."""
     wanted = {key: {value} for key, value in selector.get("matchLabels", {}).items()}
     for one in selector.get("matchExpressions", []):
         assert one["operator"] == "In"
@@ -164,7 +165,8 @@ def selected(selector: dict[str, Any]) -> set[str]:
 
 
 def ports(way: str) -> dict[str, set[int]]:
-    """For each kind of pod, the ports at which it may be reached (``ingress``) or which it may reach (``egress``)."""
+    """By kind of pod: the ports on which other pods may connect to it (``ingress``), or to which it may connect
+    (``egress``)."""
     found: dict[str, set[int]] = {name: set() for name in labels()}
     for policy in POLICIES:
         assert set(policy["podSelector"].get("matchLabels", {})) <= {"app"}
@@ -187,7 +189,7 @@ def test_pods_have_only_the_connections_that_they_need() -> None:
 
 
 def test_tags_of_a_run_cannot_change_its_pod() -> None:
-    """An empty value allows nothing. Without these fields everything is allowed."""
+    """An empty value of these fields allows nothing. Without the fields, everything would be allowed."""
     assert LAUNCHER["only_allow_user_defined_k8s_config_fields"] == {}
     assert LAUNCHER["only_allow_user_defined_env_vars"] == []
 

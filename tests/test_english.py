@@ -36,7 +36,7 @@ INSTEAD = {
     "wherever": "a rewrite",
     "whoever": "a rewrite",
 }
-"""Words that must be read twice, and their replacement."""
+"""Words that make a sentence hard to read, and their replacement."""
 _FOUND = re.compile(rf"\b({'|'.join(INSTEAD)})\b", re.IGNORECASE)
 
 

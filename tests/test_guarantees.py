@@ -1,4 +1,4 @@
-"""Each test that docs/guarantees.md names exists."""
+"""Each test that is named in docs/guarantees.md exists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("test_*.py")}
 _NAMED = re.compile(r"`(tests/[\w/]+/|(?:tests/[\w/]*)?test_\w+\.py)?(?:…)?(?:::(\w+?)(…?))?`")
-"""A folder or a file (maybe without its folder), and a function in this file or in the file named before (`…::`)."""
+"""A name of tests: a folder, or a file (possibly without its folder), or a function in a file. `…::` stands for the
+file named before."""
 
 
 def test_tests_named_in_the_guarantees_exist() -> None:

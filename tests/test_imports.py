@@ -19,7 +19,7 @@ def test_no_module_imports_a_test_module() -> None:
 
 
 def _imported(path: Path) -> set[str]:
-    """The modules that a file imports, including modules that it imports by name from a package."""
+    """The modules that a file imports, including modules in the form ``from package import module``."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Tests the oracle of published boundaries itself, at commits of overlapping transactions."""
+"""Tests the journal, the oracle of consistent points, at the commits of overlapping transactions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.journal import Journal
 from tests.oracle import Rows, source_rows
 
 
-def test_the_journal_knows_each_table_at_every_commit(database: Database) -> None:
+def test_the_journal_returns_the_rows_of_each_table_at_every_commit(database: Database) -> None:
     with database.connect() as conn, database.connect() as left, database.connect() as right:
         conn.execute(
             "CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v text, f float8,"
@@ -19,7 +19,7 @@ def test_the_journal_knows_each_table_at_every_commit(database: Database) -> Non
         )
         journal = Journal.keep(conn, "public.t", "public.part")
         states: list[tuple[Rows, Rows]] = []
-        # One statement at a time. Transactions overlap, commit in another order than they began, and roll back.
+        # One statement at a time. Transactions overlap, do not commit in the order in which they began, and roll back.
         left.execute("BEGIN; UPDATE t SET id = -id; INSERT INTO part VALUES (2, 's'), (2, 's')")
         right.execute(
             "BEGIN; INSERT INTO t VALUES (100, NULL, 'NaN'); SAVEPOINT a; INSERT INTO t VALUES (101, 'gone', 1)"

@@ -18,7 +18,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from tests.deltatables import publish_at
 
 
-def test_importing_the_package_loads_no_library() -> None:
+def test_importing_the_package_imports_no_other_library() -> None:
     code = (
         "import sys, pgcdc_assets; "
         "assert not {'deltalake', 'pyarrow', 'pyspark', 'dagster'} & set(sys.modules); "

@@ -1,4 +1,5 @@
-"""The order of the packages, the packages that may import each library, and unique names of files and classes."""
+"""Checks the order of the packages, which packages may import each library, and that names of files and classes are
+unique."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ ORDER = [
     "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror", "mirror.delta", "lake",
     "flow", "demo", "checks", "defs", "cli",
 ]  # fmt: skip
-"""A package may import only packages that come earlier in this list. ``demo`` and the flow do not import each other."""
+"""A package may import only packages that are earlier in this list. ``demo`` and the flow do not import each other."""
 PURE = {"core", "protocol", "protocol.text", "structure", "mirror.net"}
 ALLOWED = {
     "dagster": {"defs", "cli", "definitions"},
@@ -46,11 +47,11 @@ NOT_OF_THE_LAKE = {
     "lake": "paths as users give them",
 }
 TARGETS = ("mirror.delta", "delta", "deltalake")
-"""The packages of the target. The flow may import only :mod:`pgcdc_assets.mirror.target`,"""
+"""The packages of the Delta target. The flow may import only its interface, :mod:`pgcdc_assets.mirror.target`."""
 TARGET_MAKER = "flow.engine"
-"""and this module, which makes the target, may import the target itself."""
+"""The only module of the flow that may import ``TARGETS``, because it creates the target."""
 SAME = {
-    "commit", "recovery", "messages",  # of log and lake, of feed and mirror, of the protocol and the receiver's pipe
+    "commit", "recovery", "messages",  # delta and log; delta and points; protocol, feed, flow and log.receive
     "failures", "maintenance", "positions", "states", "sync",
 }  # fmt: skip
 """File names that two packages use for the same concept."""
@@ -67,7 +68,7 @@ MODULES = sorted(FILES.keys() - PACKAGES)
 
 
 def room(name: str) -> str:
-    """The package of a module. A module at the top is its own package."""
+    """The package of a module. A module at the top level counts as its own package."""
     return name if name in PACKAGES else name.rpartition(".")[0] or name
 
 
@@ -78,7 +79,7 @@ def tree(name: str) -> ast.Module:
 
 @cache
 def imports(name: str, *, at_once: bool = False) -> set[str]:
-    """What a module imports. ``at_once``: only when it is imported itself, not in functions or for type checking."""
+    """What a module imports. ``at_once``: without imports in functions and for type checking."""
     found: set[str] = set()
     top = tree(name)
     nodes = [node for part in top.body if not isinstance(part, ast.If) for node in _outside(part)]
@@ -98,7 +99,7 @@ def _outside(node: ast.AST) -> list[ast.AST]:
 
 
 def own(name: str, *, at_once: bool = False) -> set[str]:
-    """The modules of this package that the module imports."""
+    """The modules of pgcdc_assets that the module imports, see :func:`imports`."""
     found = {one.removeprefix("pgcdc_assets.") for one in imports(name, at_once=at_once) if "pgcdc_assets." in one}
     return found & FILES.keys()
 
@@ -146,13 +147,13 @@ def _called(name: str) -> set[str]:
     return {called.id for called in calls if isinstance(called, ast.Name)}
 
 
-def test_target_is_checked_against_its_contract_by_types() -> None:
+def test_mypy_checks_the_target_against_its_contract() -> None:
     """mypy compares the only target with the contract where the flow uses it."""
     assert "mirror.delta.deltatarget" in own(TARGET_MAKER)
     assert not {other for other in own("mirror.target") if other.startswith(TARGETS)}
 
 
-def test_every_package_is_in_the_order() -> None:
+def test_every_package_is_in_the_list_of_packages() -> None:
     holding = {room(name) for name in MODULES if room(name) in PACKAGES and room(name)}
     assert holding <= set(ORDER)
 

@@ -1,4 +1,4 @@
-"""The wheels, installed with the oldest and with the newest packages that pyproject.toml allows."""
+"""The wheels work with the oldest and with the newest packages that pyproject.toml allows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(len(point.tables) > 5, [name for name in unwanted if find_spec(name)])
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, because a build leaves files in the folder of the sources."""
+    """Builds the wheels from a copy of the sources, because a build leaves files in the folder of the sources."""
     folder = tmp_path_factory.mktemp("packages")
     sources = folder / "sources"
     shutil.copytree(CHECKOUT / "pgcdc_assets", sources / "pgcdc_assets", ignore=shutil.ignore_patterns("__pycache__"))
@@ -51,14 +51,14 @@ def test_wheels_work_with_the_oldest_and_the_newest_packages(wheels: Path, tmp_p
     assert _done([reader / "python", "-c", READ], tmp_path) == "True []\n"
 
 
-def test_both_distributions_ask_for_the_same_versions() -> None:
+def test_both_distributions_require_the_same_versions() -> None:
     whole, reader = _project(CHECKOUT), _project(CHECKOUT / "reader")
     assert {*reader["dependencies"]} <= {*whole["dependencies"]}
     assert [reader[key] for key in ("version", "requires-python")] == [whole["version"], whole["requires-python"]]
 
 
 def _installed(wheel: Path, folder: Path, resolution: str) -> Path:
-    """The folder of the programs of a new virtual environment with the wheel."""
+    """Installs the wheel into a new virtual environment. Returns the folder with its programs."""
     _done([UV, "venv", "--quiet", "--python", sys.executable, folder], folder.parent)
     _done(
         [UV, "pip", "install", "--quiet", "--python", folder / "bin/python", "--resolution", resolution, wheel],

@@ -1,4 +1,4 @@
-"""A wrong setting is refused with one sentence that names it."""
+"""A wrong setting is refused with a message of one sentence that names the setting."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _settled(lake: Path) -> bool:
 
 
 def _opened(folder: Path) -> bool:
-    """Uses delta-rs as our code does: commits of our own files, checkpoints, VACUUM."""
+    """Whether delta-rs works in this folder, as pgcdc uses it: Delta commits of own files, checkpoints, VACUUM."""
     try:
         table = DeltaTable.create(folder, pa.schema([("a", pa.int64())]))
         pq.write_table(pa.table({"a": [1, 2]}), folder / "f.parquet")
@@ -153,7 +153,7 @@ def test_unknown_masters_are_refused(master: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_setting_spark_master_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``spark.master`` would pass all checks of ``master``."""
+    """``spark.master`` would circumvent all checks of the setting ``master``."""
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"spark.master": "yarn"}))
     with pytest.raises(SettingsError, match=r"setting `spark`: names the master as `spark.master`; write `master`"):
         Settings.load()
@@ -183,7 +183,7 @@ def test_messages_and_origin_are_read_from_the_environment(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("value", ["auto", "off"])
-def test_streaming_comes_from_the_environment_or_the_file(
+def test_streaming_is_read_from_the_environment_or_the_file(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -234,7 +234,7 @@ def test_unquoted_value_that_is_not_text_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(f"PGCDC_{name.upper()}", raising=False)
     if name == "source" and not written:
-        return  # This counts as no source.
+        return  # An empty source means that no source is set.
     Path("pgcdc.yaml").write_text(f"{name}: {written}\n")
     with pytest.raises(SettingsError) as refused:
         Settings.load()

@@ -1,4 +1,5 @@
-"""Whether an error concerns one table or all: every error class of ours, and every SQLSTATE with a special meaning."""
+"""Whether an error concerns one table or all tables: checks every error class of pgcdc, and every SQLSTATE with a
+special meaning."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def _kinds(kind: type[PgcdcError]) -> set[type[PgcdcError]]:
     return {kind}.union(*(_kinds(below) for below in kind.__subclasses__() if below.__module__ == errors.__name__))
 
 
-def test_every_error_class_says_whom_it_concerns() -> None:
+def test_every_error_class_defines_whom_it_concerns() -> None:
     found: dict[Whose, set[str]] = {one: set() for one in Whose}
     for kind in _kinds(PgcdcError):
         found[whose(kind.__new__(kind))].add(kind.__name__)
@@ -69,13 +70,13 @@ OF_A_COPY = {
     "28P01": Whose.ALL,
     "3D000": Whose.ALL,
 }
-"""By SQLSTATE of a statement on one table."""
+"""By SQLSTATE of a statement on one table: whom the error concerns."""
 
 
 @pytest.mark.parametrize(("state", "expected"), OF_A_COPY.items(), ids=OF_A_COPY)
 def test_error_of_a_copy_concerns_one_table_or_all(state: str, expected: Whose) -> None:
     error = ServerError(state, "refused").of_table("public.t")
-    # An interrupted read ends with CopyBlocked or CopyOutdated, unless the source is gone.
+    # An interrupted read is later raised as CopyBlocked or CopyOutdated, unless the source is unreachable.
     found = Whose.WAITS if state in INTERRUPTED and whose(error) is not Whose.ALL else whose(error)
     assert found is expected
 

@@ -23,7 +23,7 @@ def _confirm_before_durable(original: Original) -> Any:
 override("confirm_before_durable", "pgcdc_assets.log.receive.batches:Batches.cut",
     _confirm_before_durable,
     rule="a position is confirmed only once it is durable in the log",
-    test="tests/traps/test_positions.py::test_flush_is_not_reported_before_it_is_durable")  # fmt: skip
+    test="tests/traps/test_positions.py::test_position_is_not_reported_as_flushed_before_it_is_durable")  # fmt: skip
 override("fsync_is_skipped", "pgcdc_assets.store.localfiles:sync_file",
     lambda _: lambda path: None,
     rule="segments and commits are on disk before anybody is told",
@@ -122,7 +122,7 @@ override("fenced_writer_writes", "pgcdc_assets.log.commit:LogWriter._refuse_othe
 override("unsure_lease_writes", "pgcdc_assets.store.chainlease:ChainLease.check",
     lambda _: lambda self: None,
     rule="a process whose lease may be owned by another one writes nothing to the lake",
-    test="tests/store/test_lease.py::test_nothing_guarded_is_written_while_the_lease_is_not_sure")  # fmt: skip
+    test="tests/store/test_lease.py::test_nothing_guarded_is_written_without_a_renewed_lease")  # fmt: skip
 
 
 # Rows are complete and described ------------------------------------------------------------------------

@@ -28,7 +28,7 @@ override("rewrite_before_the_copy_is_missed", "pgcdc_assets.source.snapshot.read
 override("waiters_are_kept_waiting", "pgcdc_assets.source.snapshot.reading:interrupt",
     lambda _: lambda conn, asked: set(),
     rule="whoever waits for a table that a copy reads gets the table",
-    test="tests/source/test_waiters.py::test_a_session_that_wants_a_table_gets_it_while_a_copy_reads_it[cancelled]",
+    test="tests/source/test_waiters.py::test_a_session_that_requests_a_lock_gets_it_while_a_copy_reads_the_table[cancelled]",
 )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def _catalog_is_read_in_pieces(_original: Original) -> Any:
 override("catalog_is_read_in_pieces", "pgcdc_assets.source.catalog.tables:at_one_moment",
     _catalog_is_read_in_pieces,
     rule="the catalog is read at one moment",
-    test="tests/structure/test_differences.py::test_a_change_between_two_queries_is_seen_whole_or_not_at_all",
+    test="tests/structure/test_differences.py::test_a_change_between_two_catalog_queries_is_seen_completely_or_not_at_all",
 )  # fmt: skip
 override("rewrite_is_missed", "pgcdc_assets.structure.differences:_maybe_rewritten",
     lambda _: lambda before, now: False,

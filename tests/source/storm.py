@@ -1,4 +1,4 @@
-"""A source whose tables are altered continuously, and an application that measures how long its queries wait."""
+"""A source whose tables are altered all the time, and an application that measures how long its queries take."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from tests.fix_postgres import Database
 TABLES = [f"t{number}" for number in range(6)]
 ROWS = 20_000
 PAUSE_SECONDS = 0.03
-"""The pause between two statements of one session. It keeps the load on locks and not on the server's processors."""
+"""Seconds between two statements of one session. The pause keeps the load on the processors low, so that queries wait
+only for locks."""
 _LOOK_SECONDS = 0.05
-"""The pause between two reads of the locks: pg_blocking_pids and pg_locks stop the lock manager for a moment."""
+"""Seconds between two queries of the locks, because pg_locks stops the lock manager for a moment."""
 GIVEN_UP_SECONDS = 30
-"""A query fails after this time and is counted with this wait, so that a query that is blocked for ever counts, too."""
+"""Seconds after which a waiting query fails. The query is then recorded with this time, so that a query that is blocked
+for ever is recorded, too."""
 BEARABLE_SECONDS = 1.0
-"""How much longer a query may take than without our sessions."""
+"""How many seconds longer a query may take than without pgcdc's sessions."""
 STORMS = 3
-"""Number of repetitions. A busy machine makes single queries slow. A lock that is never released slows every query."""
+"""Number of repetitions. A busy machine makes some queries slow in one repetition. A lock that is held too long makes
+queries slow in every repetition."""
 
 _CREATE = "CREATE TABLE {0} (id int PRIMARY KEY, v text, n int)"
 _FILL = f"INSERT INTO {{0}} SELECT i, repeat('v', 60), i FROM generate_series(1, {ROWS}) AS i"
@@ -47,7 +50,7 @@ _ASK = (
     "UPDATE {0} SET v = 'w' WHERE id = 7",
     "DELETE FROM {0} WHERE id = 11",
 )
-# Our sessions are recognised by their application_name. Catalogs are not the application's tables.
+# pgcdc's sessions are recognised by their application_name. OIDs below 16384 are system catalogs.
 _HELD_AND_WAITED_FOR = """
 WITH l AS MATERIALIZED (SELECT pid, relation, mode, granted FROM pg_locks WHERE locktype = 'relation')
 SELECT a.pid, a.application_name, a.query, held.relation, held.mode, wanted.relation, wanted.mode
@@ -59,14 +62,15 @@ WHERE NOT wanted.granted AND a.application_name LIKE 'pgcdc%' AND a.datname = cu
 
 @dataclass
 class Storm:
-    """Sessions that alter and query until the test ends. ``longest``: the longest time of a query."""
+    """Sessions that alter and query tables until the test ends. ``longest``: the longest time of a query, in
+    seconds."""
 
     database: Database
     longest: float = 0
     queries: int = 0
     altered: int = 0
     held: list[Any] = field(default_factory=list)
-    """Our sessions that waited for a lock while they held another lock."""
+    """Sessions of pgcdc that waited for a table lock while they held a lock on a table of the application."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -103,7 +107,7 @@ class Storm:
     def _ask(self) -> None:
         for conn, statement in self._statements(_ASK):
             started = time.monotonic()
-            # The table was dropped or renamed, or the session was the victim of a deadlock with DDL.
+            # The table was dropped or renamed, or the query was cancelled because of a deadlock with DDL.
             with suppress(psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected):
                 with suppress(psycopg.errors.LockNotAvailable), _publication_dropped():
                     conn.execute(statement.encode())
@@ -111,7 +115,8 @@ class Storm:
             self.queries += 1
 
     def _look(self) -> None:
-        """Collects sessions that appear in two reads in a row, because locks change while the server lists them."""
+        """Collects sessions that two queries in a row return. The result of a single query may be wrong, because locks
+        change while the server lists them."""
         before: list[Any] = []
         with self.database.connect() as conn:
             while not self._over.wait(_LOOK_SECONDS):
@@ -122,8 +127,8 @@ class Storm:
 
 @contextmanager
 def _publication_dropped() -> Iterator[None]:
-    """PostgreSQL lists the publications of a written table, then reads each of them. If a publication is dropped
-    between the two steps, the statement fails. This does not depend on who drops it."""
+    """Ignores an error of PostgreSQL itself: for a write to a table, it lists the table's publications, then reads each
+    publication. The write fails if a publication is dropped between these steps."""
     try:
         yield
     except psycopg.errors.InternalError_ as error:

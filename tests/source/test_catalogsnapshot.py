@@ -1,4 +1,4 @@
-"""The fingerprint of the catalog differs after each change that a watch must see, and only then."""
+"""The fingerprint of the catalog changes after each change that the catalog watch must see, and only then."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_change_of_the_catalog_changes_the_fingerprint(database: Database) 
 
 
 def test_other_statements_do_not_change_the_fingerprint(database: Database) -> None:
-    """Rows, statistics, other tables and temporary tables are no reason to read all facts again."""
+    """After changes of rows, statistics, unpublished tables or temporary tables, the catalog need not be read again."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
         snapshot = CatalogSnapshot.read(conn, ["p"], [])
@@ -67,7 +67,7 @@ def test_other_statements_do_not_change_the_fingerprint(database: Database) -> N
 
 
 def test_files_and_columns_are_read_from_one_snapshot(database: Database) -> None:
-    """New files beside the old columns would look like those of a TRUNCATE, and the rewrite would not be noticed."""
+    """New files together with the old columns would look like a TRUNCATE, and the rewrite would not be noticed."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
         with conn.transaction():
@@ -79,7 +79,8 @@ def test_files_and_columns_are_read_from_one_snapshot(database: Database) -> Non
 
 
 def test_a_changed_comment_is_seen_without_a_new_fingerprint(database: Database) -> None:
-    """The fingerprint does not change, so no point waits for the comment. The snapshot with the comment is newer."""
+    """A changed comment does not change the fingerprint, so no point waits for it. A new snapshot of the catalog
+    contains the comment."""
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
         seen = CatalogSnapshot.read(conn, ["p"], [])

@@ -23,7 +23,7 @@ SECRET = "s3cr'et w0rd"
 
 
 def test_values_have_one_text_form_under_any_defaults(database: Database) -> None:
-    """The test server's defaults all differ from PostgreSQL's: see fix_postgres."""
+    """The test server's defaults of these settings differ from PostgreSQL's defaults, see fix_postgres."""
     query = (
         "SELECT '2024-01-02 03:04:05.678901+00'::timestamptz::text, '1 day 02:00'::interval::text, "
         "(0.1::float8 + 0.2)::text, '\\x00ff'::bytea::text, 'pg_class'::regclass::text"
@@ -39,7 +39,7 @@ def test_values_have_one_text_form_under_any_defaults(database: Database) -> Non
 def test_session_settings_hold_if_a_pooler_drops_the_startup_options(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PgBouncer drops them when it is configured to ignore unknown parameters."""
+    """PgBouncer drops the startup options if it is configured to ignore unknown parameters."""
     monkeypatch.setattr(connection, "session_options", lambda **more: "")
     shown = "SELECT current_setting('DateStyle'), current_setting('TimeZone'), current_setting('search_path')"
     told = ("ISO, DMY", "UTC", "pg_catalog")
@@ -64,7 +64,7 @@ def test_timeouts_of_roles_and_databases_do_not_apply_to_our_sessions(database: 
         assert walsender.execute("SHOW wal_sender_timeout") == [("1min",)]
 
 
-def test_the_users_options_are_kept_and_our_options_win() -> None:
+def test_the_users_options_are_kept_but_our_options_have_priority() -> None:
     conninfo = "host=h options='-c work_mem=1MB -c TimeZone=Asia/Tokyo' connect_timeout=3"
     merged = parsed(source_conninfo(conninfo, application_name="x"))
     assert merged["options"].startswith("-c work_mem=1MB")
@@ -146,14 +146,16 @@ POOLER = "PostgreSQL's own: the pooler or proxy"
         ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "u", database "d"', SourceNotReady, "pg_hba.conf"),
     ],
 )  # fmt: skip
-def test_a_refused_replication_connection_names_what_is_missing(text: str, kind: type[PgcdcError], advice: str) -> None:
+def test_the_error_of_a_refused_replication_connection_names_what_is_missing(
+    text: str, kind: type[PgcdcError], advice: str
+) -> None:
     error = of_refusal(f'connection to server at "h", port 5432 failed: {text}').typed("u@h/d")
     assert type(error) is kind
     assert text in error.what
     assert advice in str(error.do)
 
 
-def test_a_role_with_too_few_connections_learns_how_many_are_needed(database: Database) -> None:
+def test_the_error_for_a_role_with_too_few_connections_says_how_many_are_needed(database: Database) -> None:
     role = f"few_{database.name}"
     with database.connect() as admin:
         admin.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1".encode())

@@ -1,4 +1,4 @@
-"""Every role can emit logical messages, until the rights are revoked as docs/operations.md says."""
+"""Every role can emit logical messages, until its rights are revoked with the statements in docs/operations.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our decoding of every server encoding, compared with the server's own conversion to UTF8."""
+"""pgcdc's decoding of every server encoding, compared with the server's own conversion to UTF8."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_every_character_is_decoded_as_the_server_converts_it(database: Database
                     ours = encoding.decode(bytes(of_server))
                 except UnicodeDecodeError:
                     ours = None
-                # Python knows characters of older Japanese character sets for which the server has no UTF8.
+                # Python also decodes characters of older Japanese character sets that the server cannot convert to
+                # UTF8.
                 assert ours == text or (text is None and name in ("EUC_JP", "EUC_JIS_2004")), (name, bytes(of_server))
                 if text is not None:
                     assert encoding.decode(encoding.encode(text)) == text

@@ -66,7 +66,7 @@ def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) ->
 
 
 def _streamed(conn: psycopg.Connection, slot: str, point: int) -> tuple[set[int], set[int]]:
-    """Keys inserted by transactions whose commit record starts before the point, and all other keys."""
+    """Keys inserted by transactions whose commit record starts below the LSN ``point``, and all other keys."""
     found: tuple[set[int], set[int]] = (set(), set())
     commit = 0
     query = (
@@ -138,13 +138,14 @@ NOT_READABLE_AFTER = [
     "ALTER TABLE t DROP x",
     "ALTER TABLE t RENAME x TO z; ALTER TABLE t RENAME y TO x; ALTER TABLE t RENAME z TO y",
 ]
-"""After the last statement, a copy by name would put values into each other's columns."""
+"""DDL after which a copy must fail. After the last DDL, a copy by column name would put each column's values into the
+other column."""
 
 
 @pytest.mark.parametrize("ddl", READABLE_AFTER + NOT_READABLE_AFTER)
 def test_a_copy_after_ddl_is_the_snapshot_or_fails(database: Database, ddl: str) -> None:
-    """Without this check, COPY would give no row, another table's rows, or another column's values, without an
-    error."""
+    """Without the tested check, COPY would return no rows, rows of a different table, or values of a different column,
+    without an error."""
     with database.connect() as conn:
         publish(conn, "i int PRIMARY KEY, x text, y text")
         conn.execute("INSERT INTO t VALUES (1, 'x', 'y')")
@@ -162,7 +163,8 @@ def test_a_copy_after_ddl_is_the_snapshot_or_fails(database: Database, ddl: str)
 
 
 def test_a_truncate_during_the_wait_for_the_snapshot_does_not_wait(database: Database) -> None:
-    """The slot's creation waits for the TRUNCATE's xid. If we held a lock at that time, both would wait for ever."""
+    """The slot's creation waits for the TRUNCATE's xid. If pgcdc held a lock on the table at that time, both would wait
+    for ever."""
     result: list[int] = []
 
     def take() -> None:
@@ -185,7 +187,8 @@ def test_a_truncate_during_the_wait_for_the_snapshot_does_not_wait(database: Dat
 
 
 def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: Database) -> None:
-    """ADD DEFAULT rewrites and sends nothing, yet old rows have the value afterwards. The copy equals the snapshot."""
+    """ADD COLUMN with a default rewrites no row and sends nothing, but older rows have the value afterwards. The copy
+    must equal the snapshot."""
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
@@ -196,7 +199,8 @@ def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: 
 
 
 def test_the_exporter_survives_the_timeouts_of_idle_sessions(database: Database) -> None:
-    """The source ends idle sessions in and outside of transactions. The exporter's session is idle during a copy."""
+    """The source is configured to end idle sessions, inside and outside of transactions. The session that holds the
+    snapshot is idle during a copy."""
     names = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout"]
     with database.connect() as conn:
         if conn.info.server_version >= 170000:
@@ -205,7 +209,7 @@ def test_the_exporter_survives_the_timeouts_of_idle_sessions(database: Database)
             conn.execute(f"ALTER DATABASE {database.name} SET {name} = '400ms'".encode())
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1)")
-    # The source ends a session without this precaution.
+    # An ordinary session is ended by the source.
     with database.connect(autocommit=False) as careless:
         careless.execute("SELECT 1")
         wait_for(lambda: _ended(careless))
@@ -225,7 +229,8 @@ def _ended(conn: psycopg.Connection) -> bool:
 
 
 def test_a_prepared_transaction_of_another_database_is_named_by_gid(database: Database) -> None:
-    """Slot creation waits for transactions of the whole cluster. Our own database does not show which."""
+    """Slot creation waits for transactions of all databases. Queries that are limited to our own database do not show
+    this transaction."""
     gid = f"g_{secrets.token_hex(4)}"
     with fresh_database(database.server) as other, other.connect() as elsewhere, database.connect() as conn:
         publish(conn)
@@ -241,7 +246,7 @@ def test_a_prepared_transaction_of_another_database_is_named_by_gid(database: Da
             pass
 
 
-def test_a_lost_snapshot_holder_is_noticed(database: Database) -> None:
+def test_the_end_of_the_session_that_holds_the_snapshot_is_noticed(database: Database) -> None:
     with database.connect() as conn:
         publish(conn)
         with pytest.raises(SourceUnavailable, match="held"), exported_snapshot(database.conninfo) as snapshot:  # noqa: PT012
@@ -262,10 +267,11 @@ def test_the_gate_opens_when_two_snapshots_agree() -> None:
 
 
 def test_the_gate_waits_until_the_commit_status_is_visible(database: Database) -> None:
-    """The record of a commit that waits for a synchronous standby is written, and its status is not visible yet.
+    """A commit that waits for a synchronous standby is in the WAL, but not yet visible in snapshots. The copy waits.
 
-    The commit starts once the slot's snapshot is nearly built, so slot creation does not wait for it: servers without
-    the fix then hand out a snapshot that counts it as committed. The gate delays our read.
+    The commit starts when the slot's snapshot is nearly complete, so slot creation does not wait for it. Servers
+    without the fix then return a snapshot in which the transaction is committed, although other sessions do not see its
+    rows yet.
     """
     with database.connect() as conn, database.connect() as first, database.connect() as second:
         publish(conn)

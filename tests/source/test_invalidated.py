@@ -1,4 +1,4 @@
-"""A slot that the server really invalidated: every way to read the slot reports it."""
+"""A slot that a real server has invalidated: every function that reads the slot reports this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies in pieces: every row appears once, as CSV of whole rows."""
+"""Copies of tables in pieces: every row is copied exactly once, and every block is CSV of whole rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def cut(database: Database, target: int, block: int = 1 << 16) -> dict[str, list[tuple[Piece, list[bytes]]]]:
-    """Every piece of every table of publication p, with its blocks."""
+    """By table name: every piece of each table of publication p, with its blocks."""
     found: dict[str, list[tuple[Piece, list[bytes]]]] = {}
     with exported_snapshot(database.conninfo) as snapshot:
         with snapshot.reading() as conn:
@@ -80,7 +80,7 @@ def test_empty_tables_and_tables_without_columns_are_copied(database: Database) 
 
 @pytest.mark.since(15, "row filters and column lists")
 def test_only_published_rows_and_columns_are_copied(database: Database) -> None:
-    """Column lists, row filters, generated columns, children of an inheritance parent."""
+    """Covers column lists, row filters, generated columns, and child tables with table inheritance."""
     with database.connect() as conn:
         conn.execute(
             "CREATE TABLE cut (id int PRIMARY KEY, secret text, shown text); INSERT INTO cut VALUES (1, 's', 'x');"

@@ -1,4 +1,4 @@
-"""The options that are requested from the plugin on each version of the server."""
+"""The options that are requested from pgoutput on each version of the server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_two_phase_is_refused_where_the_server_lacks_it() -> None:
         PluginOptions.of(14, two_phase=True)
 
 
-def test_messages_are_not_requested_unless_asked_for() -> None:
+def test_messages_are_not_requested_by_default() -> None:
     options = PluginOptions.of(18, streaming=True, messages=False)
     assert "messages" not in options.given(["p"])
     assert "messages" not in options.whole.given(["p"])
@@ -52,5 +52,5 @@ def test_the_server_leaves_out_origins_where_it_can(version: int, by_server: boo
     options = PluginOptions.of(version, origins=Origins.NONE)
     assert (options.given(["p"]).get("origin") == "none") == by_server
     assert options.filters_origins is not by_server
-    # The SQL functions read the same transactions from a backlog.
+    # The SQL functions, which read a backlog, get the same filter.
     assert options.whole == options

@@ -8,17 +8,19 @@ from tests.fix_postgres import Database
 
 
 def test_a_record_ends_before_the_header_of_the_next_page(database: Database) -> None:
-    """At the ends of pages and files, the insert position is after a page header. A flush position never is."""
+    """After a record that fills a page or file, the insert position is after the next page's header. A flush position
+    is never after a page header."""
     with database.connect() as conn:
 
         def at(query: str) -> Lsn:
             return Lsn.parse(str(conn.execute(query.encode()).fetchall()[0][0]))
 
-        # Each try takes some milliseconds. A concurrent autovacuum writes for longer than fifty tries.
+        # Many tries of some milliseconds each, because a concurrent autovacuum may write for longer than fifty tries.
         for _ in range(3000):
             before = at(RECORD_END)
             bare = at("SELECT pg_logical_emit_message(false, '', '')") - before
-            # This record fills the page to its end, if no other session writes and the end is not too near.
+            # This record fills the page to its end, if no other session writes and the rest of the page is large
+            # enough.
             room = (-(before + bare)) % 8192 - bare
             if room < 0:
                 continue

@@ -1,4 +1,5 @@
-"""The published tables can be read while other sessions hold them locked, and they equal the server's view."""
+"""The query of the published tables does not wait for locks on the tables, and its result equals
+pg_publication_tables."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def view_rows(conn: psycopg.Connection, name: str) -> list[tuple[object, ...]]:
     query = (
         "SELECT (quote_ident(t.schemaname) || '.' || quote_ident(t.tablename))::regclass::oid, t.pubname::text, "
         "p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, "
-        # PostgreSQL 15 lists a generated column that the stream lacks.
+        # PostgreSQL 15 lists a generated column that is not in the stream.
         + ("array_remove(t.attnames::text[], %s), NULL" if lists else "NULLIF(%s, 'g')::text[], NULL")
         + " FROM pg_publication_tables t JOIN pg_publication p USING (pubname) WHERE pubname = %s ORDER BY 1"
     )
@@ -84,7 +85,8 @@ def test_published_tables_read_without_locks_equal_the_view(database: Database, 
 
 
 def test_an_open_truncate_blocks_no_catalog_read(database: Database, names: list[str]) -> None:
-    """A run's start, its watch of the catalog and the receiver's lookup of a relation wait for no lock on a table."""
+    """The start of a sync, the catalog watch, and the receiver's lookup of a relation do not wait for locks on
+    tables."""
     who = Identity("1", database.name, "s")
     chosen = ["chosen", "leaves"]
     with database.connect() as conn, database.connect() as other:
@@ -100,7 +102,7 @@ def test_an_open_truncate_blocks_no_catalog_read(database: Database, names: list
 
 @pytest.mark.since(16, "a view that opens the tables")
 def test_a_table_dropped_during_the_read_causes_no_error(database: Database, names: list[str]) -> None:
-    """PostgreSQL's own view fails in this case: could not open relation with OID."""
+    """PostgreSQL's pg_publication_tables fails in this case: could not open relation with OID."""
     with database.connect() as conn, database.connect() as other, ThreadPoolExecutor() as threads:
         other.execute("BEGIN; DROP TABLE gone")
         reading = threads.submit(read_published, conn, ["chosen"])
@@ -112,7 +114,9 @@ def test_a_table_dropped_during_the_read_causes_no_error(database: Database, nam
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_locked_table_with_a_row_filter_is_named(database: Database, names: list[str]) -> None:
+def test_the_error_for_a_locked_table_with_an_unknown_row_filter_names_the_table(
+    database: Database, names: list[str]
+) -> None:
     with database.connect() as conn, database.connect() as other:
         other.execute("BEGIN; TRUNCATE other.u")
         with pytest.raises(CopyBlocked, match=r"other\.u"):
@@ -120,7 +124,7 @@ def test_a_locked_table_with_a_row_filter_is_named(database: Database, names: li
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_lock_on_one_table_hides_no_row_filter_of_another(database: Database, names: list[str]) -> None:
+def test_the_row_filter_of_a_table_is_read_while_another_table_is_locked(database: Database, names: list[str]) -> None:
     with database.connect() as conn, database.connect() as other:
         conn.execute("CREATE PUBLICATION beside FOR TABLE other.u WHERE (id > 5), t")
         other.execute("BEGIN; TRUNCATE t")
@@ -129,9 +133,9 @@ def test_a_lock_on_one_table_hides_no_row_filter_of_another(database: Database, 
 
 @pytest.mark.long
 @pytest.mark.since(15, "row filters")
-def test_a_locked_table_keeps_its_known_row_filter(database: Database, names: list[str]) -> None:
-    """The filter is kept until a catalog row that publishes the table changes. A prepared transaction may lock it for
-    days."""
+def test_the_row_filter_of_a_locked_table_is_taken_from_the_last_catalog(database: Database, names: list[str]) -> None:
+    """The filter from the last catalog is used until a catalog row that publishes the table changes, because a prepared
+    transaction may lock the table for days."""
     who = Identity("1", database.name, "s")
     with database.connect() as conn, database.connect() as other:
         free = read_catalog(conn, who, ["filtered"])

@@ -1,4 +1,5 @@
-"""Frames are read from a socket, split in any way and mixed with other messages."""
+"""Reads frames from a socket, on which the bytes arrive in pieces of any size and the frames are mixed with other
+messages."""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def test_an_invalid_message_is_refused(pair: tuple[socket.socket, SocketReader])
 
 
 def test_nothing_is_lost_when_the_server_reads_late(pair: tuple[socket.socket, SocketReader]) -> None:
-    """Sending a status never waits for the server, because the server may be waiting for us to read."""
+    """Sending a status update never waits for the server, because the server may be waiting for the receiver to
+    read."""
     server, reader = pair
     status = bytes(34)
     for _ in range(20_000):

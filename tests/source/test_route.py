@@ -1,4 +1,5 @@
-"""A route has everything that a machine without our variables and files needs to connect."""
+"""A route contains everything that an executor needs to connect to the source without the driver's environment
+variables and files."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ SECRET = "it's a secret"
 
 @pytest.fixture(scope="module")
 def walled(tmp_path_factory: pytest.TempPathFactory, pg_version: int) -> Iterator[EmbeddedServer]:
-    """A server that asks the role for its password."""
+    """A server that requires a password."""
     with new_server(tmp_path_factory.mktemp("walled") / "server", pg_version, settings=TEST_SETTINGS) as server:
         with psycopg.connect(server.conninfo_of("postgres"), autocommit=True) as conn:
             conn.execute("CREATE ROLE walled LOGIN PASSWORD 'it''s a secret'")
@@ -43,7 +44,7 @@ def _reaches(route: SourceRoute) -> bool:
         return conn.execute("SELECT current_user::text, current_database()::text").fetchone() == ("walled", "postgres")
 
 
-def test_environment_variables_are_carried(walled: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_route_contains_the_libpq_variables(walled: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("PGHOST", str(walled.socket_folder))
         patch.setenv("PGUSER", "walled")
@@ -54,7 +55,7 @@ def test_environment_variables_are_carried(walled: EmbeddedServer, monkeypatch: 
     assert _reaches(route)
 
 
-def test_a_service_and_a_passfile_are_carried(
+def test_a_route_contains_the_contents_of_service_and_password_files(
     walled: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services, passwords = tmp_path / "services", tmp_path / "passwords"
@@ -71,19 +72,21 @@ def test_a_service_and_a_passfile_are_carried(
     assert not {"service", "passfile"} & conninfo_to_dict(route.conninfo).keys()
 
 
-def test_of_several_servers_the_one_with_the_snapshot_is_carried(database: Database) -> None:
+def test_of_several_servers_a_route_contains_the_server_with_the_snapshot(database: Database) -> None:
     there = str(database.server.socket_folder)
     route = _found(make_conninfo(database.conninfo, host=f"/nowhere,{there}", port="5432,5432"))
     assert conninfo_to_dict(route.conninfo)["host"] == there
 
 
-def test_options_of_the_user_are_carried(database: Database) -> None:
+def test_a_route_contains_the_options_of_the_user(database: Database) -> None:
     given = make_conninfo(database.conninfo, options="-c work_mem=7MB")
     with _found(given).here() as conninfo, connect(conninfo) as conn:
         assert conn.execute("SHOW work_mem").fetchone() == ("7MB",)
 
 
-def test_tls_files_are_carried_and_deleted_after_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_route_contains_tls_files_which_are_deleted_after_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".postgresql").mkdir()
     (tmp_path / ".postgresql" / "root.crt").write_bytes(b"usual root")
     (tmp_path / "mine.key").write_bytes(b"a key")

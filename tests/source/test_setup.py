@@ -1,4 +1,4 @@
-"""Setup and teardown: what they create, what they never do to the source, what they report."""
+"""Setup and teardown: what they create and report, and that they make no write on the source fail."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def test_setup_makes_no_write_on_the_source_fail(
         conn.execute(sql.SQL("INSERT INTO {} VALUES (1, 1)" if table == "r" else "INSERT INTO {} VALUES (1)").format(
             sql.Identifier(table)))  # fmt: skip
     setup(settings, database.conninfo)
-    # Created after setup: a partition without identity under a root that is followed leaf by leaf, and a table.
+    # Created after setup: a partition without replica identity, whose root's partitions are published one by one, and a
+    # table.
     conn.execute("CREATE TABLE rb2 PARTITION OF rb FOR VALUES IN (2); INSERT INTO rb VALUES (2)")
     conn.execute("CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2); INSERT INTO r VALUES (2, 2)")
     for table in (*WRITABLE, "rb2", "r2"):
@@ -136,8 +137,8 @@ def test_setup_makes_no_write_on_the_source_fail(
 def test_a_key_replaced_as_setup_advises_makes_no_write_fail(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
-    """The key is replaced in one transaction, or with REPLICA IDENTITY FULL during the change. Without either
-    PostgreSQL refuses writes, as this test shows."""
+    """Setup advises to replace a key in one transaction, or to set REPLICA IDENTITY FULL during the change. The test
+    also shows that PostgreSQL refuses writes without either."""
     conn.execute("CREATE TABLE t (id int PRIMARY KEY, k int NOT NULL); INSERT INTO t VALUES (1, 1)")
     setup(settings, database.conninfo)
     conn.execute("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (k)")
@@ -149,10 +150,11 @@ def test_a_key_replaced_as_setup_advises_makes_no_write_fail(
         conn.execute("UPDATE t SET id = 4")
 
 
-def test_setup_waits_for_one_table_with_no_other_table_locked(
+def test_setup_locks_no_other_table_while_it_waits_for_one_table(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
-    """A session that alters another table during the wait gets its lock at once. Tables without locks are published."""
+    """During the wait, a session that alters a different table gets its lock at once. Setup publishes the tables that
+    are not locked."""
     conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); "
                  "CREATE TABLE c (id int PRIMARY KEY)")  # fmt: skip
     with database.connect() as owner:
@@ -267,7 +269,8 @@ def test_each_missing_right_is_reported(conn: psycopg.Connection, settings: Sett
 
 
 def test_rights_that_a_copy_lacks_are_reported_in_one_sentence(conn: psycopg.Connection, database: Database) -> None:
-    """Advice follows the statements after a semicolon, so the statements end without a semicolon."""
+    """The statements in the message end without a semicolon, because a semicolon separates the problem from the
+    advice."""
     role = f"plain_{secrets.token_hex(4)}"
     conn.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA closed; CREATE TABLE closed.a (id int)".encode())
     try:
@@ -309,7 +312,7 @@ def test_synchronous_standby_names_that_match_us_are_recognised(setting: str, ma
     assert matches_standby_names(setting, "pgcdc_assets") is matches
 
 
-def test_a_source_that_would_wait_for_us_is_refused(
+def test_a_source_whose_commits_would_wait_for_our_slot_is_refused(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")

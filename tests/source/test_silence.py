@@ -1,4 +1,4 @@
-"""A server sends nothing more while the connection stays open. Each kind of wait reports this within the limit."""
+"""A server sends nothing more, but the connection stays open. Every kind of wait fails within its time limit."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def test_a_silent_server_ends_a_piece_of_a_copy(path: DeadPath, database: Databa
             blocks = copy_blocks(path.conninfo, snapshot.name, piece, 1 << 16)
             next(blocks)
             path.die(new=new)
-            # The piece is read again: the connection for that shows whether the source is there.
+            # Interrupted means that the piece is to be read again. The next connection then shows whether the source is
+            # reachable.
             with within(30), pytest.raises(Interrupted, match="has said nothing"):
                 list(blocks)
 
@@ -111,8 +112,8 @@ def test_a_silent_server_ends_a_connection_attempt(path: DeadPath, kind: Callabl
 
 
 @pytest.mark.long
-def test_a_session_that_is_at_work_is_waited_for(database: Database) -> None:
-    """A lock may be held for long. The wait reports its holder."""
+def test_a_query_that_waits_for_a_lock_is_not_ended(database: Database) -> None:
+    """A query that waits for a lock is not ended. The wait reports the session that holds the lock."""
     told: list[str] = []
     with database.connect() as holder, connect(database.conninfo) as conn:
         holder.execute("CREATE TABLE t ()")
@@ -126,7 +127,7 @@ def test_a_session_that_is_at_work_is_waited_for(database: Database) -> None:
         assert "at work (Timeout)" in told[-1]
 
 
-def test_a_wait_is_logged_where_no_callback_reports_it(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_without_a_callback_is_logged(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     with ReplicationConnection.open(database.conninfo) as walsender, caplog.at_level(logging.WARNING):
         walsender.execute("SELECT pg_sleep(2)")
     assert "at work" in caplog.text
@@ -134,7 +135,7 @@ def test_a_wait_is_logged_where_no_callback_reports_it(database: Database, caplo
 
 @pytest.mark.long
 def test_a_wait_can_be_interrupted(path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal's exception ends the wait at once, without an answer. The session cannot be used afterwards."""
+    """An exception raised by a signal handler ends the wait at once. The session cannot be used afterwards."""
     monkeypatch.setattr(SourceConnection, "patience", Patience(60, 60))
     for query in (connect(path.conninfo).execute, ReplicationConnection.open(path.conninfo).execute):
         path.die()
@@ -153,7 +154,8 @@ def test_an_interrupted_query_is_ended_on_the_server(database: Database) -> None
 
 
 def test_only_time_spent_listening_counts_as_silence() -> None:
-    """A process that was stopped, or slowed down by its disk, did not listen. This time does not count as silence."""
+    """While a process is stopped, or is slowed down by its disk, it does not listen to the server. This time does not
+    count as silence of the server."""
     quiet = Silence(Patience(0.2, 0.4), "source", lambda: False)
     quiet._LONGEST = 0.01
     for _ in range(5):

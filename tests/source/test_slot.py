@@ -1,4 +1,4 @@
-"""The slot as SQL shows it. Cases in which the log may continue from the slot."""
+"""Reads the replication slot with SQL, and tests in which states of the slot the change log may continue from it."""
 
 from __future__ import annotations
 

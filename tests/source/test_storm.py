@@ -1,4 +1,4 @@
-"""Continuous DDL on all tables during copies, verifies and setups: the application hardly waits for us."""
+"""Continuous DDL on all tables during copies, verify and setup: pgcdc hardly delays the application."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ NAMES = [TableName("public", table) for table in TABLES]
 
 
 class Ours:
-    """Repeats all that we do on a source. ``done``: how often each action completed, tables one by one."""
+    """Repeats everything that pgcdc does on a source. ``done``: how often each action completed. Actions on tables are
+    counted once per table."""
 
     def __init__(self, database: Database, root: Path) -> None:
         self._lake = Lake(database.conninfo, root)
@@ -77,7 +78,7 @@ class Ours:
 
 @contextmanager
 def stormy(database: Database, root: Path) -> Iterator[None]:
-    """Tables, a publication of them, and mirrors without rows for verify to compare."""
+    """Makes tables, publishes them, and makes mirrors without rows, which verify compares."""
     lake = Lake(database.conninfo, root)
     with database.connect() as conn:
         make_tables(conn)

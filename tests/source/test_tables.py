@@ -1,4 +1,4 @@
-"""Tables, columns, keys, leaves and types as the catalog reader returns them."""
+"""Tables, columns, keys, partitions and types as the catalog reader returns them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_attnums_skip_dropped_columns_and_missing_values_are_returned(database: 
 
 @pytest.mark.since(15, "column lists")
 def test_comments_of_tables_and_columns_are_returned(database: Database) -> None:
-    """A partitioned table has its own comment. Comments of published columns are returned under names of any kind."""
+    """A partitioned table has its own comment, not those of its partitions. Comments of published columns are returned
+    for names of any kind."""
     long = "x" * 100_000
     found = tables_of(
         database,
@@ -275,7 +276,8 @@ def test_a_wrong_pattern_names_the_setting(pattern: str) -> None:
 
 
 def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -> None:
-    """Partitions created as such have the root's attnums until the root loses a column. Attached leaves keep theirs."""
+    """A partition that was created as a partition has the root's attnums, unless the root had dropped a column before.
+    An attached table keeps its own attnums."""
     ddl = """
       CREATE TABLE r (id int, a int, b int, PRIMARY KEY (id)) PARTITION BY LIST (id);
       CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); CREATE TABLE r2 (a int, id int PRIMARY KEY, b int);
@@ -303,7 +305,8 @@ def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -
 
 
 def test_columns_are_read_from_one_snapshot(database: Database) -> None:
-    """If the transaction's snapshot is older, the server's own view would still show the current columns."""
+    """In a transaction with an older snapshot, pg_publication_tables would show the current columns. The columns must
+    be read from the snapshot."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION p FOR TABLE t")
         (before,) = read_tables(conn, ["p"])

@@ -1,5 +1,5 @@
-"""No default of server, database, role or client environment changes the text of a value. The test finds the settings
-that change a text by trying every value of every setting that a session may change."""
+"""No default setting of server, database, role or client environment changes the text form of a value. The test finds
+the settings that could change a text: it tries values of every setting that a session may change."""
 
 from __future__ import annotations
 
@@ -71,19 +71,20 @@ WORDS: Final[Mapping[str, list[str]]] = {
     "timezone_abbreviations": ["Australia", "India"],
     "default_text_search_config": ["pg_catalog.german"],
 }
-"""Values to try for settings whose values are words."""
+"""Values to try for settings of type string."""
 ELSEWHERE: Final = {"client_encoding", "role", "session_authorization"}
-"""The first setting is part of each of our connection strings. The other settings are no formats."""
+"""Settings that are not tried. ``client_encoding`` is set in each connection string. The other settings do not affect
+text forms."""
 KNOWN: Final = {
     "DateStyle", "IntervalStyle", "TimeZone", "bytea_output", "extra_float_digits", "lc_monetary", "search_path",
     "quote_all_identifiers", "standard_conforming_strings",
 }  # fmt: skip
-"""Settings that the test must find. They prove that the test can find such a setting."""
+"""Settings that are known to change a text. The test must find exactly these settings."""
 
 
 @pytest.fixture(scope="module")
 def hostile(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server with a locale that writes amounts differently, and with that locale as its default."""
+    """A server with the German locale, which formats amounts differently, as its default."""
     if shutil.which("localedef") is None:
         pytest.skip("there is no localedef to make a locale with")
     locales = tmp_path_factory.mktemp("locales")
@@ -99,7 +100,7 @@ def hostile(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def made(hostile: EmbeddedServer) -> Iterator[Database]:
-    """Its table ``sample`` has one row, with a column for each value that the server can read."""
+    """A database with a table ``sample`` of one row, with a column for each value that the server supports."""
     with fresh_database(hostile) as database:
         with connect(database.conninfo) as conn:
             conn.execute(MAKE)
@@ -112,14 +113,14 @@ def made(hostile: EmbeddedServer) -> Iterator[Database]:
                         conn.execute(f'ALTER TABLE public.sample ADD "{name}" {kind}'.encode())
                         conn.execute(f'UPDATE public.sample SET "{name}" = %s::{kind}'.encode(), [text])
                 except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedObject):
-                    continue  # Built without libxml; a type of newer versions.
+                    continue  # The server was built without libxml, or is too old for the type.
             if hostile.version >= LISTS_SINCE:
                 conn.execute(FILTER)
         yield database
 
 
 def _query(database: Database) -> str:
-    """The texts of all values, and of a row filter."""
+    """A query that returns the texts of all values, and of a row filter."""
     with database.connect() as conn:
         columns = conn.execute(
             "SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = 'public.sample'::regclass AND attnum > 0"
@@ -152,7 +153,7 @@ def _candidates(conn: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def changing(made: Database) -> list[tuple[str, str]]:
-    """The settings, with values, under which a text differs."""
+    """Names and values of the settings with which the text of a value differs."""
     found, query = [], _query(made)
     with connect(made.conninfo) as conn:
         usual = _texts(conn, query)
@@ -176,7 +177,9 @@ def test_each_type_has_a_sample_value(made: Database) -> None:
     assert {name for (name,) in types} - VALUES.keys() - WITHOUT_INPUT == set()
 
 
-def test_each_setting_that_changes_a_text_is_pinned(made: Database, changing: list[tuple[str, str]]) -> None:
+def test_each_setting_that_changes_a_text_is_set_in_our_sessions(
+    made: Database, changing: list[tuple[str, str]]
+) -> None:
     found = {name for name, _ in changing}
     assert found == KNOWN - (set() if made.server.version >= LISTS_SINCE else {"standard_conforming_strings"})
     with connect(made.conninfo) as conn:
@@ -187,7 +190,8 @@ def test_each_setting_that_changes_a_text_is_pinned(made: Database, changing: li
 def test_no_default_changes_a_text(
     made: Database, changing: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Defaults of the database, the role, the role in the database, and the environment, which libpq reads."""
+    """Sets defaults of the database, of the role, of the role in the database, and in the environment variables of
+    libpq."""
     query, last = _query(made), dict(changing)
     with connect(made.conninfo) as conn:
         usual = _texts(conn, query)
@@ -213,7 +217,7 @@ def test_no_default_changes_a_text(
             admin.execute("ALTER ROLE postgres RESET ALL")
 
 
-def test_a_role_with_read_only_transactions_by_default_may_set_up(made: Database) -> None:
+def test_a_role_whose_transactions_are_read_only_by_default_can_run_setup(made: Database) -> None:
     with made.connect() as admin:
         admin.execute(f"ALTER ROLE postgres IN DATABASE {made.name} SET default_transaction_read_only = on".encode())
     try:

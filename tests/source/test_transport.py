@@ -1,4 +1,5 @@
-"""The connection to the source: setup warns if others on the network can read the rows or impersonate the source."""
+"""The connection to the source: setup warns if a third party on the network could read the rows or impersonate the
+source."""
 
 from __future__ import annotations
 

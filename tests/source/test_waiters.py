@@ -1,4 +1,5 @@
-"""A session that waits for a table that we read gets it. No lock of ours blocks another session or ourselves."""
+"""A session that waits for a lock on a table during a copy gets the lock soon. A lock of pgcdc blocks neither other
+sessions nor pgcdc."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def snapshot_of_many_rows(database: Database) -> Iterator[tuple[psycopg.Connecti
 
 
 def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database) -> None:
-    """The ALTER would wait for our lock, the COPY for the ALTER, and all other sessions for both: for ever."""
+    """If pgcdc kept a lock, the ALTER would wait for it, the COPY for the ALTER, and all other sessions for both,
+    without end."""
     with database.connect() as conn, database.connect() as migrating, database.connect() as application:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
@@ -64,8 +66,11 @@ def test_a_copy_waits_for_a_locked_table_without_locks_and_blocks_nobody(databas
 
 
 @pytest.mark.parametrize("reader_rests", [False, True], ids=["cancelled", "terminated"])
-def test_a_session_that_wants_a_table_gets_it_while_a_copy_reads_it(database: Database, reader_rests: bool) -> None:
-    """A server that waits for us to receive rows ignores cancel requests."""
+def test_a_session_that_requests_a_lock_gets_it_while_a_copy_reads_the_table(
+    database: Database, reader_rests: bool
+) -> None:
+    """A server that waits until its client has received rows ignores cancel requests. The copy's session is then
+    terminated."""
     waits: list[float] = []
     going_on = threading.Event()
 
@@ -100,7 +105,8 @@ def test_a_session_that_wants_a_table_gets_it_while_a_copy_reads_it(database: Da
 
 
 def test_a_copy_that_ignores_cancel_requests_is_terminated(database: Database) -> None:
-    """In the middle of a row the server waits for its client to receive the rest, and reacts to nothing else."""
+    """In the middle of a large row, the server waits until its client has received the rest, and ignores cancel
+    requests."""
     with (
         database.connect() as user,
         closing(psycopg.connect(database.conninfo, application_name=reading.READING, autocommit=True)) as resting,
@@ -112,13 +118,13 @@ def test_a_copy_that_ignores_cancel_requests_is_terminated(database: Database) -
         held = f"SELECT wait_event FROM pg_stat_activity WHERE pid = {resting.info.backend_pid}"
         wait_for(lambda: scalar(user, held) == "ClientWrite")
         user.execute("SET lock_timeout = '10s'; ALTER TABLE t ADD COLUMN n int")
-        # The session releases the table before it ends.
+        # The session has released its lock, but may need a moment to end.
         wait_for(lambda: scalar(user, held.replace("wait_event", "count(*)")) == 0)
 
 
 @pytest.mark.long
 def test_a_copy_that_is_interrupted_each_time_gives_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another session wants the table each time that the copy reads it."""
+    """Each time that the copy reads the table, another session requests a lock on the table."""
     monkeypatch.setattr(reading, "READINGS", 3)
     begun = threading.Semaphore(0)
 
@@ -146,7 +152,8 @@ def test_a_copy_that_is_interrupted_each_time_gives_up(database: Database, monke
 def test_reads_that_are_terminated_each_time_are_reported_as_blocked(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tool of the operator may terminate sessions that block others. The source is still there."""
+    """A tool of the operator may terminate sessions that block other sessions. This must not be reported as an
+    unreachable source."""
     monkeypatch.setattr(reading, "READINGS", 2)
 
     def terminated() -> None:
@@ -172,7 +179,7 @@ def test_a_copy_releases_the_table_while_an_index_is_rebuilt(database: Database)
 
 @pytest.mark.long
 def test_a_locked_table_is_divided_by_its_estimated_size(database: Database) -> None:
-    """While the table is locked, its size is the planner's estimate."""
+    """The size of a locked table cannot be read, so the planner's estimate is used."""
     with snapshot_of_many_rows(database) as (conn, snapshot, _), database.connect() as locker:
         conn.execute("ANALYZE t")
         locker.execute("BEGIN; LOCK TABLE t")

@@ -1,4 +1,4 @@
-"""The replication connection against a real walsender."""
+"""The replication connection with a real walsender."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def slot() -> str:
 def walsender(
     database: Database, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ReplicationConnection]:
-    """A plain connection, and a connection that only libpq can read."""
+    """A replication connection. Each test runs twice: frames are read from the socket, or through libpq."""
     if request.param == "libpq":
         monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
     with ReplicationConnection.open(database.conninfo) as connection:
@@ -35,7 +35,7 @@ def walsender(
 
 
 def frames(walsender: ReplicationConnection, until: Callable[[bytes], bool], seconds: float = 20) -> list[bytes]:
-    """Returns the frames up to the awaited frame. Frames after it are dropped."""
+    """Returns the frames up to and including the first frame for which ``until`` is true. Later frames are dropped."""
     taken: list[bytes] = []
     deadline = time.monotonic() + seconds
     while not any(map(until, taken)):
@@ -78,7 +78,7 @@ def test_frames_are_received_and_confirmations_are_sent(
         walsender.send_status(end_lsn, end_lsn, end_lsn, reply=True)
         keepalive = frames(walsender, lambda frame: frame[:1] == b"k")[-1]
         assert struct.unpack_from(">Q", keepalive, 1)[0] >= end_lsn
-        # The reply is sent before the slot is changed, so the test waits for it.
+        # The server replies before it changes the slot, so the test waits until the slot is changed.
         query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
         wait_for(lambda: conn.execute(query, [slot]).fetchone() == (str(end_lsn),), what="the confirmation")
         sent = conn.execute(
@@ -93,7 +93,7 @@ def _pid(walsender: ReplicationConnection) -> int:
     return walsender.pgconn.backend_pid
 
 
-def test_leaving_the_stream_frees_the_slot_at_once(
+def test_closing_the_stream_releases_the_slot_at_once(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:
     with database.connect() as conn:
@@ -151,17 +151,17 @@ def test_names_are_quoted_for_the_replication_grammar() -> None:
     assert literal("a'b\\c") == "'a''b\\c'"
 
 
-def test_the_servers_own_error_is_reported_by_read_and_by_write(
+def test_read_and_write_raise_the_error_that_the_server_sent(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:
-    """The server's error is reported even if a status can no longer be sent."""
+    """The server's error is reported even if a status update can no longer be sent."""
     created = walsender.create_slot(slot)
     walsender.start(slot, created.consistent_point, ["p"])
     with database.connect() as conn:
         conn.execute("SELECT pg_terminate_backend(%s, 5000)", [_pid(walsender)])
     assert walsender.wait(5)
     if isinstance(walsender.frames, LibpqReader):
-        # Libpq has received the end of the stream and is no longer in COPY mode.
+        # libpq has received the end of the stream, and the connection is no longer in COPY mode.
         walsender.frames._read()
     with pytest.raises(SourceUnavailable, match="terminating connection"):
         _converse(walsender)

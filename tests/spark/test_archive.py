@@ -1,4 +1,5 @@
-"""``pgcdc pack``: the archive has everything that tasks import, and tasks import nothing of ours from elsewhere."""
+"""``pgcdc pack``: the archive contains everything that Spark tasks import, and tasks import pgcdc only from the
+archive."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def test_tasks_import_only_from_the_archive(unpacked: Path) -> None:
     assert done.returncode == 0, done.stderr
     found, files = json.loads(done.stdout)
     assert found == versions(), "an executor would be refused"
-    # The node's own packages may be imported as well, but our packages come from the archive.
+    # The node's own packages may be imported, too, but these packages must come from the archive.
     needed = [
         file for file in files if any(f"/{one.replace('-', '_')}/" in file for one in ("pgcdc_assets", *OF_TASKS))
     ]
@@ -77,12 +78,12 @@ def test_missing_python_on_a_node_is_reported(unpacked: Path) -> None:
     assert done.stderr.startswith(f"pgcdc: no python{versions()['Python']} on the PATH of ")
 
 
-def test_an_archive_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_the_error_names_an_archive_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"env\.tar\.gz: cannot be written: No such file or directory"):
         pack(tmp_path / "missing" / "env.tar.gz")
 
 
-def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "OF_TASKS", ("no-such-package",))
     with pytest.raises(MachineError, match="package no-such-package: is not installed here"):
         pack(tmp_path / "env.tar.gz")

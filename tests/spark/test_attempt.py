@@ -1,4 +1,5 @@
-"""A worker whose package, Python or pyarrow differs from the driver's reports this, and starts no work."""
+"""A Spark worker whose version of pgcdc, Python or pyarrow differs from the driver's reports this and starts no
+work."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def test_part_that_an_older_worker_does_not_report_is_missing() -> None:
 
 
 def test_worker_without_the_package_reports_it(tmp_path: Path) -> None:
-    """The function that a worker calls is sent by value, and runs where only Python is installed."""
+    """The function that a worker calls is sent by value, so it works even if only Python is installed."""
     (tmp_path / "call").write_bytes(cloudpickle.dumps(tasks._attempt()))
     code = (
         f"import sys; sys.path.append({str(Path(cloudpickle.__file__).parent.parent.parent)!r})\n"

@@ -1,4 +1,4 @@
-"""Delta's jars: missing requirements are reported, and two concurrent processes fetch the jars once."""
+"""Delta's jars: missing requirements are reported, and two concurrent processes download the jars only once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_missing_java_under_java_home_is_reported(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("version", "named"), [("1.8.0_392", "Java 8"), ("11.0.21", "Java 11")])
-def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, named: str) -> None:
+def test_the_error_names_a_java_that_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, named: str
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", version)))
     with pytest.raises(MachineError, match=named) as caught:
         java_command()
@@ -51,13 +53,13 @@ def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, v
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.1"])
-def test_a_new_java_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
+def test_a_new_java_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
     home = _fake_java(tmp_path / "jdk", version)
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert java_command() == f"{home}/bin/java"
 
 
-def test_jars_that_cannot_be_fetched_are_named(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_jars_that_cannot_be_downloaded(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REPOSITORY_VARIABLE, "http://127.0.0.1:9/maven2/")
     with pytest.raises(MachineError) as caught:
         delta_jars()
@@ -65,11 +67,11 @@ def test_jars_that_cannot_be_fetched_are_named(empty_cache: Path, monkeypatch: p
     assert told.startswith("Delta Lake ")
     assert "could not be fetched" in told
     assert "\n" not in told
-    # No file is left that the next call would take for a result.
+    # No file is left that the next call would use as the result.
     assert [path.suffix for path in (empty_cache / "pgcdc_assets" / "jars").iterdir()] == [".lock"]
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(MachineError, match="XDG_CACHE_HOME"):

@@ -43,7 +43,7 @@ def test_session_keeps_our_signal_handlers(spark: SparkSession) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "as tests/conftest.py set it"
 
 
-def test_results_come_in_the_order_of_the_specs(spark: SparkSession) -> None:
+def test_results_are_in_the_order_of_the_specs(spark: SparkSession) -> None:
     results = run_tasks(spark, doubled, [5, 3, 9, 1, 7])
     assert [number for number, _ in results] == [10, 6, 18, 2, 14]
     assert os.getpid() not in {pid for _, pid in results}

@@ -8,4 +8,4 @@ WORKERS = {
 }  # fmt: skip
 """Modules that Spark's Python workers import for each job. They import neither Spark nor psycopg, even indirectly."""
 READ_THE_SOURCE = {"mirror.delta.copytask"}
-"""Workers that connect to the source with psycopg."""
+"""Modules of workers that connect to the source with psycopg."""

@@ -14,7 +14,7 @@ from tests.store.faultproxy import Faults, spoiling
 
 @pytest.fixture
 def faults(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    """Controls what happens to the next requests of this process."""
+    """Sends the requests of this process through the proxy. The result controls the faults of the next requests."""
     port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     assert port is not None
     faults = Faults(int(SEED))

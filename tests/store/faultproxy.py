@@ -1,5 +1,5 @@
-"""A proxy in front of an object store that disturbs requests: the answer is lost after the store has acted, part of the
-request never arrives, or the store is busy, reports an error or answers slowly."""
+"""A proxy in front of an object store that injects faults: the response is lost after the store has executed the
+request, the request does not reach the store, or the store is busy, returns an error or responds slowly."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import ClassVar
 
 class Fault(StrEnum):
     LOST = "answer lost"
-    """The store has acted."""
+    """The store has executed the request."""
     CUT = "request cut"
-    """The store has not seen it."""
+    """The store has not received the request."""
     BUSY = "503"
     BROKEN = "500 after the store has acted"
     CONFLICT = "409"
@@ -27,15 +27,14 @@ class Fault(StrEnum):
 
 
 class Faults:
-    """What happens to the next requests. ``seen`` counts the faults, and the requests by method, with listings counted
-    separately."""
+    """Which faults the next requests get. ``seen`` counts the faults, and the requests by method (listings as LIST)."""
 
     def __init__(self, seed: int = 0) -> None:
         self.chance = random.Random(seed)
         self.share = 0.0
         self.next: list[Fault] = []
         self.served: int | None = None
-        """How many more requests the store answers before it refuses all."""
+        """How many more requests the store executes before it refuses all requests. None: no limit."""
         self.seen: Counter[str] = Counter()
         self.asked: list[str] = []
         """The kind and path of each request."""
@@ -112,12 +111,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:
-        """Logs nothing: a test reports what it saw."""
+        """Logs nothing, because the tests check the requests themselves."""
 
 
 @contextmanager
 def spoiling(behind: int, faults: Faults) -> Iterator[int]:
-    """The port of the proxy in front of the server on port ``behind``."""
+    """Runs the proxy in front of the server on port ``behind``. Yields the proxy's port."""
     handler = type("Handler", (_Handler,), {"faults": faults, "behind": behind})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""The contract of a store, tested on each implementation."""
+"""The contract of a store, tested with each implementation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pgcdc_assets.store import storage
 from tests.memorystore import lake_in_memory
 
 OWN = "PGCDC_TEST_STORE"
-"""A variable with the URL of a folder of your own, for example in a cloud. The contract is tested there too.
-Credentials are read from the environment."""
+"""An environment variable with the URL of an additional folder, for example in a cloud, with which the contract is
+tested, too. Credentials are read from the environment."""
 
 
 @pytest.fixture(params=["local", "memory", "s3", *([OWN] if OWN in os.environ else [])])
@@ -96,7 +96,7 @@ def test_a_folder_is_not_a_file(folder: Location) -> None:
 
 def test_a_file_contains_no_files(folder: Location) -> None:
     if folder.scheme == "s3":
-        # S3 allows this. The test server, which stores objects in a file system, reports an internal error.
+        # S3 allows this. The test server reports an internal error instead, because it stores objects in a file system.
         return
     storage.create(folder / "file", b"x")
     inside = folder / "file/within"
@@ -104,7 +104,7 @@ def test_a_file_contains_no_files(folder: Location) -> None:
     assert _names(folder / "file") == []
     assert list(storage.walk(folder / "file")) == []
     for look in (storage.read, storage.open_file):
-        # A file system reports that the file is not a folder.
+        # A file system reports that the parent is not a folder.
         with pytest.raises((FileNotFoundError, NotADirectoryError)):
             look(inside)
 
@@ -132,7 +132,7 @@ def test_a_file_is_replaced_as_a_whole(folder: Location) -> None:
     assert _names(folder) == ["hint"]
 
 
-def test_a_draft_becomes_a_file(folder: Location) -> None:
+def test_a_draft_becomes_a_file_when_it_is_put(folder: Location) -> None:
     rows = pa.table({"a": list(range(1000))})
     made = storage.draft(folder / "t/part.parquet")
     pq.write_table(rows, made.path)
@@ -180,7 +180,7 @@ def test_folders_are_moved_and_deleted_with_their_hidden_files(folder: Location)
 
 
 def test_odd_names_are_kept(folder: Location) -> None:
-    # No name has a backslash, which Azure takes for a slash. In names of tables it is encoded.
+    # No name has a backslash, which Azure treats like a slash. pgcdc encodes a backslash in a table's name.
     names = ['a b/ü "q" %41', "plus+eq=amp&q?hash#", "~|{}[]^`", "*<>:", "'"]
     for name in names:
         storage.create(folder / name, name.encode())
@@ -230,7 +230,8 @@ def test_a_lake_behind_a_link_is_removed_with_the_link(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_has_the_group_of_its_table(tmp_path: Path) -> None:
-    """The folder's group decides who may read. A file made elsewhere and moved there would not have this group."""
+    """The folder's group determines who may read the file. A file that was created in a different folder and then moved
+    would not have this group."""
     table = tmp_path / "t"
     table.mkdir()
     os.chown(table, -1, 12345)

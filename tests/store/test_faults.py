@@ -1,4 +1,4 @@
-"""An object store that is busy, slow and loses answers: nothing is lost, and nothing is done twice."""
+"""An object store that is busy or slow, or loses responses: no write is lost, and no write is made twice."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def test_a_file_is_created_once_even_if_the_answer_is_lost(fault: Fault, faults:
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
-def test_an_unconditional_request_is_repeated(fault: Fault, faults: Faults, bucket: Location) -> None:
-    """A conflict is repeated as well, because another request for the same place caused it."""
+def test_a_failed_unconditional_request_is_repeated(fault: Fault, faults: Faults, bucket: Location) -> None:
+    """A request that fails with a conflict is repeated, too, because a concurrent request for the same object caused
+    the conflict."""
 
     def put() -> None:
         draft = storage.draft(bucket / "put")
@@ -57,7 +58,7 @@ def test_an_unconditional_request_is_repeated(fault: Fault, faults: Faults, buck
         assert faults.next == [] or fault is Fault.SLOW, "it was tried again"
 
 
-def test_a_conflict_that_does_not_end_is_an_error(
+def test_a_conflict_that_is_repeated_too_often_is_an_error(
     faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "_PATIENCE", 0.2)
@@ -69,8 +70,10 @@ def test_a_conflict_that_does_not_end_is_an_error(
     assert storage.head(bucket / "a") is None
 
 
-def test_a_file_of_another_writer_is_not_taken_for_ours_after_a_lost_answer(faults: Faults, bucket: Location) -> None:
-    """Another writer was first, and the refusal of our request was lost."""
+def test_after_a_lost_response_a_file_of_another_writer_is_not_mistaken_for_ours(
+    faults: Faults, bucket: Location
+) -> None:
+    """A different writer was first, and the store's refusal of our request was lost."""
     storage.create(bucket / "a", b"of others")
     faults.next = [Fault.LOST]
     with pytest.raises(FileExistsError):
@@ -79,7 +82,7 @@ def test_a_file_of_another_writer_is_not_taken_for_ours_after_a_lost_answer(faul
 
 
 @pytest.mark.parametrize("commits", [15, pytest.param(300, marks=pytest.mark.long)])
-def test_each_commit_of_a_log_lands_once_despite_faults(commits: int, faults: Faults, bucket: Location) -> None:
+def test_each_commit_of_a_log_is_made_once_despite_faults(commits: int, faults: Faults, bucket: Location) -> None:
     layout = Layout(bucket)
     ChangeLog(layout).create(WHO, Lsn(1), 1)
     faults.share = 0.25
@@ -126,8 +129,8 @@ def test_an_unreachable_store_is_reported(bucket: Location, monkeypatch: pytest.
 def test_a_store_that_refuses_requests_causes_no_damage(
     faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store refuses after any number of requests. If a refusal were taken for a torn file, the file would be put
-    aside although it is promised."""
+    """The store refuses all requests after any number of requests. A refusal must not be mistaken for a damaged file:
+    the file would be moved away, although a point needs it."""
     layout = Layout(bucket)
     log = ChangeLog(layout)
     log.create(WHO, START, 3)
@@ -153,7 +156,8 @@ def test_a_store_that_refuses_requests_causes_no_damage(
 
 
 def _answered(ask: Callable[[], object], faults: Faults, served: int) -> bool:
-    """Whether this number of requests is enough."""
+    """Calls ``ask`` with a store that executes only ``served`` requests. Returns whether this number of requests is
+    enough."""
     faults.served = served
     try:
         ask()

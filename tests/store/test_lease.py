@@ -1,4 +1,5 @@
-"""A lease: one process at a time holds a place. It makes the same promises on a file system and in an object store."""
+"""A lease: only one process at a time holds a location. It has the same guarantees on a file system and in an object
+store."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @contextmanager
 def holder(place: Location) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the place."""
+    """A separate process that holds the lease."""
     command = [sys.executable, "-c", HOLDER, place.text, str(TTL), str(RENEWED)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -62,7 +63,7 @@ def taken(place: Location) -> bool:
         return held is not None
 
 
-def test_one_process_holds_the_lease_and_is_named(place: Location) -> None:
+def test_one_process_holds_the_lease_and_its_text_can_be_read(place: Location) -> None:
     assert lease.text_of_holder(place) is None
     with holder(place) as other:
         assert lease.text_of_holder(place) == "the holder"
@@ -95,9 +96,7 @@ def test_a_lease_is_renewed_beyond_its_time(place: Location) -> None:
         assert len(seen) <= 12, "old numbers go"
 
 
-def test_nothing_guarded_is_written_while_the_lease_is_not_sure(
-    bucket: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_guarded_is_written_without_a_renewed_lease(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chainlease, "TTL", 2.0)
     monkeypatch.setattr(chainlease, "RENEWED", 60.0)
     monkeypatch.setattr(chainlease, "_MARGIN", 0.0)
@@ -116,13 +115,13 @@ def test_nothing_guarded_is_written_while_the_lease_is_not_sure(
         for write in writes:
             with pytest.raises(LeaseLost, match="was not renewed in time"):
                 write()
-        # No other process has taken the lease, so the holder may continue.
+        # No other process has acquired the lease, so the holder may continue.
         held.write("again")
         storage.create(bucket / "again", b"x")
     assert [entry.name for entry in storage.list_after(bucket)] == ["again", "while it is sure"]
 
 
-def test_a_writer_whose_clock_stopped_loses_the_lease_by_its_number(bucket: Location) -> None:
+def test_a_writer_that_another_process_has_overtaken_loses_the_lease(bucket: Location) -> None:
     with lease.held(bucket / "lock", guarding=bucket) as held:
         assert held is not None
         chain = chainlease.Chain(bucket / "lock")
@@ -149,7 +148,7 @@ def test_a_process_that_does_not_wait_learns_at_once_that_the_lease_is_held(buck
 
 
 def test_a_holder_that_slept_through_deleted_numbers_loses_the_lease(bucket: Location) -> None:
-    """Other holders led for so long that their first numbers are already deleted."""
+    """While the holder slept, other holders appended so many numbers that their first numbers are already deleted."""
     with lease.held(bucket / "lock", guarding=bucket) as held:
         assert held is not None
         chain = chainlease.Chain(bucket / "lock")
@@ -164,7 +163,7 @@ def test_a_holder_that_slept_through_deleted_numbers_loses_the_lease(bucket: Loc
             storage.create(bucket / "late", b"x")
 
 
-def test_the_first_number_is_taken_once(bucket: Location) -> None:
+def test_the_first_number_of_a_lease_cannot_be_used_twice(bucket: Location) -> None:
     late, chain = chainlease.Chain(bucket / "lock"), chainlease.Chain(bucket / "lock")
     assert late.look()[0] is None
     for number in range(1, 2 * chainlease._KEPT):
@@ -174,7 +173,9 @@ def test_the_first_number_is_taken_once(bucket: Location) -> None:
 
 
 @pytest.mark.long
-def test_a_process_that_takes_over_an_expired_lease_knows_it(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_takes_over_an_expired_lease_gets_the_number_of_its_predecessor(
+    bucket: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chainlease, "TTL", TTL)
     monkeypatch.setattr(chainlease, "RENEWED", RENEWED)
     place = bucket / "lock"

@@ -1,4 +1,4 @@
-"""A process has a unique name. Only processes of this machine can be checked for being alive."""
+"""A process has a unique name. Whether it is alive can be checked only on its own machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_another_process_is_alive_until_it_is_killed() -> None:
 
 
 def test_a_process_in_a_container_cannot_be_looked_up_here() -> None:
-    """The container's process has a pid that is also used here, and our host name."""
+    """The process in the container has our host name and a pid that is also used on this host."""
     unshare = shutil.which("unshare")
     command = [unshare or "", "--pid", "--fork", "--mount-proc", sys.executable, "-c", NAME_AND_WAIT]
     if unshare is None or subprocess.run([*command[:4], "true"], capture_output=True, check=False).returncode != 0:

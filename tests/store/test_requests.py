@@ -1,4 +1,4 @@
-"""Requests of a lake in an object store. A PUT or a listing costs twelve times as much as a GET."""
+"""Number of requests for a lake in an object store. A PUT or a listing costs twelve times as much as a GET."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.store.faultproxy import Faults
 
 
 def test_a_commit_of_the_log_is_two_puts(faults: Faults, bucket: Location) -> None:
-    """One PUT for the segment and one for the commit. A position without rows is one PUT."""
+    """A batch needs one PUT for the segment and one PUT for the Delta commit. A position without rows needs one PUT."""
     log = ChangeLog(Layout(bucket))
     log.create(WHO, START, 3)
     writer, _ = writer_of(log)

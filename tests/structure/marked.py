@@ -1,4 +1,4 @@
-"""Tables with catalog marks, written as text."""
+"""Makes tables whose catalog marks are written as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgcdc_assets.core.names import TableName
 
 
 def parsed(text: str) -> Marks:
-    """Parses ``number:xmin`` of each mark."""
+    """Marks of columns from a text such as ``1:7 2:7``, with the attnum and xmin of each column."""
     return tuple((int(number), int(xmin)) for number, xmin in (mark.split(":") for mark in text.split()))
 
 
@@ -22,7 +22,7 @@ def marks(
 
 
 def remarked(table: Table, columns: str | None = None, *, relfilenode: int | None = None, **others: Any) -> Table:
-    """The table with these marks."""
+    """The table with different marks."""
     files = table.marks.files if relfilenode is None else replace(table.marks.files, relfilenode=relfilenode)
     rows = table.marks.columns if columns is None else parsed(columns)
     return replace(table, marks=replace(table.marks, files=files, columns=rows, **others))

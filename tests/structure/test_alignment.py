@@ -1,4 +1,4 @@
-"""The columns that a Relation message means after the structure has changed since the copy."""
+"""Which columns of a table a Relation message refers to, if the table's columns have changed since its copy."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(
          "the first one of this name", "either of this name", "the dropped one may have had the name for a while",
          "the second one has another type", "the first one has another type", "swapped since, asked after", "swapped"],
 )  # fmt: skip
-def test_a_relation_message_has_at_most_one_reading(
+def test_a_relation_message_has_at_most_one_interpretation(
     known: Table, told: Shape, columns: tuple[int | None, ...] | None
 ) -> None:  # fmt: skip
     assert aligned(known, told) == columns
@@ -106,7 +106,7 @@ def test_rows_older_than_a_column_have_its_default_for_older_rows() -> None:
     assert [column.missing for column in route.younger] == ["5"]
 
 
-def test_after_the_catalog_check_only_the_newest_structure_is_accepted() -> None:
+def test_above_the_lsn_of_the_catalog_check_only_the_newest_structure_is_accepted() -> None:
     told = message(TOLD_ID, of("a", attnum=3), live=(1, 3))
     assert isinstance(table_of_rows(MADE_ANEW, told, after=Lsn(99)), Unreadable)
     assert table_of_rows(MADE_ANEW, told, after=Lsn(100)) is MADE_ANEW
@@ -115,7 +115,7 @@ def test_after_the_catalog_check_only_the_newest_structure_is_accepted() -> None
     )
 
 
-def test_an_older_type_is_accepted_if_its_text_form_is_the_same() -> None:
+def test_an_earlier_type_of_a_column_is_accepted_if_its_text_form_is_the_same() -> None:
     known = table(ID, Column(2, "a", TEXT), copied=2, former=(Column(2, "a", VARCHAR), A))
     assert table_of_rows(known, message(TOLD_ID, of("a", VARCHAR, 2), live=(1, 2)), after=Lsn(1)) is known
     found = table_of_rows(known, message(TOLD_ID, of("a", INT, 2), live=(1, 2)), after=Lsn(1))
@@ -131,8 +131,8 @@ def test_a_column_that_the_mirror_lacks_waits_for_the_next_catalog_check() -> No
 
 
 @pytest.mark.parametrize("identity", ["d", "f"])
-def test_another_key_is_refused(identity: ReplicaIdentity) -> None:
-    """The key in the message counts. If the message has no key, the key in the catalog counts."""
+def test_a_relation_message_with_another_key_is_refused(identity: ReplicaIdentity) -> None:
+    """The key in the message is compared. If the message has no key, the key in the catalog is compared."""
     columns = (replace(TOLD_ID, key=False), replace(of("b", attnum=2), key=True))
     told = replace(message(*columns, live=(1, 2)), key_attnums=(2,), key=("b",), replica_identity=identity)
     found = table_of_rows(RENAMED, told, after=Lsn(1))
@@ -140,8 +140,8 @@ def test_another_key_is_refused(identity: ReplicaIdentity) -> None:
     assert "the key changed from (id) to (b)" in found.reason
 
 
-def test_the_key_is_the_one_that_the_message_flags() -> None:
-    """The catalog had another key at the time of the check."""
+def test_the_key_columns_are_those_that_the_message_flags() -> None:
+    """At the time of the catalog check, the catalog showed a different key."""
     told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
     assert table_of_rows(RENAMED, told, after=Lsn(1)) == RENAMED
     assert table_of_rows(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
@@ -172,9 +172,9 @@ def test_rows_of_a_leaf_are_read_with_the_columns_of_its_root() -> None:
     assert isinstance(table_of_rows(known, gone, after=Lsn(99)), Unreadable), "a leaf that the mirror does not have"
 
 
-def test_a_later_check_of_leaves_does_not_change_the_reading_of_columns() -> None:
-    """Rows after the check that showed the columns are read by column name, even if leaves are added or removed
-    later."""
+def test_a_later_check_of_leaves_does_not_change_how_columns_are_read() -> None:
+    """Rows above the LSN of the check that showed the columns are read by column name, even if partitions are added or
+    removed later."""
     known = _parted(MADE_ANEW)
     told = _of_leaf(TOLD_ID, of("a", attnum=3), live=(1, 3))
     assert isinstance(table_of_rows(known, told, after=Lsn(99)), Unreadable)
@@ -185,7 +185,8 @@ def test_a_later_check_of_leaves_does_not_change_the_reading_of_columns() -> Non
 
 
 def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
-    """The root lost its second column before the leaf existed. So the root's third column is the leaf's second."""
+    """The root's second column was dropped before the leaf was created. So the root's third column is the leaf's second
+    column."""
     columns = (ID, Column(3, "x", INT), Column(4, "c", INT, missing="5"))
     known = _parted(table(*columns, copied=3, former=(Column(3, "b", INT),)), ((1, 0), (2, 1)))
     for name, attnum in (("b", None), ("x", 2), ("for a while", None)):
@@ -206,8 +207,8 @@ def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
     ],
 )
 def test_a_leaf_column_replaced_under_its_old_name_is_refused(told: tuple[ShapeColumn, ...], reason: str) -> None:
-    """No catalog check has shown the change yet. If the new column were read by its name, its values would go to the
-    old column, which is dropped later."""
+    """No catalog check has shown the change yet. If the new column were read by its name, its values would be written
+    to the old column."""
     lineage = Lineage(1, 3, 1, left=(8,))
     known = replace(_parted(table(ID, Column(3, "b", INT), copied=3), ((1, 0), (2, 1))), lineage=lineage)
     same = _of_leaf(TOLD_ID, of("b", attnum=2), live=(1, 2))

@@ -1,4 +1,5 @@
-"""Changes that no LSN shows. Each test makes one."""
+"""Changes of the catalog that are not in the stream, and so have no LSN. The comparison of two catalogs must show
+them."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Changed(NamedTuple):
 
 
 def changes(before: Sequence[Table], now: Sequence[Table]) -> list[Changed]:
-    """The changes of all tables that existed before and exist now, by name."""
+    """The changes of all tables that are in both catalogs, ordered by table name."""
     live = {table.name: table for table in now}
     return [Changed(table.name.name, found.difference, found.what)
             for table in sorted(before, key=lambda table: table.name) if table.name in live
@@ -158,15 +159,15 @@ def test_a_change_that_the_stream_does_not_carry_is_a_difference(watched: Watche
     assert [(done, watched(done)) for done, _ in NOT_CARRIED] == list(NOT_CARRIED)
 
 
-def test_operations_removed_and_added_back_mean_republished(watched: Watched) -> None:
+def test_operations_removed_from_the_publication_and_added_back_mean_republished(watched: Watched) -> None:
     found = watched("ALTER PUBLICATION p SET (publish = 'insert'); ALTER PUBLICATION p SET (publish = "
                     "'insert, update, delete, truncate')")  # fmt: skip
     assert set(found) == {(name, Difference.REPUBLISHED) for name in ("t", "keyless", "r", "deep", "doubled")}
 
 
 def test_a_column_that_is_no_longer_generated_is_a_difference(watched: Watched, pg_version: int) -> None:
-    """The column had values in older rows. Versions before PostgreSQL 18 cannot publish generated columns, so these
-    values were not published."""
+    """The column has values in older rows. PostgreSQL before 18 cannot publish generated columns, so these values were
+    not published."""
     assert watched("ALTER TABLE doubled ALTER g DROP EXPRESSION; ALTER TABLE doubled ADD later int") == [
         ("doubled", Difference.COLUMNS), ("doubled", Difference.COLUMN_ADDED)
     ]  # fmt: skip
@@ -189,7 +190,7 @@ def test_a_schema_removed_from_the_publication_and_added_back_means_republished(
         assert [c.difference for c in changes(before, read_tables(conn, ["p"]))] == [Difference.REPUBLISHED]
 
 
-def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
+def test_a_change_between_two_catalog_queries_is_seen_completely_or_not_at_all(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connect(database.conninfo) as conn, database.connect() as user:
@@ -208,7 +209,8 @@ def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
 
 
 def test_a_renamed_enum_value_is_a_difference(database: Database) -> None:
-    """The rename changes the value in every row that has it, and nothing is sent. An added value is in no row."""
+    """The rename changes the value in every row that has it, without a message. An added value is in no row, so it is
+    no difference."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN moods AS mood")
         for number, column in enumerate(("mood", "mood[]", "moods", "moods[]")):
@@ -238,7 +240,8 @@ DONE_INSIDE = (
 
 
 def test_a_change_inside_a_column_type_is_a_difference(database: Database) -> None:
-    """Composites at any depth: row types of tables, domains, arrays and ranges. Also enums inside of composites."""
+    """Covers composite types at any depth: row types of tables, domains, arrays and ranges, and enums inside of
+    composite types."""
     with connect(database.conninfo) as conn, database.connect() as user:
         for done in DONE_INSIDE:
             user.execute(AFRESH)
@@ -273,8 +276,8 @@ def test_a_column_added_to_a_row_type_is_a_difference(database: Database) -> Non
 @pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
 @pytest.mark.since(15, "publications of schemas")
 def test_a_table_set_unlogged_and_logged_again_has_new_files(database: Database, publication: str) -> None:
-    """PostgreSQL refuses SET UNLOGGED for a table that a publication lists, but not for these publications. VACUUM
-    FULL, TRUNCATE and GRANT are no difference."""
+    """PostgreSQL refuses SET UNLOGGED for a table that a publication lists, but allows it with these publications.
+    VACUUM FULL, TRUNCATE and GRANT are no difference."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -294,8 +297,8 @@ def test_a_table_set_unlogged_and_logged_again_has_new_files(database: Database,
 def test_new_files_without_a_toast_table_are_always_a_difference(
     database: Database, publication: str, done: str
 ) -> None:
-    """All three statements leave the same traces, so each causes a copy, unless a publication lists the table
-    itself."""
+    """All three statements leave the same traces in the catalog, so each causes a copy, unless a publication lists the
+    table itself."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY, v text)")
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -310,7 +313,7 @@ def test_new_files_without_a_toast_table_are_always_a_difference(
 
 
 def test_a_truncated_leaf_published_via_its_root_has_new_files(database: Database) -> None:
-    """PostgreSQL sends no TRUNCATE of a leaf in this case."""
+    """In this case, PostgreSQL does not send the TRUNCATE of a leaf."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE r (id int PRIMARY KEY, v text) PARTITION BY LIST (id)")
         user.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
@@ -325,7 +328,7 @@ def test_a_truncated_leaf_published_via_its_root_has_new_files(database: Databas
 
 @pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLE r"])
 def test_a_table_that_lost_its_last_partition_is_still_published(database: Database, publication: str) -> None:
-    """PostgreSQL's view omits the table until it has a partition again."""
+    """pg_publication_tables omits the table until the table has a partition again."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY LIST (id); "
                      "CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")  # fmt: skip
@@ -343,7 +346,8 @@ def test_a_table_that_lost_its_last_partition_is_still_published(database: Datab
 @pytest.mark.parametrize("table", ["t", "listed"])
 @pytest.mark.parametrize("done", ["TRUNCATE {}", "TRUNCATE {}; INSERT INTO {} VALUES (7)", "VACUUM FULL {}"])
 def test_new_files_are_a_difference_where_truncate_is_not_published(database: Database, table: str, done: str) -> None:
-    """A TOAST table and a publication that lists the table exclude other causes, but not an unpublished TRUNCATE."""
+    """New files of such tables normally mean a harmless rewrite: one table has a TOAST table, the other is listed in
+    the publication. Here they may also mean a TRUNCATE, which is not published."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE r (id int, v text) PARTITION BY LIST "
                      "(id); CREATE TABLE listed PARTITION OF r FOR VALUES IN (7)")  # fmt: skip
@@ -372,9 +376,9 @@ CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); ALTER TABLE r1 REPLICA IDENTIT
 
 
 @pytest.mark.parametrize("publication", PUBLICATIONS)
-def test_leaves_outside_of_logical_decoding_hold_no_followed_rows(database: Database, publication: str) -> None:
-    """An undecodable leaf is not followed if it is new, and lost if it was followed. A leaf that becomes decodable is
-    new."""
+def test_leaves_that_are_not_decoded_are_not_part_of_the_mirror(database: Database, publication: str) -> None:
+    """A new leaf that cannot be decoded is no difference. A known leaf that becomes such a leaf counts as lost. A leaf
+    that can be decoded again counts as new."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(OUTSIDE)
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -434,7 +438,8 @@ def test_a_table_moved_out_of_the_published_schema_and_back_is_a_difference(data
 
 @pytest.mark.parametrize("via_root", ["false", "true"])
 def test_a_partition_whose_detach_was_interrupted_is_lost(database: Database, via_root: str) -> None:
-    """DETACH CONCURRENTLY has two steps. After the first step, queries on the table do not see the partition's rows."""
+    """DETACH CONCURRENTLY has two steps. After the first step, queries of the root table do not see the partition's
+    rows."""
     with connect(database.conninfo) as conn, database.connect() as user, database.connect() as reader:
         user.execute(START)
         user.execute(f"ALTER PUBLICATION p SET (publish_via_partition_root = {via_root})".encode())

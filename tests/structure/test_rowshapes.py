@@ -1,4 +1,4 @@
-"""The relations that can be followed into a mirror that was copied with another structure."""
+"""Which Relation messages can be applied to a mirror whose copy had a different structure."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def reason(found: Table | Unreadable) -> str:
     return found.reason
 
 
-def test_an_unchanged_relation_is_followed() -> None:
+def test_an_unchanged_relation_is_accepted() -> None:
     assert table_of_rows(TABLE, shape(ID, B, N)) is TABLE
 
 
-def test_a_new_nullable_column_is_followed() -> None:
+def test_a_new_nullable_column_is_accepted() -> None:
     after = table_of_rows(TABLE, shape(ID, B, N, NEW), facts(Column(5, "c", TEXT)))
     assert isinstance(after, Table)
     assert added(TABLE, after) == (Column(5, "c", TEXT),)
@@ -78,7 +78,7 @@ def test_a_change_that_cannot_be_followed_is_refused_with_its_reason(
     assert words in reason(table_of_rows(TABLE, shape(*columns), told))
 
 
-def test_another_key_is_refused() -> None:
+def test_a_relation_with_another_key_is_refused() -> None:
     flagged = (replace(ID, key=False), replace(B, key=True), N)
     assert "the key changed from (id) to (b)" in reason(table_of_rows(TABLE, shape(*flagged, key=("id",))))
     assert table_of_rows(TABLE, shape(ID, B, N, key=("b",))) is TABLE, "the catalog was asked later"
@@ -116,7 +116,7 @@ def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
     assert "changed names with each other" in reason(table_of_rows(TABLE, swapped))
 
 
-def test_a_new_column_may_have_the_values_of_a_dropped_column() -> None:
+def test_a_new_column_next_to_a_dropped_column_is_refused() -> None:
     there = RelationFacts(remarked(replace(TABLE, columns=(*TABLE.columns, Column(6, "c", TEXT))), "1:7 2:7 4:7 6:9"))
     found = table_of_rows(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), there)
     assert "beside one that was dropped" in reason(found)
@@ -128,7 +128,7 @@ def test_a_new_column_may_have_the_values_of_a_dropped_column() -> None:
     )
 
 
-def test_columns_added_since_may_be_missing_only_in_past_messages() -> None:
+def test_columns_added_later_may_be_missing_only_in_past_messages() -> None:
     after = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
     assert table_of_rows(after, shape(ID, B, N), past=True) is after
     assert "dropped" in reason(table_of_rows(after, shape(ID, B, N)))
@@ -145,7 +145,7 @@ def test_columns_of_a_leaf_are_compared_by_name() -> None:
 
 
 def test_a_new_column_of_two_leaves_is_one_column_of_the_root() -> None:
-    """The root has lost its fifth column. One leaf had this column, the other leaf was created later."""
+    """The root's fifth column was dropped. One leaf had this column, the other leaf was created later."""
     old, new = TableName("public", "t_1"), TableName("public", "t_2")
     leaves = (marked.leaf(7, old, 70, numbering=((1, 0),)), marked.leaf(8, new, 70, numbering=((1, 0), (5, 1))))
     root = replace(TABLE, partitioned=True, leaves=leaves, attnums_given=5)
@@ -162,8 +162,8 @@ def test_a_new_column_of_two_leaves_is_one_column_of_the_root() -> None:
         assert "beside one that was dropped" in reason(found), "one came and went since the copy"
 
 
-def test_a_rewritten_leaf_may_hold_values_in_a_new_column() -> None:
-    """The root, whose relation the stream names, has no rows of its own."""
+def test_a_new_column_is_refused_if_a_leaf_was_rewritten() -> None:
+    """The Relation message names the root, which has no rows of its own. Only its leaves can have been rewritten."""
     root = replace(TABLE, partitioned=True, marks=marks(), leaves=(marked.leaf(7, TableName("public", "t_1"), 70),))
     wider = replace(root, columns=(*TABLE.columns, Column(5, "c", TEXT)))
     assert isinstance(table_of_rows(root, shape(ID, B, N, NEW), RelationFacts(wider)), Table)

@@ -1,4 +1,4 @@
-"""How a mirror continues when its table has another structure."""
+"""Whether and how a mirror continues without a copy when the structure of its table has changed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_rewrites_new_keys_and_unsafe_columns_require_a_copy(now: Table, reason:
     assert reason in found
 
 
-def test_a_column_published_only_now_requires_a_copy() -> None:
+def test_an_existing_column_that_is_newly_published_requires_a_copy() -> None:
     before = replace(T, columns=(ID,))
     assert obstacle(before, T) == 'column "a", which was there before, is published now'
 
@@ -107,8 +107,9 @@ def test_a_decimal_that_only_gains_precision_needs_no_copy(was: PgType, now: PgT
     assert (found is None) is followed
 
 
-def test_the_default_for_older_rows_is_kept_after_postgresql_drops_it() -> None:
-    """VACUUM FULL writes the default into the rows, but rows older than the column are still in the log."""
+def test_the_default_for_older_rows_is_kept_after_postgresql_has_dropped_it() -> None:
+    """VACUUM FULL writes the default into the rows and drops it, but the log still has row messages from before the
+    column existed."""
     once = goes_on(table(ID, A, Column(3, "c", INT, missing="5")))
     twice = goes_on(table(ID, A, Column(3, "c", INT), Column(4, "d", INT, missing="6")), before=once)
     assert [column.missing for column in twice.columns] == [None, None, "5", "6"]
@@ -151,15 +152,16 @@ def leaf(
 P, MORE = parted(T, leaf(1), leaf(2)), table(ID, A, Column(3, "c", INT, True, missing="5"))
 
 
-def test_columns_that_rows_brought_do_not_count_as_copied() -> None:
-    """Rows of other partitions may have been written before the column existed."""
+def test_columns_known_from_row_messages_do_not_count_as_copied() -> None:
+    """Row messages have shown the column. Rows of other partitions may still have been written before the column
+    existed."""
     before = replace(P, columns=(*P.columns, Column(3, "c", INT)), attnums_given=2)
     found = goes_on(parted(MORE, leaf(1), leaf(2)), before)
     assert found.lineage is not None
     assert found.lineage.copied == 2
 
 
-def test_partitions_that_stay_need_no_copy() -> None:
+def test_unchanged_partitions_need_no_copy() -> None:
     found = goes_on(parted(MORE, leaf(1), leaf(2, name="renamed")), P)
     assert found.lineage == Lineage(1, 2, 50, restructured=1, columns_since=50)
     assert found.leaves == P.leaves, "the mirror has rows under the name that a leaf had"
@@ -192,8 +194,9 @@ def test_changed_partitions_require_a_copy(before: Table, now: Table, reason: st
     assert reason in found
 
 
-def test_a_partition_created_after_a_dropped_column_is_followed() -> None:
-    """The root had three columns and lost the second. The leaf has the first and third. Then a fourth is added."""
+def test_a_partition_created_after_a_dropped_column_needs_no_copy() -> None:
+    """The root had three columns, of which the second was dropped. The leaf was created later, with the first and the
+    third column. Then a fourth column is added."""
     left = replace(table(ID, Column(3, "b", INT)), key=(1,))
     before = parted(left, leaf(1), leaf(2, numbering=((1, 0), (2, 1))))
     more = table(ID, Column(3, "b", INT), Column(4, "c", INT, True, missing="5"))
@@ -204,8 +207,9 @@ def test_a_partition_created_after_a_dropped_column_is_followed() -> None:
     assert [before.leaves[1].of_root(attnum) for attnum in (1, 3, 4)] == [1, 2, 3]
 
 
-def test_changes_of_columns_and_of_leaves_are_counted_apart() -> None:
-    """Leaves that come or go do not change how rows are read. Column changes do not change which leaves left."""
+def test_changes_of_columns_and_of_leaves_are_counted_separately() -> None:
+    """Added or removed leaves do not change how rows are read. Changes of columns do not change which leaves were
+    removed."""
     once = with_leaves(P, parted(T, leaf(2), leaf(3)), Lsn(50))
     assert (once.structure, once.columns_since) == ("0", None)
     twice = goes_on(parted(MORE, leaf(2), leaf(3)), once, since=60)
@@ -217,8 +221,9 @@ def test_changes_of_columns_and_of_leaves_are_counted_apart() -> None:
     assert last.lineage == Lineage(4, 2, 80, (A,), (1, 2), 2, 80)
 
 
-def test_a_column_dropped_before_the_copy_counts_as_known() -> None:
-    """The column had the last attnum. The catalog has no other trace of it, and no row since the copy has it."""
+def test_a_column_dropped_before_the_copy_is_not_confused_with_a_new_column() -> None:
+    """The dropped column had the highest attnum. The catalog has no other trace of it, and no row message since the
+    copy has it."""
     before = replace(T, attnums_given=3)
     found = goes_on(replace(table(ID, A, Column(4, "c", VARCHAR, missing="x")), attnums_given=4), before)
     assert found.lineage is not None

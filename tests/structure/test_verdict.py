@@ -1,4 +1,4 @@
-"""The verdict on a mirror, one situation per case."""
+"""The decision about a mirror whose table has changed in the catalog, one situation per case."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
                      'has a new column "c" (it has no key)', restructured=True), id="column added, without a key"),
     ],
 )  # fmt: skip
-def test_each_situation_has_its_verdict(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
+def test_each_situation_has_its_decision(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
     assert decided(record, now, rules) == said
 
 
@@ -101,16 +101,16 @@ def test_a_table_that_no_mirror_can_hold_is_always_set_aside() -> None:
     assert decided(STRAY, REGAINED, REWRITE, refusal="it has no column") == SetAside("it has no column", refused=True)
 
 
-def test_a_new_partition_without_rows_is_followed() -> None:
+def test_a_new_partition_without_rows_needs_no_copy() -> None:
     now = replace(P, leaves=(P1, P2))
     said = decided(PARTED, now, REWRITE, without_rows=lambda oid: oid == P2.oid)
     assert said == Reshape("has a new partition public.p12", leaves=True)
 
 
 @pytest.mark.parametrize("now", [RENAMED, ADDED, T], ids=["renamed", "added", "as before"])
-def test_while_applies_are_paused_a_later_catalog_check_decides(now: Table) -> None:
+def test_while_applying_is_paused_the_decision_is_left_to_a_later_catalog_check(now: Table) -> None:
     assert decided(FOLLOWED, now, REWRITE, paused=True) == Later()
 
 
-def test_a_loss_is_recognised_while_applies_are_paused() -> None:
+def test_lost_rows_are_recognised_while_applying_is_paused() -> None:
     assert isinstance(decided(FOLLOWED, REGAINED, REWRITE, paused=True), Recopy)

@@ -1,4 +1,4 @@
-"""Traps in the changes of rows."""
+"""Traps (known difficult cases) in the changes of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSERT INTO t SELECT g, 'v' || g, repeat(md5(g::text), 200) FROM generate_series
 
 
 def _begin_order_is_not_commit_order(rig: Rig, schema: str) -> None:
-    """The transaction that begins and writes first commits last. Both transactions write the same row at the end."""
+    """The transaction that begins and writes first commits last. Both transactions finally write the same row."""
     assert rig.settings.source is not None
     with psycopg.connect(rig.settings.source) as first, psycopg.connect(rig.settings.source) as second:
         for conn, rows in ((first, (1, 2)), (second, (3, 4)), (first, (5,))):
@@ -230,4 +230,4 @@ OFTEN = frozenset({
     "duplicates_in_a_keyless_full_table", "a_table_without_identity", "savepoints_and_partial_rollbacks",
     "prepared_transactions", "logical_messages", "begin_order_is_not_commit_order",
 })  # fmt: skip
-"""Traps of the default set, which is small because each table costs a MERGE."""
+"""Names of the traps in the default set, which is small because each table costs a MERGE."""

@@ -1,7 +1,8 @@
-"""Many traps in one run. Each trap has its own schema. All traps share a database, a copy, and one or two turns.
+"""Runs many traps (known difficult cases) at once. Each trap has its own schema in a shared database.
 
-A trap is SQL before and after the copy. At the end every table of its schema must equal the source. If a schema change
-cannot be followed, ``aside`` is the expected reason. The table is then copied again, and must equal the source.
+A trap is SQL before and after the copy. At the end, every table of its schema must equal the source. If a schema change
+cannot be applied to the mirror, ``aside`` is the expected reason. The table is then copied again, and must equal the
+source.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ Step = str | Callable[["Rig", str], None]
 @dataclass(frozen=True)
 class Trap:
     name: str
-    """The name of the trap and of its schema."""
+    """The name of the trap, which is also the name of its schema."""
     before: str
     after: tuple[Step, ...]
     later: tuple[Step, ...] = ()
-    """Steps after a sync of the steps in ``after``."""
+    """Steps that are run after a sync of the steps in ``after``."""
     aside: str | None = None
-    """Pattern of the reason for which that sync sets table ``t`` aside."""
+    """Pattern of the reason with which the sync of ``after`` must set table ``t`` aside. None if it must not."""
 
 
 @dataclass
 class Played:
-    """The traps after their run."""
+    """The state after all traps were run."""
 
     rig: Rig
     reasons: dict[str, str] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class Played:
 
 @contextmanager
 def empty_rig(server: EmbeddedServer, spark: SparkSession, folder: Path, **settings: Any) -> Iterator[Rig]:
-    """A project on a database of its own, with nothing in it."""
+    """A project with a new, empty database."""
     with (
         pytest.MonkeyPatch.context() as patch, fresh_database(server) as database, database.connect() as conn
     ):  # fmt: skip
@@ -77,7 +78,8 @@ def empty_rig(server: EmbeddedServer, spark: SparkSession, folder: Path, **setti
 
 
 def play(rig: Rig, traps: Sequence[Trap], *, together: bool) -> Played:
-    """Copy, then run all steps: in one turn, or with a turn after each step if ``together`` is false."""
+    """Copy the tables, then run the steps of all traps. All steps are applied in one turn, or each step in a separate
+    turn if ``together`` is false."""
     played = Played(rig)
     for trap in traps:
         rig.conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(trap.name)))
@@ -91,7 +93,7 @@ def play(rig: Rig, traps: Sequence[Trap], *, together: bool) -> Played:
                 _do(rig, trap.name, step)
         if not together and number < most - 1:
             played.reasons |= _aside(rig)
-    # What setup adds (tables that were created again) is part of the same turn.
+    # Setup publishes tables that were created again. They are part of the same turn.
     rig.setup()
     played.reasons |= _aside(rig)
     for trap in traps:
@@ -110,7 +112,7 @@ def _do(rig: Rig, schema: str, step: Step) -> None:
 
 
 def _aside(rig: Rig) -> dict[str, str]:
-    """Sync, and return the tables that the sync sets aside, with the reason."""
+    """Run a sync. Returns, by schema, the reason for which the sync sets table ``t`` aside."""
     found = rig.sync().set_aside
     rows = TableStates(rig.settings.layout).all()
     assert all(rows[name].reason == reason for name, reason in found)
@@ -126,7 +128,8 @@ def _tables(conn: psycopg.Connection[Any], schema: str) -> list[str]:
 
 
 def assert_same(rig: Rig, view: str, mirror: str) -> None:
-    """Compare a view of the source, which shows what is published, with the mirror of its table."""
+    """Compare a view of the source, which selects the published rows and columns of a table, with the table's
+    mirror."""
     schema, name = view.split(".", 1)
     columns, expected = source_rows(rig.conn, schema, name)
     found = mirror_rows(rig.lake, mirror.replace(".", "/"), columns)

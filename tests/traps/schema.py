@@ -1,4 +1,4 @@
-"""Traps in changes of structure."""
+"""Traps (known difficult cases) in schema changes."""
 
 from __future__ import annotations
 

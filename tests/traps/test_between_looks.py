@@ -1,4 +1,4 @@
-"""DDL between two turns of a run: no point lists a table that the DDL has made wrong."""
+"""DDL between two turns of a sync: no point lists a table whose mirror the DDL has made wrong."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ DONE = (
     ("fixed", "TRUNCATE fixed_1; ALTER TABLE fixed_1 SET UNLOGGED; INSERT INTO fixed VALUES (3); "
               "ALTER TABLE fixed_1 SET LOGGED; INSERT INTO fixed VALUES (4)"),
 )  # fmt: skip
-"""Tables, and DDL after which the table is copied again."""
+"""Pairs of a table, and DDL after which this table is copied again."""
 
 
 @pytest.fixture
 def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
-    # The catalog is checked only before points. A table that was or will be a partition is not followed as a table.
+    # With a long ``range_seconds``, the catalog is checked only before points. The partitions of ``parted`` get no
+    # mirrors of their own when they are detached.
     tables = ("public.*", "-public.parted_*")
     with empty_rig(server, spark, tmp_path / "project", range_seconds=3600, tables=tables) as made:
         yield made

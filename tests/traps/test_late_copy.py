@@ -1,4 +1,5 @@
-"""A new copy of one table while the stream runs: when the copy lands, the stream is far ahead of it."""
+"""A new copy of one table during a sync in follow mode. When the copy is complete, the change log is far ahead of
+it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ ROUNDS = 4
 def test_late_copy_catches_up_and_delays_no_other_table(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The changes are inserts, which cost no MERGE. Ranges are so small that each turn takes one batch."""
+    """The changes are inserts, which need no MERGE. Ranges are so small that each turn applies only one batch."""
     turns: list[tuple[set[str], Lsn]] = []
     gate = threading.Event()
 

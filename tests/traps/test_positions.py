@@ -1,4 +1,4 @@
-"""Known traps of positions, at the receiver: no Spark."""
+"""Known difficult cases of positions, tested with the receiver and without Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _written(source: Source) -> Lsn:
-    """What the receiver reports as received. Each status update also reports what is flushed."""
+    """The position that the receiver has reported as received (write_lsn). The same status update reports the flushed
+    position."""
     return source.scalar_lsn(
         "SELECT coalesce(max(r.write_lsn), '0/0') FROM pg_stat_replication r "
         "JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.database = current_database()"
@@ -32,7 +33,8 @@ def _written(source: Source) -> Lsn:
 
 
 def test_transactions_over_two_ranges_are_received_in_commit_order(source: Source) -> None:
-    """The transaction that began first ends in the second range, though its first LSN lies in the first range."""
+    """The transaction that began first is committed in the second range, although its first WAL record is in the first
+    range."""
     log, twin = source.log(), source.log("twin")
     with source.database.connect() as other:
         other.execute("BEGIN")
@@ -49,7 +51,7 @@ def test_transactions_over_two_ranges_are_received_in_commit_order(source: Sourc
     assert content(log) == content(twin)
 
 
-def test_flush_is_not_reported_before_it_is_durable(source: Source, faults: Path) -> None:
+def test_position_is_not_reported_as_flushed_before_it_is_durable(source: Source, faults: Path) -> None:
     log = source.log()
     (faults / FaultPoint.BATCH_COMMITTING).write_text("0")
     receiver = source.receiver(log)
@@ -57,7 +59,7 @@ def test_flush_is_not_reported_before_it_is_durable(source: Source, faults: Path
     source.run("INSERT INTO a VALUES (1, 'x')")
     reached = faults / f"{FaultPoint.BATCH_COMMITTING}{REACHED}"
     eventually(reached.exists)
-    # A later status update, and one in answer to a keepalive, were sent since then.
+    # At least one more status update is sent before the receiver continues.
     end = source.run("INSERT INTO a VALUES (2, 'x')")
     eventually(lambda: _written(source) >= end)
     assert source.confirmed(log) == log.position() == log.start
@@ -84,7 +86,7 @@ def test_keepalive_does_not_confirm_an_open_batch(source: Source) -> None:
 
 @pytest.mark.long
 def test_large_transaction_is_not_held_in_memory(source: Source) -> None:
-    """Its rows take three times as much memory as the receiver may use."""
+    """The transaction's rows need three times as much memory as the receiver may use."""
     log = source.log()
     end = source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 30) FROM generate_series(1, 900000) g")
     receiver = source.receiver(log)
@@ -99,7 +101,7 @@ def test_large_transaction_is_not_held_in_memory(source: Source) -> None:
 
 
 def _peak_bytes(pid: int | None) -> int:
-    """The peak of resident memory; 0 once the process has ended."""
+    """The peak of resident memory in bytes. 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -109,7 +111,7 @@ def _peak_bytes(pid: int | None) -> int:
 
 
 def test_stored_position_may_differ_from_the_slots_position(source: Source) -> None:
-    """The slot is where it was last persisted, or was advanced over WAL that holds nothing for us."""
+    """The slot may be at its last persisted position, or may have been advanced over WAL without published changes."""
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.run("INSERT INTO foreign_table VALUES (1, 'x')")

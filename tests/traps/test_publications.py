@@ -1,4 +1,5 @@
-"""Publications of other owners are followed as they are. Tables are added and removed while a run follows."""
+"""Mirrors contain what the publication publishes, also if it belongs to another owner, and if tables are added and
+removed during a sync in follow mode."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator
 
 
 def _named(rig: Rig, name: str) -> None:
-    """Use a publication that setup did not create."""
+    """Make the project use the publication ``name``, which setup did not create."""
     rig.settings = rig.settings.model_copy(update={"publication": name})
 
 
 @pytest.mark.long
-def test_running_sync_follows_tables_that_are_added_and_removed(rig: Rig) -> None:
+def test_running_sync_handles_tables_that_are_added_and_removed(rig: Rig) -> None:
     rig.settings = rig.settings.model_copy(update={"range_seconds": 0.5})
     run, pub = rig.conn.execute, rig.settings.publication
     run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT g, 'x' FROM generate_series(1, 9) g")
@@ -46,7 +47,8 @@ def test_running_sync_follows_tables_that_are_added_and_removed(rig: Rig) -> Non
     with following_run(rig) as following:
         following.listed("p", "t")
 
-        # A table is added: it has rows from before and after, and nothing else is written to it.
+        # A table is added to the publication. It has one row from before and one row from after this, and no later
+        # changes.
         run("CREATE TABLE late (id int PRIMARY KEY, v text); INSERT INTO late VALUES (1, 'before')")
         run(f"ALTER PUBLICATION {pub} ADD TABLE late")
         run("INSERT INTO late VALUES (2, 'after')")
@@ -54,14 +56,15 @@ def test_running_sync_follows_tables_that_are_added_and_removed(rig: Rig) -> Non
         rig.assert_equal("public.late", "public.t", "public.p")
         assert _saved() == ["late", "p", "t"]
 
-        # The table leaves the publication, is written to, and returns. The stream says nothing about it.
+        # The table is removed from the publication, is changed, and is added again. The stream contains none of this.
         run(f"ALTER PUBLICATION {pub} DROP TABLE late")
         run("DELETE FROM late WHERE id = 1")
         run(f"ALTER PUBLICATION {pub} ADD TABLE late")
         run("INSERT INTO late VALUES (3, 'regained')")
         wait_for(lambda: _same(rig, "public.late"), what="late as the source has it")
 
-        # A partition that has rows. The stream deletes one of them before the catalog check sees the ATTACH.
+        # A table with rows is attached as a partition. The stream deletes one of its rows before the catalog check sees
+        # the ATTACH.
         run("CREATE TABLE p_2 (id int, part int, PRIMARY KEY (id, part)); INSERT INTO p_2 VALUES (7, 2), (8, 2)")
         run("BEGIN; ALTER TABLE p ATTACH PARTITION p_2 FOR VALUES IN (2); DELETE FROM p WHERE id = 7; COMMIT")
         wait_for(lambda: _same(rig, "public.p"), what="p as the source has it")
@@ -93,7 +96,7 @@ def _same(rig: Rig, table: str) -> bool:
     return True
 
 
-def test_row_filters_column_lists_and_partitions_via_root_are_followed(rig: Rig) -> None:
+def test_mirrors_follow_row_filters_column_lists_and_partitions_via_root(rig: Rig) -> None:
     """A publication of another owner, with every option that a table can have."""
     run = rig.conn.execute
     _named(rig, "theirs")
@@ -134,7 +137,8 @@ def test_row_filters_column_lists_and_partitions_via_root_are_followed(rig: Rig)
     assert rig.sync().set_aside == []
     equal()
 
-    # The stream lacks the value of a row that the filter lets in, partitions, and the publication itself.
+    # Changes that are not in the stream: the large value of a row that begins to match the filter, and changed
+    # partitions.
     run("UPDATE toasted SET open = true WHERE id = 1")
     run("CREATE TABLE root_3 (LIKE root INCLUDING ALL); INSERT INTO root_3 VALUES (100, 3, 'older')")
     run("ALTER TABLE root ATTACH PARTITION root_3 FOR VALUES IN (3); ALTER TABLE root DETACH PARTITION root_1")
@@ -158,7 +162,8 @@ def test_row_filters_column_lists_and_partitions_via_root_are_followed(rig: Rig)
 @pytest.mark.long
 @pytest.mark.parametrize("gone", ["DROP TABLE root_3", "ALTER TABLE root DETACH PARTITION root_3"])
 def test_partition_that_exists_only_between_two_catalog_checks_causes_a_copy(rig: Rig, gone: str) -> None:
-    """The partition's rows came under the root's OID, and disappeared without a message. No point has these rows."""
+    """The stream sent the partition's rows with the root's OID. They disappeared without a message. No point may
+    contain these rows."""
     run, root = rig.conn.execute, TableName("public", "root")
     _named(rig, "theirs")
     run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); "
@@ -186,8 +191,9 @@ def test_partition_that_exists_only_between_two_catalog_checks_causes_a_copy(rig
 
 @pytest.mark.long
 @pytest.mark.parametrize("apart", ["; ", "\n"], ids=["in one transaction", "in several"])
-def test_table_that_was_a_partition_for_a_while_is_correct_in_every_point(rig: Rig, apart: str) -> None:
-    """The table's rows came under the root's OID during that time. No point lists the table's mirror without them."""
+def test_table_that_was_temporarily_a_partition_is_correct_in_every_point(rig: Rig, apart: str) -> None:
+    """While the table was a partition, the stream sent its rows with the root's OID. No point may list the table's own
+    mirror without these rows."""
     run, own = rig.conn.execute, TableName("public", "own")
     _named(rig, "theirs")
     run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); CREATE TABLE own (LIKE root "
@@ -218,9 +224,9 @@ def test_table_that_was_a_partition_for_a_while_is_correct_in_every_point(rig: R
 
 
 @pytest.mark.long
-def test_for_all_tables_publication_is_followed(rig: Rig) -> None:
-    """New tables are published without setup. Writes to a table without identity fail: the user chose this
-    publication."""
+def test_mirrors_follow_a_publication_for_all_tables(rig: Rig) -> None:
+    """New tables are published without setup. UPDATE and DELETE of a table without replica identity fail, as the user
+    accepted with this publication."""
     run = rig.conn.execute
     _named(rig, "theirs")
     run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'); CREATE TABLE keyless (a int); "
@@ -242,7 +248,7 @@ def test_for_all_tables_publication_is_followed(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_for_tables_in_schema_with_fewer_operations_is_followed(rig: Rig) -> None:
+def test_mirrors_follow_a_publication_of_schemas_with_fewer_operations(rig: Rig) -> None:
     run = rig.conn.execute
     _named(rig, "theirs")
     run("CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY, v text); INSERT INTO s.t VALUES (1, 'a'), (2, 'b'); "
@@ -261,7 +267,7 @@ def test_for_tables_in_schema_with_fewer_operations_is_followed(rig: Rig) -> Non
     assert not (rig.lake / "public").exists()
     assert any("its updates and deletes are not applied" in p.what for p in status(rig.settings).problems)
 
-    # More operations: changes that were not published are copied, and later changes are followed.
+    # More operations are published: the earlier, unpublished changes are copied, and later changes are streamed.
     run("ALTER PUBLICATION theirs SET (publish = 'insert, update, delete, truncate')")
     run("UPDATE s.t SET v = 'seen' WHERE id = 2; DELETE FROM s.t WHERE id = 3")
     rig.sync()

@@ -1,4 +1,5 @@
-"""Repairs of mirrors that another engine damaged: ranges in one run, in the wrong order, and with a gap."""
+"""Repairs of mirrors that a different engine damaged: of single ranges, of ranges in any order, and of ranges with a
+gap."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ T, BAG = TableName("public", "t"), TableName("public", "bag")
 
 @pytest.fixture(scope="module")
 def rig(server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """Table t with twenty rows, and three ranges: keys 1 to 3 are changed, 4 to 6 removed, 21 to 23 added."""
+    """A project with table t of twenty rows, and three ranges: the first changes keys 1 to 3, the second deletes 4 to
+    6, the third inserts 21 to 23."""
     with empty_rig(server, spark, tmp_path_factory.mktemp("repair")) as made:
         made.conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE bag (v int); "
                           "ALTER TABLE bag REPLICA IDENTITY FULL; INSERT INTO bag VALUES (1), (1); "
@@ -41,10 +43,10 @@ def rig(server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.Te
 
 
 def _damage(path: Path) -> None:
-    """Gives keys 1, 21 and 10 other values, removes 2 and 22, and adds 4 and 99."""
+    """In the mirror, changes the rows with keys 1, 21 and 10, deletes 2 and 22, and inserts 4 and 99."""
     table = DeltaTable(path)
     rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
-    # Use the types of the table's own schema: Arrow cannot filter views.
+    # Replace Arrow's view types by the plain types of the table's schema, because Arrow cannot filter view types.
     rows = rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
     rows = rows.filter(pc.invert(pc.is_in(rows["id"], pa.array([2, 22], pa.int32()))))
     other = pc.if_else(pc.is_in(rows["id"], pa.array([1, 21, 10], pa.int32())), "damaged", rows["v"])
@@ -61,7 +63,7 @@ def _plain(type_: pa.DataType) -> pa.DataType:
 
 
 def _differing(rig: Rig) -> set[int]:
-    """Keys of t whose row differs from the source."""
+    """Keys of t whose rows in the mirror and in the source differ."""
     mirror = QueryBuilder().register("t", DeltaTable(rig.lake / "public/t"))
     rows = pa.table(mirror.execute("SELECT id, v FROM t").read_all())
     here = {(row["id"], row["v"]) for row in rows.to_pylist()}
@@ -103,7 +105,7 @@ def test_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
     with pytest.raises(NotRepairable, match=r"without a key.*pgcdc snapshot"):
         rig.engine().repair(BAG, changed)
 
-    # A backfill of all ranges in one run, in any order, has the same result. A second backfill changes nothing.
+    # A backfill of all ranges at once, in any order, has the same result. A second backfill changes nothing.
     _damage(rig.lake / "public/t")
     whole = merged([added, changed, removed])
     for _ in range(2):

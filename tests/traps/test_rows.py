@@ -1,4 +1,4 @@
-"""Traps of values, keys and transactions over the whole path, in one run."""
+"""Traps (known difficult cases) of values, keys and transactions, run together with whole syncs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of each version, started once, and the log that the receiver made of the workload on it."""
+"""A server of each version, started once, and the change log with the workload of this server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.versions.workload import LISTS_SINCE, TABLES, Workload, make, publish
 def version_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedServer]:
-    """A server of the version that the test names. All tests of a version share it."""
+    """A server of the test's version. All tests with the same version share it."""
     folder = tmp_path_factory.mktemp(f"pg{request.param}") / "server"
     with new_server(folder, request.param, settings=TEST_SETTINGS) as server:
         yield server
@@ -37,7 +37,8 @@ def version_server(
 
 @dataclass
 class Received:
-    """The workload, received in several runs. ``raw`` is a slot that began before the workload."""
+    """The workload, received in several runs of the receiver. ``raw``: a second slot, which was created before the
+    workload and is never advanced."""
 
     database: Database
     journal: Journal
@@ -56,7 +57,7 @@ class Received:
         return self.database.server.version
 
     def receive(self) -> None:
-        """One run to the source's current position."""
+        """Runs the receiver up to the source's current position."""
         row = self.journal.conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
         turn = len(self.boundaries)
@@ -92,7 +93,8 @@ def received(version_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFa
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Uses the oldest and newest version, in the long set all versions, unless the test names its versions."""
+    """Runs a test with the oldest and newest version, and in the long set with all versions, unless its marker lists
+    versions."""
     if "version_server" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("versions")

@@ -1,4 +1,4 @@
-"""Each version of the server accepts the options that are requested from it."""
+"""Each version of the server accepts the pgoutput options that pgcdc requests from this version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.versions.histories import IMMEDIATE_SINCE
 
 @pytest.mark.long
 def test_each_version_accepts_the_requested_options(version_server: EmbeddedServer) -> None:
-    """Before 16, the server refuses the options of newer versions, so they must not be requested."""
+    """Servers before 16 refuse options of newer versions, so these must not be requested."""
     version = version_server.version
     asked = [PluginOptions.of(version, streaming=True), PluginOptions.of(version, origins=Origins.NONE)]
     asked += [PluginOptions.of(version, streaming=True, two_phase=True)] if version > 14 else []
@@ -31,7 +31,7 @@ def test_each_version_accepts_the_requested_options(version_server: EmbeddedServ
 
 
 def _start(database: Database, options: PluginOptions) -> None:
-    """Starts a stream with its own slot: the slot of an earlier session may still exist for a moment."""
+    """Starts a stream with a new slot, because the slot of the previous stream may still be active for a moment."""
     with ReplicationConnection.open(database.conninfo) as walsender:
         slot = walsender.create_slot(f"t_{database.name}_{secrets.token_hex(4)}", temporary=True)
         walsender.start(slot.name, slot.consistent_point, ["p"], options)

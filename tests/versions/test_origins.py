@@ -26,7 +26,7 @@ def source(version_server: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
 
 
 def write(source: Source) -> None:
-    """Local transactions and transactions with an origin. The newest transaction has an origin."""
+    """Writes local transactions and transactions with a replication origin. The last transaction has an origin."""
     name = f"o_{source.database.name}"
     source.run("INSERT INTO a VALUES (1, 'own')", f"SELECT pg_replication_origin_session_setup('{name}')")
     source.run("INSERT INTO a VALUES (2, 'theirs')")
@@ -38,7 +38,7 @@ def write(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_origin_none_leaves_out_replicated_transactions(source: Source) -> None:
+def test_origin_none_excludes_replicated_transactions(source: Source) -> None:
     log = source.log()
     write(source)
     end = source.lsn()
@@ -46,8 +46,8 @@ def test_origin_none_leaves_out_replicated_transactions(source: Source) -> None:
     assert [row["kind"] for row in rows(log, "commit_lsn IS NOT NULL")] == ["I", "C", "I", "C"]
     assert [row["kind"] for row in rows(log, "commit_lsn IS NULL AND kind = 'M'")] == ["M"]
     assert {row["origin"] for row in rows(log)} == {None}
-    # The end of a transaction that is left out is a position like any other, and it is confirmed. A goal need not be a
-    # boundary: where the server writes records of its own, the run ends at the last boundary below the goal.
+    # The end of an excluded transaction is recorded and confirmed like any other position. The goal may lie behind
+    # records of the server itself. The receiver then ends at the last commit boundary below the goal.
     source.receive(log, source.lsn(), origin="none")
     assert log.position() >= end
     assert source.confirmed(log) == log.position()
@@ -55,9 +55,9 @@ def test_origin_none_leaves_out_replicated_transactions(source: Source) -> None:
 
 @pytest.mark.versions(14, 15)
 @pytest.mark.parametrize("sets", [True, False], ids=["sets it", "resets it"])
-def test_large_transaction_that_changes_its_origin_is_received_whole(source: Source, sets: bool) -> None:
-    """The server does not filter this transaction, so it must come whole, with the origin of its commit. If it came in
-    progress, its first half would have another origin."""
+def test_large_transaction_that_changes_its_origin_is_received_after_its_commit(source: Source, sets: bool) -> None:
+    """The server does not filter this transaction, so it must be received only after its commit, with the origin of the
+    commit. Streamed before its commit, its first half would have a different origin."""
     little_memory(source)
     log = source.log()
     reset = "SELECT pg_replication_origin_session_reset()"
@@ -78,7 +78,7 @@ def test_large_transaction_that_changes_its_origin_is_received_whole(source: Sou
 
 
 @pytest.mark.long
-def test_origin_any_takes_all_transactions_with_their_origins(source: Source) -> None:
+def test_origin_any_includes_all_transactions_with_their_origins(source: Source) -> None:
     log = source.log()
     write(source)
     source.receive(log, source.lsn())
@@ -90,12 +90,14 @@ def test_origin_any_takes_all_transactions_with_their_origins(source: Source) ->
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [("any", "none"), ("none", "any")])
 def test_origin_setting_may_change_while_the_slot_is_behind(source: Source, first: str, second: str) -> None:
-    """As after a kill before a confirmation. Transactions that are repeated or missing do not mean another source."""
+    """The slot is behind the log, as after a kill before a confirmation. With a different origin setting, the server
+    sends more or fewer transactions again. This must not be mistaken for a different source."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
     write(source)
-    # The last change is local, so it is taken. A run may end below transactions that the origin setting leaves out.
+    # The last change is local, so it is received with both settings. If excluded transactions were last, the receiver
+    # could end below them.
     source.run("INSERT INTO a VALUES (8, 'own')")
     source.receive(log, source.lsn(), origin=first)
     before = len(rows(log))
@@ -110,7 +112,7 @@ def test_origin_setting_may_change_while_the_slot_is_behind(source: Source, firs
 def test_servers_that_replicate_to_each_other_send_each_change_once(
     version_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """Two servers replicate to each other by PostgreSQL's own subscriptions."""
+    """Two servers replicate to each other with PostgreSQL's own subscriptions."""
     with (
         fresh_database(version_server) as one, fresh_database(version_server) as two,
         one.connect() as first, two.connect() as second,
@@ -151,8 +153,9 @@ def test_servers_that_replicate_to_each_other_send_each_change_once(
 @pytest.mark.long
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("structure", ["SELECT 1", "CREATE TEMP TABLE t ()"])
-def test_origin_none_leaves_out_streamed_transactions(source: Source, structure: str) -> None:
-    """A stream does not name the origin of a transaction that begins with a change of the catalog."""
+def test_origin_none_excludes_streamed_transactions(source: Source, structure: str) -> None:
+    """The first block of a streamed transaction does not contain the origin if the transaction begins with a change of
+    the catalog."""
     name = f"o_{source.database.name}"
     little_memory(source)
     log = source.log()
@@ -169,7 +172,7 @@ def test_origin_none_leaves_out_streamed_transactions(source: Source, structure:
 @pytest.mark.long
 @pytest.mark.versions(14, 18)
 def test_large_transaction_of_other_tables_causes_no_reconnect(source: Source) -> None:
-    """Its blocks name no origin and hold no published change, so the receiver needs no origin for them."""
+    """The transaction's blocks contain no origin and no published change, so the receiver does not need the origin."""
     source.run("CREATE TABLE foreign_table (id int, v text)")
     little_memory(source)
     log = source.log()

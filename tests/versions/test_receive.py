@@ -1,4 +1,5 @@
-"""Receiving and decoding on every supported version: the log gives the source's rows at each boundary."""
+"""Receiving and decoding with every supported version: the rows computed from the log equal the source at each
+boundary."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.versions.conftest import Received
 from tests.versions.workload import ALTERED, GENERATED_SINCE, LISTS_SINCE, TABLES
 
 EMPTY_TRANSACTIONS_UNTIL = 14
-"""From 15 on, pgoutput sends nothing for a transaction without published changes."""
+"""The last version in which pgoutput sends Begin and Commit for transactions without published changes."""
 
 
 def test_log_equals_the_source_at_every_boundary(received: Received) -> None:
@@ -43,7 +44,7 @@ def test_log_equals_the_source_at_the_end(received: Received) -> None:
 
 
 def rows_of(received: Received, name: str, columns: list[str]) -> Rows:
-    """The rows of a table that the whole log gives."""
+    """The rows of a table, computed from the whole log."""
     derived = received.derived
     (table,) = [table for table in derived.tables if title(table) == name]
     shutil.rmtree(path_of(derived.layout.mirror(table.name)), ignore_errors=True)
@@ -52,7 +53,7 @@ def rows_of(received: Received, name: str, columns: list[str]) -> Rows:
     return mirror.rows(columns)
 
 
-def test_transactions_are_whole_and_in_commit_order(received: Received) -> None:
+def test_transactions_are_complete_and_in_commit_order(received: Received) -> None:
     commits = {int(xid): Lsn.parse(lsn) for xid, lsn in received.journal.commits().items()}
     found = rows(received.log, "kind IN ('I', 'U', 'D', 'T', 'C')")
     assert {row["commit_lsn"] for row in found if row["xid"] in commits} <= set(commits.values())
@@ -78,7 +79,7 @@ def test_log_has_messages_and_origins(received: Received) -> None:
 
 
 def test_empty_transactions_leave_no_rows(received: Received) -> None:
-    """PostgreSQL 14 sends Begin and Commit of transactions that changed nothing published."""
+    """PostgreSQL 14 sends Begin and Commit even for transactions without published changes."""
     raw = _raw(received)
     empty = sum(one[:1] + two[:1] == b"BC" for one, two in pairwise(raw))
     assert (empty > 0) == (received.version <= EMPTY_TRANSACTIONS_UNTIL)
@@ -89,7 +90,7 @@ def test_empty_transactions_leave_no_rows(received: Received) -> None:
 
 
 def test_tables_published_in_part_are_received_in_part(received: Received) -> None:
-    """Row filters, column lists and FOR TABLES IN SCHEMA."""
+    """Covers row filters, column lists and FOR TABLES IN SCHEMA."""
     if received.version < LISTS_SINCE:
         pytest.skip(f"PostgreSQL {received.version} has no row filters, column lists or schemas in publications")
     conn, shown = received.journal.conn, sql.SQL("(SELECT * FROM filtered WHERE v > 30) AS shown")
@@ -104,7 +105,7 @@ def test_tables_published_in_part_are_received_in_part(received: Received) -> No
 
 
 def _raw(received: Received) -> list[bytes]:
-    """The server's own messages, read by SQL through a separate slot."""
+    """The messages as the server sends them, read with SQL through a separate slot."""
     names = ",".join(received.publications)
     found = received.journal.conn.execute(
         "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"

@@ -1,4 +1,4 @@
-"""Histories of sessions on every version leave the same log with streaming and without streaming."""
+"""With every version, the same history of concurrent sessions results in the same log with and without streaming."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ MANNERS = settings(
     deadline=None, database=None, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
-"""All examples of a test are played on the same server."""
+"""Settings of hypothesis: all examples of a test use the same server, so health checks do not apply."""
 MANY = 12
-"""Examples of up to 150 steps each. With 60 examples, these tests took a third of the long set's time."""
+"""Number of examples, of up to 150 steps each. With 60 examples, these tests took a third of the long set's time."""
 
 
 @contextmanager
 def follow(
     server: EmbeddedServer, folder: Path, *, immediate: bool = False, two_phase: bool = False, streaming: bool = True
 ) -> Iterator[tuple[Twins, Sessions]]:
-    """Both receivers follow in their own processes while the sessions play. One session's transactions have an origin.
-    With ``two_phase`` none has an origin, because another session may commit a prepared transaction."""
+    """Two receivers, one with streaming and one without, run in their own processes while the sessions execute a
+    history. One session's transactions have an origin. With ``two_phase``, no transaction has an origin, because a
+    different session may commit a prepared transaction."""
     with ExitStack() as stack:
         database = stack.enter_context(fresh_database(server))
         conn, *both = (stack.enter_context(database.connect()) for _ in range(2 * SESSIONS + 1))
@@ -68,7 +69,8 @@ def follow(
 
 
 def play(twins: Twins, sessions: Sessions, steps: list[Step], *, facts: bool) -> None:
-    """Checks that the log at any moment equals the part of the final log below its position."""
+    """Executes the steps. Checks that the log at any earlier moment equals the part of the final log below its position
+    at that moment."""
     looks: list[tuple[Lsn, list[Row]]] = []
 
     def look() -> None:
@@ -101,14 +103,14 @@ def run(server: EmbeddedServer, folder: Path, actions: list[Action], examples: i
             play(twins, sessions, steps, facts=actions is PLAIN)
 
         test()
-        # A transaction that comes whole at its PREPARE is written before its commit only if it has to be kept.
+        # Without streaming, a transaction is written before its commit only if it must be stored after its PREPARE.
         assert twins.streamed.reading.late > 0 or not options.get("streaming", True)
 
 
 @pytest.mark.long
 @pytest.mark.versions(15, 18, long=(16, 17))
 @pytest.mark.parametrize("streaming", [True, False], ids=["in blocks", "whole"])
-def test_streamed_log_equals_whole_log_with_prepared_transactions(
+def test_logs_with_and_without_streaming_are_equal_with_prepared_transactions(
     version_server: EmbeddedServer, tmp_path: Path, streaming: bool
 ) -> None:
     actions = [*ALL, *PREPARED, *PREPARED, *PREPARED]
@@ -119,7 +121,7 @@ def test_streamed_log_equals_whole_log_with_prepared_transactions(
 @pytest.mark.timeout(1800)
 @pytest.mark.versions(15, 16, 17, 18)
 @pytest.mark.parametrize("streaming", [True, False], ids=["in blocks", "whole"])
-def test_streamed_log_equals_whole_log_in_many_histories_with_prepared_transactions(
+def test_logs_with_and_without_streaming_are_equal_in_many_histories_with_prepared_transactions(
     version_server: EmbeddedServer, tmp_path: Path, streaming: bool
 ) -> None:
     actions = [*ALL, *PREPARED, *PREPARED, *PREPARED]
@@ -128,7 +130,7 @@ def test_streamed_log_equals_whole_log_in_many_histories_with_prepared_transacti
 
 @pytest.mark.long
 @pytest.mark.versions(14, 18, long=(15, 16, 17))
-def test_streamed_log_equals_whole_log(version_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_logs_with_and_without_streaming_are_equal(version_server: EmbeddedServer, tmp_path: Path) -> None:
     run(version_server, tmp_path, ALL, 3, immediate=False)
 
 
@@ -136,7 +138,7 @@ def test_streamed_log_equals_whole_log(version_server: EmbeddedServer, tmp_path:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("immediate", [False, True], ids=["full", "immediate"])
 @pytest.mark.parametrize("actions", [ALL, PLAIN], ids=["all", "plain"])
-def test_streamed_log_equals_whole_log_in_many_histories(
+def test_logs_with_and_without_streaming_are_equal_in_many_histories(
     version_server: EmbeddedServer, tmp_path: Path, actions: list[Action], immediate: bool
 ) -> None:
     run(version_server, tmp_path, actions, MANY, immediate=immediate)

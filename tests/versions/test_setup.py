@@ -20,7 +20,7 @@ NULLS = "has NULL in a column that came with a default"
 def test_setup_warns_of_old_images_with_nulls(
     version_server: EmbeddedServer, via_root: str, key: str, warned: bool
 ) -> None:
-    """The warning is only for tables without a key, whose rows are found by all their values."""
+    """Setup warns only about tables without a key, because their old rows are found by all values."""
     with fresh_database(version_server) as database, database.connect() as conn:
         conn.execute(f"CREATE TABLE t (id int {key}, v text) PARTITION BY RANGE (id)".encode())
         conn.execute("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)")

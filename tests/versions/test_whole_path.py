@@ -1,5 +1,5 @@
-"""Setup, copy, changes and verify on the oldest and newest server: each published boundary equals the source. All other
-tests of whole runs use the newest server."""
+"""Setup, copy, changes and verify with the oldest and newest server: each consistent point equals the source. All other
+tests of whole syncs use the newest server."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _whole_path(server: EmbeddedServer, spark: SparkSession) -> None:
         assert journal.assert_published(rig.lake) >= 3
         rig.assert_equal(*TABLES, ALTERED)
         assert _verified(rig).ok
-        # The insert position is then after a page header, where no record ends.
+        # The insert position is then after a page header, which is not the end of a record.
         conn.execute("SELECT pg_switch_wal()")
         assert _verified(rig).ok
 
 
 def _verified(rig: Rig) -> VerifyReport:
-    """Runs `verify` in addition to the comparison by the oracle."""
+    """Runs `verify`, in addition to the comparison with the journal."""
     catalog, points = load_catalog(CATALOG_FILE), ConsistentPoints(rig.settings.layout)
     assert catalog is not None
     with place_verify_request(rig.settings.layout) as request:

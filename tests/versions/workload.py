@@ -1,4 +1,4 @@
-"""One workload for servers of every version: everything that a stream may contain, in a few dozen transactions."""
+"""A workload for servers of every version. Its few dozen transactions contain everything that a stream may contain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLES = (
     "public.families", "public.toast", "public.bag", "public.indexed", "public.pair", "public.root",
     "Odd Schema.Select", "public.emptied",
 )  # fmt: skip
-"""Tables that are published whole on every version and keep their columns."""
+"""Tables that are published with all rows and columns on every version, and whose columns do not change."""
 ALTERED = "public.altered"
 
 DDL = """
@@ -63,7 +63,7 @@ _BIG = "repeat(md5(id::text), 200)"
 
 
 class Workload:
-    """Writes through two sessions. ``database`` has only the tables of ``DDL``."""
+    """Writes through two sessions. ``database`` must have only the tables that :func:`make` creates."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -71,13 +71,14 @@ class Workload:
         self.version = database.server.version
 
     def before(self) -> None:
-        """Rows that exist before a copy."""
+        """Writes rows that exist before a copy."""
         self._run("INSERT INTO toast SELECT id, 0, repeat('old', 2000) FROM generate_series(1001, 1010) id")
         self._run("INSERT INTO root SELECT g, g % 3, 'old' FROM generate_series(1001, 1009) g")
         self._run("INSERT INTO emptied VALUES (1001, 'old')", "INSERT INTO bag VALUES (1001, 'old'), (1001, 'old')")
 
     def rows(self) -> None:
-        """Types, TOAST, keys, identities, partitions: single statements and short transactions."""
+        """Changes rows in single statements and short transactions: types, TOAST, keys, replica identities,
+        partitions."""
         self._run(_FAMILIES, "UPDATE families SET b = NOT b, tz = tz + interval '1 us' WHERE id < 20",
                   "DELETE FROM families WHERE id BETWEEN 30 AND 35")  # fmt: skip
         self._run(f"INSERT INTO toast SELECT id, 0, {_BIG} FROM generate_series(1, 20) id",
@@ -99,7 +100,8 @@ class Workload:
                   'UPDATE "Odd Schema"."Select" SET "from" = 3 WHERE "from" = 2')  # fmt: skip
 
     def transactions(self) -> None:
-        """Subtransactions, interleaved, prepared and empty transactions, truncates, origins and messages."""
+        """Runs transactions of all kinds: with subtransactions, interleaved, prepared and empty, with truncates,
+        origins and messages."""
         self._run("BEGIN; INSERT INTO pair VALUES (100, 's', 'kept'); SAVEPOINT one;"
                   "INSERT INTO pair VALUES (101, 's', 'gone'); SAVEPOINT two;"
                   "UPDATE pair SET v = 'gone' WHERE b = 's'; ROLLBACK TO one;"
@@ -128,7 +130,7 @@ class Workload:
                   "UPDATE altered SET more = ARRAY[id] WHERE id = 2")  # fmt: skip
 
     def lists(self) -> None:
-        """Tables that are published in part (15 and later)."""
+        """Changes tables of which only some rows or columns are published (15 and later)."""
         assert self.version >= LISTS_SINCE
         self._run("INSERT INTO filtered SELECT g, g * 10, 'x' FROM generate_series(1, 6) g",
                   "UPDATE filtered SET v = 45 WHERE id = 1; UPDATE filtered SET v = 1 WHERE id = 6",
@@ -164,7 +166,7 @@ class Workload:
 
 
 def make(conn: psycopg.Connection[Any], version: int) -> None:
-    """Creates the tables, including those published in part if the server supports this."""
+    """Creates the tables, including the tables that are published in part if the server supports this."""
     conn.execute(DDL.encode())
     if version >= LISTS_SINCE:
         conn.execute(
@@ -175,7 +177,8 @@ def make(conn: psycopg.Connection[Any], version: int) -> None:
 
 
 def publish(conn: psycopg.Connection[Any], version: int, name: str) -> tuple[str, ...]:
-    """Publishes all tables except ``outside``, as far as the server can. Returns the names of the publications."""
+    """Publishes all tables except ``outside``, with all options that the server supports. Returns the names of the
+    publications."""
     listed = ["families", "toast", "bag", "indexed", "pair", "root", '"Odd Schema"."Select"', "emptied", "altered"]
     options = " WITH (publish_generated_columns = stored)" if version >= GENERATED_SINCE else ""
     if version < LISTS_SINCE:

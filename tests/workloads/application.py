@@ -1,5 +1,5 @@
-"""The parts of an application: data model, traffic, nightly job, migrations, and invariants. The SQL has the form that
-the frameworks send. The applications are inventions of this project."""
+"""The parts of a sample application: data model, traffic, nightly job, migrations, and invariants. The SQL has the form
+that real frameworks send. The applications were invented for these tests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import psycopg
 
 Request = Callable[["Session"], None]
-"""What one visitor causes: one transaction. The request itself makes savepoints inside it."""
+"""A request of one visitor: a function that writes in one transaction, which it may divide by savepoints."""
 
 
 class RolledBack(Exception):
-    """The application gives up a request after it has written, because a validation or a service failed."""
+    """Raised by a request that has already written, because a validation or a service failed. The transaction is rolled
+    back."""
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Session:
         return self.conn.execute(statement.encode(), values or None)
 
     def row(self, statement: str, *values: Any) -> tuple[Any, ...]:
-        """The first row. Without a row, the request ends here."""
+        """The first row of the result. If there is no row, the request ends."""
         row: tuple[Any, ...] | None = self.execute(statement, *values).fetchone()
         if row is None:
             raise RolledBack
@@ -48,7 +49,7 @@ class Session:
         return self.random.choice(found)[0]
 
     def text(self, length: int) -> str:
-        """Text that hardly compresses, with odd characters."""
+        """Text of this length that hardly compresses, with unusual characters."""
         words = ("naïve", "日本語", "🐘", "tab\there", "O'Hara", 'say "so"', "back\\slash", "{a,b}", "NULL", "", "\n")
         made = [self.random.choice(words), f"{self.random.getrandbits(64):x}"]
         while sum(map(len, made)) < length:
@@ -58,7 +59,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Migration:
-    """Each step is sent as its own transaction. Traffic goes on between the steps."""
+    """A schema migration. Each step is a separate transaction. The traffic continues between the steps."""
 
     name: str
     steps: tuple[str, ...]
@@ -68,8 +69,9 @@ class Migration:
 
 @dataclass(frozen=True)
 class Invariant:
-    """A query for rows that must not exist, over ``tables`` (alias to schema.table). Every transaction of the
-    application keeps the invariant, so each consistent point must keep it as well."""
+    """An invariant of the application. ``wrong``: a query for rows that must not exist, over ``tables`` (alias to
+    schema.table). Every transaction of the application keeps the invariant, so it must hold at each consistent
+    point."""
 
     name: str
     tables: Mapping[str, str]
@@ -80,7 +82,7 @@ class Invariant:
 class Application:
     name: str
     model: str
-    """The schema, as SQL."""
+    """The SQL that creates the database schema."""
     requests: Mapping[Request, int]
     """The requests and their relative frequency."""
     rejected: Request

@@ -54,7 +54,7 @@ INSERT INTO tags_topics SELECT g % 8 + 1, g FROM generate_series(1, 20) g;
 
 
 def sign_up(session: Session) -> None:
-    """create_or_find_by: inserts in a savepoint, and uses the existing row if the index refuses the insert."""
+    """create_or_find_by: inserts in a savepoint, and uses the existing row if the insert violates the unique index."""
     email = f"user{session.random.randint(1, 60)}@example.com"
     try:
         with session.conn.transaction():
@@ -97,7 +97,7 @@ def _post(session: Session, topic: int, user: int, length: int) -> None:
 
 
 def edit_post(session: Session) -> None:
-    """In half of the cases the long body does not change, and so is not sent again."""
+    """In half of the cases, the long body does not change, so PostgreSQL does not send it again."""
     post = session.pick("posts")
     if session.random.random() < 0.5:
         session.execute("UPDATE posts SET score = score + 1, updated_at = clock_timestamp() WHERE id = %s", post)
@@ -107,7 +107,7 @@ def edit_post(session: Session) -> None:
 
 
 def delete_post(session: Session) -> None:
-    """dependent: :delete_all, and the counter caches."""
+    """Deletes a post with ``dependent: :delete_all``, and updates the counter caches."""
     post = session.pick("posts")
     topic, user = session.row("SELECT topic_id, user_id FROM posts WHERE id = %s FOR UPDATE", post)
     session.execute("DELETE FROM reactions WHERE reactable_type = 'Post' AND reactable_id = %s", post)
@@ -130,7 +130,7 @@ def delete_topic(session: Session) -> None:
 
 
 def react(session: Session) -> None:
-    """upsert_all."""
+    """Adds a reaction with upsert_all."""
     user, kind, post = session.pick("users"), session.random.randint(0, 5), session.pick("posts")
     session.execute(
         "INSERT INTO reactions (user_id, reactable_type, reactable_id, kind, created_at)"
@@ -198,7 +198,7 @@ def nightly(session: Session) -> None:
 
 
 def _versioned(version: int, *statements: str) -> str:
-    """A migration is one transaction, and records its version."""
+    """The SQL of a migration: one transaction, which also records the version of the migration."""
     return "; ".join([*statements, f"INSERT INTO schema_migrations (version) VALUES ('{version}')"])
 
 
@@ -239,7 +239,8 @@ MIGRATIONS = (
         "SwapPageViews",
         (
             "CREATE TABLE page_views_new (LIKE page_views INCLUDING ALL)",
-            # The lock comes first: the nightly TRUNCATE restarts the sequence, which must not happen before the swap.
+            # The lock is taken first, because the nightly TRUNCATE restarts the sequence, which must not happen before
+            # the swap.
             _versioned(
                 20260209000000,
                 "LOCK TABLE page_views",

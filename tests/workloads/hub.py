@@ -64,7 +64,7 @@ INSERT INTO hub.event (at, tenant_id, what)
 
 
 def invite(session: Session) -> None:
-    """UPSERT: restores an account that was deleted softly."""
+    """Restores a soft-deleted account with an UPSERT."""
     session.execute(
         "INSERT INTO hub.account (tenant_id, email, labels) VALUES (%s, %s, %s) ON CONFLICT (tenant_id, email)"
         ' DO UPDATE SET "deletedAt" = NULL, version = account.version + 1',
@@ -73,7 +73,7 @@ def invite(session: Session) -> None:
 
 
 def change_account(session: Session) -> None:
-    """@Version: UPDATE ... WHERE version = the version that was read."""
+    """Optimistic locking by ``@Version``: UPDATE ... WHERE version = the version that was read."""
     account = session.pick("hub.account")
     version = session.value("SELECT version FROM hub.account WHERE id = %s", account)
     updated = session.execute(
@@ -90,7 +90,8 @@ def leave(session: Session) -> None:
 
 
 def create_task(session: Session) -> None:
-    """Takes fifty keys at a time from the sequence. Writes an outbox row in the same transaction."""
+    """Creates a task. Keys are taken from the sequence fifty at a time. Writes an outbox row in the same
+    transaction."""
     tenant = session.pick("hub.tenant")
     block = session.value("SELECT nextval('hub.hibernate_sequence')")
     for number in range(session.random.randint(1, 3)):
@@ -115,7 +116,7 @@ def delete_task(session: Session) -> None:
 
 
 def transfer(session: Session) -> None:
-    """SERIALIZABLE, between two wallets."""
+    """Transfers an amount between two wallets in a SERIALIZABLE transaction."""
     session.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
     payer, payee = session.pick("hub.wallet", "tenant_id"), session.pick("hub.wallet", "tenant_id")
     amount = session.random.randint(1, 1 << 40)
@@ -149,7 +150,7 @@ def happen(session: Session) -> None:
 
 
 def dispatch(session: Session) -> None:
-    """Reading a row of the outbox deletes it."""
+    """Reads rows of the outbox, and deletes them."""
     session.execute(
         "DELETE FROM hub.outbox WHERE id IN (SELECT id FROM hub.outbox ORDER BY id LIMIT 3 FOR UPDATE SKIP LOCKED)"
         " RETURNING payload"
@@ -162,7 +163,7 @@ def enqueue(session: Session) -> None:
 
 
 def work(session: Session) -> None:
-    """A job runs in a savepoint. If the job fails, only the attempt is counted."""
+    """Executes a job in a savepoint. If the job fails, only the number of attempts is changed."""
     job = session.value("SELECT id FROM hub.job WHERE state = 'queued' ORDER BY run_at LIMIT 1 FOR UPDATE SKIP LOCKED")
     try:
         with session.conn.transaction():

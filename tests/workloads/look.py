@@ -1,5 +1,5 @@
-"""Compares the lake with the source. Each table is equal, or `pgcdc status` reports the difference. The only failure is
-a table that differs although `status` says that it is followed, or says nothing about it."""
+"""Compares the lake with the source. The only failure is a table that differs although `pgcdc status` reports that it
+is up to date, or does not report it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CREATE SCHEMA pulse;
 CREATE TABLE pulse.beat (id int PRIMARY KEY, beats bigint NOT NULL);
 INSERT INTO pulse.beat VALUES (1, 0)
 """
-"""A point that has the newest beat has everything that was committed before it."""
+"""The SQL of the heartbeat table ("beat"). A point with the newest beat contains everything that was committed before
+this beat."""
 
 _TABLES = """
 SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -36,11 +37,12 @@ class Look:
 
     equal: list[str] = field(default_factory=list)
     told: dict[str, str] = field(default_factory=dict)
-    """Tables that are set aside, not followed, or for inserts only, with the text that reports it."""
+    """Tables that are reported as set aside, as not replicated, or as replicated for inserts only, with the text of the
+    report."""
     pending: list[str] = field(default_factory=list)
-    """Tables that wait for a copy, or for a point that lists all tables."""
+    """Tables that wait for a copy, or that no point lists yet."""
     silent: dict[str, str] = field(default_factory=dict)
-    """Tables that differ without a report."""
+    """Tables that differ from the source without a report."""
 
     @property
     def settled(self) -> bool:
@@ -54,7 +56,8 @@ def beat(conn: psycopg.Connection[Any]) -> int:
 
 
 def look(conn: psycopg.Connection[Any], lake: Path, status: dict[str, Any]) -> Look:
-    """``status`` is the output of `pgcdc status --json`. Nobody writes to the source during the call."""
+    """Compares all tables at the newest consistent point. ``status``: the output of `pgcdc status --json`. There must
+    be no writer on the source during the call."""
     found = Look()
     newest = published(lake)[-1:]
     versions = newest[0][1] if newest else {}
@@ -118,7 +121,8 @@ def _compare(
 
 
 def violations(lake: Path, invariants: Sequence[Invariant], *, after: int = 0) -> tuple[int, list[str]]:
-    """The number of checks and the violated invariants, at consistent points above ``after`` that list the tables."""
+    """Checks the invariants at each consistent point above ``after`` that lists their tables. Returns the number of
+    checks and the violations."""
     asked, wrong = 0, []
     for lsn, versions in published(lake):
         for invariant in invariants:

@@ -1,4 +1,5 @@
-"""An application whose database a lake follows: traffic, migrations and nightly jobs, with a comparison after each."""
+"""Plays an application during a sync in follow mode: traffic, migrations and nightly jobs, with a comparison after
+each."""
 
 from __future__ import annotations
 
@@ -35,10 +36,11 @@ from tests.workloads.traffic import Traffic
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-"""``range_seconds`` of the runs. The catalog is checked at least this often."""
+"""The setting ``range_seconds``. The catalog is checked at least this often."""
 SETTLE_SECONDS = 120.0
 LOCK_TRIES = 60
-"""Tries of a migration, one second each, like the tools for migrations without downtime."""
+"""Number of tries to get the lock for a step of a migration, one second each, as in tools for migrations without
+downtime."""
 
 
 @dataclass
@@ -102,7 +104,7 @@ class Follower:
 
 @dataclass
 class Play:
-    """One application on its own database. ``told`` has the reports about tables, by migration."""
+    """One application with its own database. ``told``: by migration, the reports about tables."""
 
     application: Application
     database: Database
@@ -124,8 +126,9 @@ class Play:
                 yield cls(application, database, conn, follower, traffic)
 
     def chapter(self, migrations: Sequence[Migration], requests: int, *, verified: bool = False) -> None:
-        """Follows the application during traffic and migrations. Then repairs tables that were set aside, and compares
-        all. ``verified``: during traffic, `verify` must find only differences that were reported."""
+        """Runs a sync in follow mode during traffic and migrations. Then repairs tables that were set aside, and
+        compares all tables. ``verified``: also runs `verify` during traffic, which must find only differences that were
+        reported."""
         with self.follower.following() as ended:
             with self.traffic.burst(requests):
                 """The first chapter makes its copies during this traffic."""
@@ -142,7 +145,7 @@ class Play:
         self.mend()
 
     def settle(self, ended: Callable[[], str | None], name: str) -> None:
-        """Waits until every table is equal at a consistent point or reported as different."""
+        """Waits until every table equals the source at a consistent point, or is reported as different."""
         beat(self.conn)
         started = time.monotonic()
         deadline = started + SETTLE_SECONDS
@@ -158,7 +161,8 @@ class Play:
             time.sleep(0.1)
 
     def mend(self) -> None:
-        """Does what a user would do: `pgcdc setup` for new tables, `pgcdc snapshot` for tables that were set aside."""
+        """Does what a user would do: runs `pgcdc setup` for new tables, and `pgcdc snapshot` for tables that were set
+        aside. Then compares all tables."""
         self.follower.setup()
         beat(self.conn)
         aside = [entry["name"] for entry in self.follower.status()["tables"] if entry["state"] == "set_aside"]

@@ -1,7 +1,7 @@
-"""Two applications, each followed through traffic, migrations and nightly jobs.
+"""Two sample applications, each with traffic, migrations and nightly jobs during a sync in follow mode.
 
-At each comparison every table equals its mirror, or `status` reports that it does not. At every consistent point the
-lake keeps the application's invariants.
+At each comparison, every mirror equals its table, or `status` reports the difference. At every consistent point, the
+lake satisfies the application's invariants.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def follower(
 @pytest.mark.timeout(1200)
 @pytest.mark.takes(120)
 @pytest.mark.parametrize("application", APPLICATIONS)
-def test_tables_of_an_application_are_followed(
+def test_mirrors_follow_the_tables_of_an_application(
     application: Application, database: Database, follower: Follower
 ) -> None:
-    """All migrations, in chapters. Every kind of request is served."""
+    """Runs all migrations, a few at a time. Every kind of request must be executed at least once."""
     with Play.begun(application, database, follower, seed=int(SEED), sessions=4) as play:
         follower.setup()
         for first in range(0, len(application.migrations), 4):

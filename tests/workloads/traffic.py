@@ -16,13 +16,15 @@ from tests.fix_postgres import Database
 from tests.workloads.application import Application, Request, RolledBack, Session
 
 LONGEST_SECONDS = 30
-"""The limit for a statement. Conflicts of the application with itself are shorter, so the source was blocked."""
+"""The time limit of a statement. Conflicts within the application are shorter, so a slower statement means that pgcdc
+blocked the source."""
 EXPECTED = (
     errors.IntegrityError, errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable,
-    # Between a migration and the deploy that needs it, or for a statement that was prepared before it.
+    # Errors between a migration and the deployment of the new code, or of a statement that was prepared before the
+    # migration.
     errors.UndefinedColumn, errors.UndefinedTable, errors.FeatureNotSupported,
 )  # fmt: skip
-"""Errors that end a request and not the application: the framework rolls back and shows an error page."""
+"""Errors that end only the request, not the application: the framework rolls back and shows an error page."""
 
 
 class Traffic:
@@ -36,7 +38,8 @@ class Traffic:
 
     @contextmanager
     def burst(self, requests: int) -> Iterator[None]:
-        """Waits for all requests at the end. Raises an error that no application expects."""
+        """Runs ``requests`` requests in every session. At the end of the block, waits for all requests. Raises
+        unexpected errors."""
         failures: list[BaseException] = []
 
         def work(session: Session) -> None:
