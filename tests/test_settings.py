@@ -152,7 +152,7 @@ def test_unknown_masters_are_refused(master: str, monkeypatch: pytest.MonkeyPatc
     assert "secret" not in str(caught.value)
 
 
-def test_setting_spark_master_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_master_in_the_spark_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """``spark.master`` would circumvent all checks of the setting ``master``."""
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"spark.master": "yarn"}))
     with pytest.raises(SettingsError, match=r"setting `spark`: names the master as `spark.master`; write `master`"):
@@ -198,7 +198,7 @@ def test_streaming_is_read_from_the_environment_or_the_file(
 
 
 @pytest.mark.parametrize("written", ["on", "parallel", "1", "0", "[]"])
-def test_other_values_of_streaming_are_refused(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_values_of_streaming_are_refused(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f"streaming: {written}\n")
     with pytest.raises(SettingsError, match=r"setting `streaming`: .* is neither `auto` nor `off`") as refused:

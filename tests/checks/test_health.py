@@ -311,7 +311,7 @@ WELL_TOO: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WELL_TOO)
-def test_a_usual_situation_is_no_problem(name: str) -> None:
+def test_a_normal_situation_is_not_reported_as_a_problem(name: str) -> None:
     assert problems(replace(WELL, **{"slot": _slot(), **WELL_TOO[name]})) == []
 
 

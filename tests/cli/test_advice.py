@@ -153,7 +153,7 @@ def _drop_any_physical(shell: Shell) -> None:
 
 
 @pytest.mark.long
-def test_a_table_that_got_an_identity_is_followed_in_full(shell: Shell) -> None:
+def test_updates_and_deletes_are_applied_after_a_table_got_an_identity(shell: Shell) -> None:
     run_sql(shell, "CREATE TABLE keyless (v int)")
     said = shell.pgcdc("setup")
     assert "give it a primary key, or ALTER TABLE public.keyless REPLICA IDENTITY FULL; then run `pgcdc setup`" in said
@@ -161,7 +161,7 @@ def test_a_table_that_got_an_identity_is_followed_in_full(shell: Shell) -> None:
     assert "are not seen" not in shell.pgcdc("setup")
 
 
-def test_each_case_is_named_in_the_table_of_advice() -> None:
+def test_each_case_is_in_the_list_of_followed_advice() -> None:
     here = {
         text
         for text, node in FOLLOWED.items()

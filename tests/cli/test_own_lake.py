@@ -274,7 +274,7 @@ def test_before_the_first_sync_the_lake_may_be_moved(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("content", ['{"lake": 1', "[" * 100_000], ids=["torn", "deep"])
-def test_an_unreadable_note_of_the_lake_is_reported(noted: Shell, content: str) -> None:
+def test_an_unreadable_record_of_the_lake_is_reported(noted: Shell, content: str) -> None:
     NOTE_FILE.write_text(content)
     said = noted.pgcdc("status", expect=2)
     assert f"{NOTE_FILE}: cannot be read; delete it" in said

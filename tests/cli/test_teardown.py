@@ -67,7 +67,9 @@ def test_teardown_removes_our_slot_and_keeps_the_owners_publication(
     assert left(conn) == {"publication theirs"}
 
 
-def test_a_slot_without_a_note_is_kept_and_reported(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+def test_a_slot_that_the_project_did_not_record_is_kept_and_reported(
+    shell: Shell, conn: psycopg.Connection, role: str
+) -> None:
     """Afterwards, the advice in the message is followed, and works."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
@@ -82,7 +84,7 @@ def test_a_slot_without_a_note_is_kept_and_reported(shell: Shell, conn: psycopg.
     assert left(conn) == {"publication theirs"}
 
 
-def test_a_slot_is_noted_before_it_is_created(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+def test_a_slot_is_recorded_before_it_is_created(shell: Shell, conn: psycopg.Connection, role: str) -> None:
     """If setup is killed while it waits for its slot, the project's record names every slot that exists."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
@@ -197,7 +199,7 @@ def test_a_comment_of_another_owner_does_not_hide_what_setup_made(shell: Shell, 
     assert left(conn) == set()
 
 
-def test_publications_are_noted_before_the_slot_exists(shell: Shell, conn: psycopg.Connection) -> None:
+def test_publications_are_recorded_before_the_slot_exists(shell: Shell, conn: psycopg.Connection) -> None:
     """If setup is killed while it waits, the project's record names every publication that it made."""
 
     def dies(*arguments: object, **options: object) -> None:
@@ -211,7 +213,7 @@ def test_publications_are_noted_before_the_slot_exists(shell: Shell, conn: psyco
     assert left(conn) == set()
 
 
-def test_one_missing_publication_of_two_gets_one_advice(shell: Shell, conn: psycopg.Connection) -> None:
+def test_the_advice_is_shown_once_if_one_of_two_publications_is_missing(shell: Shell, conn: psycopg.Connection) -> None:
     conn.execute("CREATE TABLE keyless (v int)")
     shell.pgcdc("setup")
     conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(f"s_{shell.database.name}_inserts")))

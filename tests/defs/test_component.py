@@ -76,7 +76,7 @@ def test_a_component_finds_its_assets_after_a_translation_changed_their_keys() -
             }
 
 
-def test_post_processing_and_freshness_of_a_component() -> None:
+def test_a_component_applies_post_processing_and_freshness() -> None:
     """Dagster's own attribute ``post_processing`` may change every asset of the component."""
     contents = {
         "type": "pgcdc_assets.PgcdcComponent",

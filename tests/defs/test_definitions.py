@@ -154,7 +154,7 @@ def test_change_log_and_snapshots_have_separate_partitions() -> None:
     }
 
 
-def test_a_selection_is_one_run_without_retries() -> None:
+def test_materialising_a_selection_is_one_run_without_retries() -> None:
     defs = load(catalog_of(("public", "orders")))
     graph = defs.resolve_asset_graph()
     single = [key for key in graph.materializable_asset_keys if graph.get(key).backfill_policy]

@@ -82,7 +82,7 @@ def test_a_run_is_requested_only_if_there_is_work(look: SourceState, cursor: Cur
         (Runs(failures=30, last_ended=NOW - 601), None),
     ],
 )
-def test_no_run_is_requested_while_another_run_is_active_or_pauses(runs: Runs, why: str | None) -> None:
+def test_no_run_is_requested_during_another_run_or_soon_after_a_failure(runs: Runs, why: str | None) -> None:
     reason = busy(runs, NOW)
     assert reason is None if why is None else why in str(reason)
 
@@ -108,7 +108,7 @@ def test_the_cursor_keeps_the_digest_of_tables_that_was_read_last() -> None:
     assert cursor.seen(replace(AHEAD, tables="b")).tables == "b"
 
 
-def test_the_cursor_survives_its_text_form() -> None:
+def test_the_cursor_is_unchanged_after_a_text_round_trip() -> None:
     cursor = Cursor(Lsn(0x16_B374_D848), 12.5, Lsn(7), "cd", 3.25, 4.5, "ab")
     assert Cursor.parse(str(cursor)) == cursor
 

@@ -250,7 +250,7 @@ def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.Dagster
 @pytest.mark.parametrize(
     ("condition", "fires"), [(dg.AutomationCondition.eager(), False), (mirror_updated(), True)], ids=["eager", "ours"]
 )
-def test_an_asset_on_a_table_published_later_runs_with_our_condition(
+def test_an_asset_that_depends_on_a_later_published_table_runs_with_our_condition(
     instance: dg.DagsterInstance, condition: dg.AutomationCondition[dg.AssetKey], fires: bool
 ) -> None:
     """The table has no materialization for the ranges before its copy. Dagster's ``eager`` condition would wait for
@@ -330,7 +330,7 @@ def test_a_run_that_a_signal_ends_at_a_commit_boundary_succeeds(instance: dg.Dag
 
 
 @pytest.mark.parametrize("by", ["job", "selection"])
-def test_a_run_ends_for_a_queued_run_of_its_own_source_only(
+def test_a_run_ends_early_for_a_queued_run_of_its_own_source_only(
     instance: dg.DagsterInstance, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queued run that was launched in the UI does not have pgcdc's tag yet, but has an asset selection."""
@@ -364,7 +364,7 @@ def test_a_run_ends_for_a_queued_run_of_its_own_source_only(
 
 @pytest.mark.long
 @pytest.mark.takes(20)
-def test_a_run_ends_for_a_run_that_waits_for_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_early_for_a_run_that_waits_for_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the instance limits pools by run, Dagster starts a run even if its pool has no free slot."""
     monkeypatch.setattr(runs, "_LOOK_SECONDS", 0.1)
     script, waited, results = Script(), list[set[str]](), list[dg.ExecuteInProcessResult]()
@@ -450,7 +450,7 @@ def test_events_are_recorded_under_the_keys_that_the_location_shows(
     assert OF.within(dg.build_sensor_context(instance=instance)) is OF
 
 
-def test_materialising_several_ranges_of_mirrors_is_one_apply(instance: dg.DagsterInstance) -> None:
+def test_several_ranges_of_mirrors_are_materialised_by_one_apply(instance: dg.DagsterInstance) -> None:
     ranges = [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
     for known in ranges:
         RangeRegister(instance, NAMES).add(known)

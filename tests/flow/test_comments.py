@@ -227,7 +227,7 @@ def test_not_null_changes_only_the_dagster_definitions(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_comments_follow_each_catalog_check(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comments_are_updated_after_each_catalog_check(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Comments are not written while applying is paused. If a sync died after it had committed comments, the next sync
     finds them. Dagster shows comments, and a renamed table keeps them."""
 

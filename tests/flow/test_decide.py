@@ -113,7 +113,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("until", "now", "ends"), ENDS.values(), ids=ENDS.keys())
-def test_run_ends_by_its_bounds(until: Bounds, now: Situation, ends: bool) -> None:
+def test_sync_ends_when_one_of_its_limits_is_reached(until: Bounds, now: Situation, ends: bool) -> None:
     assert finished(until, now) == ends
 
 

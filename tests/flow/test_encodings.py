@@ -56,7 +56,7 @@ def _texts(rig: Rig, name: TableName, column: str = "v") -> dict[int, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("encoding", ["WIN1252", "EUC_JP", "KOI8U"])
-def test_text_in_copies_changes_names_and_labels_equals_the_source(
+def test_text_of_values_names_and_labels_equals_the_source_in_any_encoding(
     server: EmbeddedServer, encoding: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts, label = TEXTS[encoding], LABEL[encoding]

@@ -118,7 +118,7 @@ def test_no_point_lists_a_table_that_ddl_has_made_wrong(run: Run, done: str, sta
 
 
 @pytest.mark.parametrize("done", ["ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO w"])
-def test_followed_column_change_removes_the_table_only_from_later_points(run: Run, done: str) -> None:
+def test_column_change_that_the_mirror_follows_removes_the_table_only_from_later_points(run: Run, done: str) -> None:
     """The point before the change lists the table, so another point at the same LSN must list it, too."""
     assert run.listed() == {QUIET, T}
     version = run.work.progress[T].version

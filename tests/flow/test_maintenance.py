@@ -132,7 +132,7 @@ def _failing(*_: Any) -> None:
 
 
 @pytest.mark.long
-def test_tables_are_left_for_later_when_time_runs_out(rig: Rig) -> None:
+def test_maintenance_leaves_tables_for_later_when_its_time_limit_is_reached(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 1)

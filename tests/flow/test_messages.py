@@ -161,7 +161,7 @@ def test_messages_of_a_range_can_be_derived_again(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_unwritable_message_feed_holds_back_no_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_message_feed_delays_no_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise LakeError("is not well", thing="messages")
 

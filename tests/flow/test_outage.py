@@ -90,7 +90,7 @@ def test_source_that_was_never_reached_ends_the_sync(bounds: Bounds, error: Exce
         Scripted([error]).sync(bounds)
 
 
-def test_bounded_run_retries_tables_left_behind_and_then_exits_with_3() -> None:
+def test_bounded_sync_tries_again_to_copy_tables_and_then_exits_with_3() -> None:
     behind = replace(RAN, left=[(TableName("public", "t"), "was rewritten")])
     engine = Scripted([behind] * (COPY_ROUNDS + 1))
     report = engine.sync(Bounds())

@@ -37,7 +37,7 @@ def test_range_is_closed_when_it_reaches_its_size() -> None:
     assert gathered.due
 
 
-def test_range_is_closed_at_an_age_of_its_first_transaction() -> None:
+def test_range_is_closed_when_its_first_transaction_reaches_an_age() -> None:
     clock = Clock()
     gathered = open_range(clock)
     clock.now = 1000.0

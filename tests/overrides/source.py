@@ -24,7 +24,7 @@ override("gate_is_skipped", "pgcdc_assets.source.snapshot.export:_gate",
 override("rewrite_before_the_copy_is_missed", "pgcdc_assets.source.snapshot.reading:_Storage.still_holds",
     lambda _: lambda self, then: True,
     rule="a table that was rewritten or truncated between snapshot and COPY is not copied",
-    test="tests/source/test_export.py::test_a_copy_after_ddl_is_the_snapshot_or_fails[TRUNCATE t]")  # fmt: skip
+    test="tests/source/test_export.py::test_a_copy_after_ddl_equals_the_snapshot_or_fails[TRUNCATE t]")  # fmt: skip
 override("waiters_are_kept_waiting", "pgcdc_assets.source.snapshot.reading:interrupt",
     lambda _: lambda conn, asked: set(),
     rule="whoever waits for a table that a copy reads gets the table",

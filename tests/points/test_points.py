@@ -75,7 +75,7 @@ def test_points_are_found_by_lsn(layout: Layout) -> None:
     assert (listed(reader, A), listed(reader, B)) == (300, 300)
 
 
-def test_a_table_that_no_longer_is_listed_keeps_its_last_position(layout: Layout) -> None:
+def test_a_table_that_is_no_longer_listed_keeps_its_last_position(layout: Layout) -> None:
     points = ConsistentPoints(layout)
     publish_at(points, 100, {A: 1, B: 1})
     assert listed(points, B) == 100

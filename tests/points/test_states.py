@@ -45,7 +45,7 @@ def test_the_last_row_of_a_table_is_its_state(tmp_path: Path) -> None:
     assert again[OTHER.name].table == OTHER
 
 
-def test_states_of_another_process_are_seen(tmp_path: Path) -> None:
+def test_states_that_another_process_wrote_are_read(tmp_path: Path) -> None:
     reader, writer = TableStates(Layout.of(tmp_path)), TableStates(Layout.of(tmp_path))
     writer.set(TABLE, TableState.COPYING, Lsn(1))
     assert reader.get(TABLE.name) is not None

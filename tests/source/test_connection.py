@@ -222,7 +222,7 @@ def test_a_server_that_target_session_attrs_rejects_is_named_as_the_cause(wanted
     assert "see that the server runs" not in str(refused.value)
 
 
-def test_a_service_file_that_asks_for_replication_still_gives_a_session(
+def test_a_service_file_with_replication_set_still_gives_an_ordinary_session(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = conninfo_to_dict(database.conninfo)

@@ -143,7 +143,7 @@ other column."""
 
 
 @pytest.mark.parametrize("ddl", READABLE_AFTER + NOT_READABLE_AFTER)
-def test_a_copy_after_ddl_is_the_snapshot_or_fails(database: Database, ddl: str) -> None:
+def test_a_copy_after_ddl_equals_the_snapshot_or_fails(database: Database, ddl: str) -> None:
     """Without the tested check, COPY would return no rows, rows of a different table, or values of a different column,
     without an error."""
     with database.connect() as conn:

@@ -66,7 +66,9 @@ def test_a_frame_larger_than_the_buffer_is_read(pair: tuple[socket.socket, Socke
     assert reader.held == 0
 
 
-def test_an_error_is_raised_after_the_frames_before_it(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_frames_before_an_error_are_returned_before_the_error_is_raised(
+    pair: tuple[socket.socket, SocketReader],
+) -> None:
     server, reader = pair
     error = message(b"E", b'SERROR\0C42704\0Mreplication slot "s" does not exist\0DRow (secret)\0\0')
     server.sendall(message(b"d", b"one") + error + message(b"Z", b"I"))
@@ -77,7 +79,7 @@ def test_an_error_is_raised_after_the_frames_before_it(pair: tuple[socket.socket
     assert "secret" not in str(caught.value)
 
 
-def test_the_end_of_the_connection_is_raised_after_the_frames_before_it(
+def test_frames_before_the_end_of_the_connection_are_returned_before_its_error_is_raised(
     pair: tuple[socket.socket, SocketReader],
 ) -> None:
     server, reader = pair

@@ -49,7 +49,7 @@ def test_results_are_in_the_order_of_the_specs(spark: SparkSession) -> None:
     assert os.getpid() not in {pid for _, pid in results}
 
 
-def test_no_specs_start_no_job(spark: SparkSession) -> None:
+def test_empty_list_of_specs_starts_no_job(spark: SparkSession) -> None:
     assert run_tasks(spark, broken, []) == []
 
 
@@ -64,7 +64,7 @@ def test_error_of_our_own_keeps_its_class(spark: SparkSession) -> None:
     assert str(caught.value) == "message I: is not so, at LSN 0/5; look"
 
 
-def test_another_error_fails_the_job(spark: SparkSession) -> None:
+def test_unexpected_error_fails_the_job(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match="ZeroDivisionError"):
         run_tasks(spark, broken, [1])
 

@@ -9,7 +9,7 @@ from tests.log.written import START, WHO, frames_of, writer_of
 from tests.store.faultproxy import Faults
 
 
-def test_a_commit_of_the_log_is_two_puts(faults: Faults, bucket: Location) -> None:
+def test_a_batch_of_the_log_needs_two_puts(faults: Faults, bucket: Location) -> None:
     """A batch needs one PUT for the segment and one PUT for the Delta commit. A position without rows needs one PUT."""
     log = ChangeLog(Layout(bucket))
     log.create(WHO, START, 3)

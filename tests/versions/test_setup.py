@@ -17,7 +17,7 @@ NULLS = "has NULL in a column that came with a default"
 @pytest.mark.parametrize(
     ("via_root", "key", "warned"), [("true", "", True), ("false", "", False), ("true", "PRIMARY KEY", False)]
 )
-def test_setup_warns_of_old_images_with_nulls(
+def test_setup_warns_about_null_values_in_old_row_images(
     version_server: EmbeddedServer, via_root: str, key: str, warned: bool
 ) -> None:
     """Setup warns only about tables without a key, because their old rows are found by all values."""
