@@ -59,7 +59,8 @@ class Copies:
         self.record.add(Run("W4", FLOOR, seconds, rows, 0, used.cpu, used.peak))
 
     def _ours(self, conninfo: str, rows: int, number: int) -> None:
-        """Measure our copy of the table (export of the snapshot to commit of the mirror), and the run around it."""
+        """Measure our copy of the table (from the snapshot's export to the mirror's Delta commit), and the whole
+        sync."""
         with project(self.folder / f"w4_{number}", conninfo, f"w4_{number}") as settings:
             with usage(self.server) as used:
                 report = engine(settings, self.spark).sync(Bounds())

@@ -36,7 +36,7 @@ def program(server: EmbeddedServer, name: str, *args: str) -> float:
 
 
 def w1(server: EmbeddedServer, conninfo: str, scale: float) -> int:
-    """200,000 transactions of one update and one insert, by four clients."""
+    """Write 200,000 transactions, each with one update and one insert, from four clients."""
     each = int(200_000 * scale) // 4
     program(server, "pgbench", "-n", "-f", str(HERE / "w1.pgbench"), "--random-seed=42", "-c", "4", "-j", "2",
             "-t", str(each), "-d", conninfo)  # fmt: skip
@@ -44,14 +44,14 @@ def w1(server: EmbeddedServer, conninfo: str, scale: float) -> int:
 
 
 def w2(server: EmbeddedServer, conninfo: str, scale: float) -> int:
-    """1,000,000 inserts of 12 columns, 1,000 a transaction."""
+    """Insert 1,000,000 rows with 12 columns, 1,000 rows in each transaction."""
     rows = int(1_000_000 * scale)
     run(conninfo, f"CALL w2({rows}, 1000)")
     return rows
 
 
 def w3(server: EmbeddedServer, conninfo: str, scale: float) -> int:
-    """One transaction of 2,000,000 small rows."""
+    """Write one transaction with 2,000,000 small rows."""
     rows = int(2_000_000 * scale)
     run(conninfo, f"INSERT INTO small SELECT g, g % 1000, md5(g::text) FROM generate_series(1, {rows}) g")
     return rows

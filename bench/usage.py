@@ -1,4 +1,4 @@
-"""Measures CPU seconds and peak memory by kind of process, over a part of a run."""
+"""Measures CPU seconds and peak memory by kind of process, during a block of code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import psutil
 from pgcdc_assets.demo.server import EmbeddedServer
 
 _SECONDS = 0.4
-"""Seconds between two readings. A reading uses about 20 ms of a core, which the measured processes lack."""
+"""Seconds between two readings. A reading uses about 20 ms of a core, which is then missing for the measured
+processes."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Runs a receiver in its own process."""
+"""A helper that runs the receiver in its own process."""
 
 from __future__ import annotations
 

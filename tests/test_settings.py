@@ -59,7 +59,7 @@ def test_lake_url_with_special_characters_is_refused(odd: str, monkeypatch: pyte
 def test_lake_that_contains_the_project_or_the_home_is_refused(
     lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`teardown --lake` deletes the lake."""
+    """`teardown --lake` deletes the lake, and would delete these folders, too."""
     project, home = tmp_path / "a/project", tmp_path / "home"
     (project / "sub").mkdir(parents=True)
     home.mkdir()

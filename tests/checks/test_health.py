@@ -254,7 +254,7 @@ def test_each_situation_is_reported_with_its_advice(name: str) -> None:
 
 
 def test_a_renamed_table_is_only_a_warning() -> None:
-    """The next run has not seen the rename yet, and nothing is lost."""
+    """No sync has noticed the rename yet. The next sync continues the mirror under the new name, so nothing is lost."""
     other = TableName("public", "orders2")
     publication = PublicationFacts("pgcdc", frozenset({other, LEAF_A, LEAF_B}))
     renamed = _source(publications={"pgcdc": publication}, called={1: other, 2: EVENTS})
@@ -264,7 +264,7 @@ def test_a_renamed_table_is_only_a_warning() -> None:
 
 
 def test_a_table_whose_name_is_not_text_must_be_renamed() -> None:
-    """No run can continue with this mirror, neither before nor after the next catalog check."""
+    """No sync can continue this mirror, neither before nor after the next catalog check."""
     garbage = TableName("public", Encoding.of("EUC_JP").shown(b"\xa9\xa1"))
     publication = PublicationFacts("pgcdc", frozenset({garbage, LEAF_A, LEAF_B}))
     renamed = _source(publications={"pgcdc": publication}, called={1: garbage, 2: EVENTS})

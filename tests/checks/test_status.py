@@ -125,7 +125,8 @@ def test_the_process_that_writes_to_the_lake_is_named(project: Project) -> None:
 
 
 def test_prepared_transactions_in_the_spill_folder_are_listed(project: Project) -> None:
-    """The oldest comes first. A transaction that changed no published table is kept too, but is not listed."""
+    """The oldest transaction is listed first. A transaction without published changes is stored, too, but not
+    listed."""
     project.log(project.setup())
     folder = PreparedFolder(project.settings.layout.change_log)
     for xid, changes in ((9, 3), (8, 0), (7, 2)):
@@ -182,7 +183,7 @@ def test_status_shows_positions_and_states_of_tables(project: Project) -> None:
 
 @pytest.mark.long
 def test_status_and_lake_at_do_not_import_pandas(project: Project) -> None:
-    """Many calls of pyarrow import pandas. In a new process the import takes 0.2 s, half of the command's time."""
+    """Many pyarrow functions import pandas. In a new process this takes 0.2 s, half of the command's time."""
     settings, catalog = project.settings, project.setup()
     begin, folder = project.log(catalog), path_of(settings.layout.root)
     TableStates(settings.layout).set_all(catalog.tables, TableState.SET_ASIDE, begin, "for some reason")
@@ -219,7 +220,8 @@ def test_an_emptied_publication_is_an_error(project: Project) -> None:
 
 
 def test_status_does_not_wait_for_a_locked_table(project: Project) -> None:
-    """PostgreSQL's own view of published tables waits for every lock on them, for as long as the lock is held."""
+    """PostgreSQL's own view, pg_publication_tables, waits until other sessions release their locks on published
+    tables."""
     project.setup()
     with project.source.connect() as conn, conn.transaction():
         conn.execute("ALTER TABLE a ADD COLUMN more int")

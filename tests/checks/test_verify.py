@@ -470,7 +470,8 @@ def test_the_report_can_be_written_as_json(lake: Lake) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("columns", "key"), [(1599, "PRIMARY KEY"), (1599, "")])
 def test_the_widest_possible_table_is_compared(lake: Lake, columns: int, key: str) -> None:
-    """Each column twice is more than PostgreSQL allows in a SELECT."""
+    """The comparison must not select each column twice, which would exceed PostgreSQL's limit of columns in a
+    SELECT."""
     lake.script(f"CREATE TABLE t (id int {key}, {', '.join(f'c{n} int' for n in range(columns))})")
     lake.script("INSERT INTO t (id, c7) VALUES (1, 70), (2, 71)")
     names = [f"c{n}" for n in range(columns)]
@@ -530,8 +531,8 @@ def test_a_table_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
 
 
 def test_a_table_truncated_during_the_wait_for_the_mirrors_is_compared(lake: Lake) -> None:
-    """The number of truncates does not matter: after a new snapshot, the table is read before the mirrors reach its
-    LSN."""
+    """This works after any number of truncates: after a new snapshot, the table is read before verify waits for the
+    mirrors."""
     report = _beside(lake, "TRUNCATE t; INSERT INTO t VALUES (1, 'a')")
     assert [table.verdict for table in report.tables] == ["equal", "equal"]
 
@@ -543,7 +544,7 @@ def test_a_difference_is_reported_even_if_its_rows_cannot_be_read_again(lake: La
 
 
 def test_a_mirror_that_changed_its_columns_is_not_compared_with_rows_read_earlier(lake: Lake) -> None:
-    """The source's column was read as text, and the mirror now has numbers."""
+    """The source's column was read while it was text, and the mirror now has numbers."""
     schema = mirrors.mirror_schema(id=pa.int32(), note=pa.int32())
     points = 0
 

@@ -1,4 +1,4 @@
-"""How a command's own run ends. No source is needed."""
+"""How the Dagster run that a command starts in its own process ends. No source is needed."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ LINES = 12
 
 @dataclass
 class Rig:
-    """A shell, and what the mistakes need in addition to it."""
+    """A shell, together with the other objects that the mistakes need."""
 
     shell: Shell
     role: str

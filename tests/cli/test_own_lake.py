@@ -214,7 +214,8 @@ def test_a_link_to_the_lake_is_the_same_lake(noted: Shell) -> None:
 
 @pytest.mark.long
 def test_a_project_whose_lake_was_deleted_can_start_again(synced: Shell) -> None:
-    """An empty folder in place of the lake may be an unmounted disk. The project works after the message's advice."""
+    """An empty folder in place of the lake may be an unmounted disk. The project works after the advice in the message
+    was followed."""
     shutil.rmtree("lake")
     Path("lake").mkdir()
     said = synced.pgcdc("sync", expect=2)

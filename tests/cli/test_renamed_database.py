@@ -1,4 +1,5 @@
-"""A database is identified by its OID: a renamed database is the same, and a clone with the same name is not."""
+"""A database is identified by its OID: after a rename it is still the same database, but a clone with the same name is
+not."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _EAGER = {
     "spark.speculation.quantile": "0.5", "spark.speculation.minTaskRuntime": "100ms",
     "spark.speculation.task.duration.threshold": "3s",
 }  # fmt: skip
-"""Spark starts a second attempt of a task after three seconds, on another executor."""
+"""Spark settings for speculation: a second attempt of a task starts after three seconds, on a different executor."""
 
 
 def kill(process: psutil.Process) -> None:

@@ -1,4 +1,4 @@
-"""The commands on a cluster whose executors are killed. No secret appears in a place that others can read."""
+"""Runs the commands on a cluster whose executors are killed. No secret may appear where other users can read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The saved catalog, which every run needs."""
+"""The saved catalog, which every sync reads."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ CASES = (
     *(Case("maintain", point) for point in _UPKEEP),
     Case("maintain", FaultPoint.MIRROR_VACUUMED, Kind.JVM),
 )
-"""Cases in the order in which one project can reach them."""
+"""Cases in an order in which a single project can run them."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The test's side of the fault points: arms them, waits for them, and kills processes at them."""
+"""Helpers for fault points: arms them, waits until a process has stopped at a point, and kills processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgcdc_assets.core.faultpoints import LOCK, REACHED, FaultPoint
 
 
 class Kind(StrEnum):
-    """Kinds of crash; the columns of the table."""
+    """Kinds of crashes. They are the columns of the result table."""
 
     RECEIVER = "SIGKILL of the receiver"
     PARENT = "death of its parent"

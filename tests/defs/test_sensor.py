@@ -193,8 +193,8 @@ def test_a_new_table_that_is_not_selected_requests_no_run(
 def test_a_stream_abort_requests_no_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
-    """PostgreSQL 18 sends Stream Abort when a large transaction with savepoints rolls back. It is no published
-    change."""
+    """PostgreSQL 18 sends Stream Abort when a large transaction with savepoints rolls back. This message is not a
+    published change."""
     conn.execute(f"ALTER DATABASE {conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
     for statement in (
         "BEGIN", "SAVEPOINT s", "INSERT INTO public.t VALUES (0)", "RELEASE s",

@@ -1,4 +1,4 @@
-"""A command on its own terminal, and the check that a signal ends it in time."""
+"""Runs a command on a pseudo-terminal, and checks that a signal ends the command in time."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_new_table_appears_in_the_graph(up: Served) -> None:
 @pytest.mark.long
 @pytest.mark.takes(40)
 def test_checks_belong_to_the_newest_materialisation(up: Served) -> None:
-    """Otherwise the UI shows the checks as not evaluated."""
+    """If a check was evaluated before the newest materialization, the UI shows the check as not evaluated."""
     up.follow("UPDATE public.customers SET credit = credit + 1 WHERE id = 1")
     for table in TABLES:
         up.wait(partial(check_passed, up, table), f"the check of {table}", seconds=30)

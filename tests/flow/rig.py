@@ -96,7 +96,7 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
 
 
 def named_settings(database: Database, **more: Any) -> Settings:
-    """Slot and publication are named after the database, and batches are short."""
+    """Settings whose slot and publication are named after the database, with short batches."""
     name = f"s_{database.name}"[:60]
     return Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, **more)
 
@@ -143,7 +143,7 @@ def version(rig: Rig, name: TableName) -> int:
 def children_running(module: str) -> list[int]:
     found = []
     for child in psutil.Process().children(recursive=True):
-        # The children of earlier runs may have ended, or may not have been waited for.
+        # Child processes of earlier syncs may have ended, or may be zombies.
         with suppress(psutil.NoSuchProcess):
             if module in " ".join(child.cmdline()):
                 found.append(child.pid)

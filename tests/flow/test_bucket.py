@@ -37,7 +37,8 @@ def rig(
 
 @pytest.mark.long
 def test_every_command_works_with_a_lake_in_an_object_store(rig: Rig) -> None:
-    """Copy, changes of each kind, a new column, a new copy with other columns, a repair, maintenance, readers."""
+    """Covers a copy, changes of each kind, a new column, a new copy with different columns, a repair, maintenance, and
+    readers."""
     rig.setup()
     rig.sync()
     rig.assert_equal()

@@ -87,7 +87,7 @@ def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: 
 
 
 def test_catalog_changes_of_a_table_that_is_set_aside_are_noticed(work: Work) -> None:
-    """The stream may show that rows are missing before the catalog check shows the reason."""
+    """The stream may show that the mirror lacks rows before a catalog check shows the reason."""
     work.progress.put_aside(B.name, Lsn(15), "the mirror lacks a row")
     _watched(work, [A, B])
     assert work.progress[B.name].state is TableState.SET_ASIDE
@@ -143,7 +143,7 @@ def test_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
 
 
 def test_many_changes_are_logged_once_in_one_line(work: Work) -> None:
-    """Each catalog check shows the same changes again, because the mirrors may not change."""
+    """Each catalog check finds the same changes again, because applying is paused and the mirrors do not change."""
     observer = Told()
     work.observer = observer
     more = tuple(Column(number, f"c{number}", INT, missing="1") for number in range(3, 38))
@@ -160,7 +160,7 @@ def test_many_changes_are_logged_once_in_one_line(work: Work) -> None:
 
 
 def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
-    """The other tables are logged as published or as no longer published."""
+    """The log lines of the other tables say that they are now published, or no longer published."""
     observer = Told()
     work.observer = observer
     _watched(work, [replace(A, name=TableName("public", "c")), _table(9, "new")])

@@ -1,4 +1,4 @@
-"""Tables created after setup: a sync publishes the tables that the settings include, if the publication is ours."""
+"""Tables created after setup: if setup created the publication, a sync adds the tables that the settings include."""
 
 from __future__ import annotations
 

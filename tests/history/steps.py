@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Doing:
-    """What the project does after some steps."""
+    """What the project does after a list of steps."""
 
     kind: str
     pick: int

@@ -48,7 +48,7 @@ def overrides() -> dict[str, Override]:
 
 
 def owner_of(target: str, module: Any) -> tuple[Any, str]:
-    """The class or module that holds the target, and the target's name there."""
+    """The class or module that contains the target, and the target's name in it."""
     *classes, name = target.split(":")[1].split(".")
     owner = module
     for each in classes:

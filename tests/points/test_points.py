@@ -222,7 +222,8 @@ def test_pruning_keeps_the_promised_points(lists: list[dict[str, int]], at: int,
 @example([(9, 0), (8, 8), (6, 6)])
 @settings(max_examples=6, deadline=None)
 def test_thinned_points_are_found_in_order(rounds: list[tuple[int, int]]) -> None:
-    """Thinning leaves files of few points between files of many points. Merging keeps their order."""
+    """Thinning leaves files with few points between files with many points. Merging these files keeps the order of the
+    points."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         merging = Merging(most_files=3, small_rows=5)
         day = timedelta(days=1)

@@ -33,7 +33,8 @@ def test_the_snapshot_can_be_shared_and_the_slot_is_dropped(database: Database) 
 
 
 def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) -> None:
-    """Concurrent writers commit during the export. The snapshot has exactly the rows committed before it."""
+    """Concurrent writers commit during the export. The snapshot has exactly the rows of transactions below the
+    consistent point."""
     stop = threading.Event()
     slot = f"s_{secrets.token_hex(5)}"
 

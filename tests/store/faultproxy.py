@@ -37,7 +37,7 @@ class Faults:
         """How many more requests the store executes before it refuses all requests. None: no limit."""
         self.seen: Counter[str] = Counter()
         self.asked: list[str] = []
-        """The kind and path of each request."""
+        """The method and path of each request (listings as LIST)."""
         self._lock = threading.Lock()
 
     def take(self, method: str, path: str = "") -> Fault | None:

@@ -117,7 +117,7 @@ def delete_post(session: Session) -> None:
 
 
 def delete_topic(session: Session) -> None:
-    """The cascade of the foreign key deletes the posts."""
+    """Deletes a topic. The foreign key's cascade deletes its posts."""
     topic = session.pick("topics")
     session.execute("SELECT 1 FROM topics WHERE id = %s FOR UPDATE", topic)
     session.execute(
@@ -173,7 +173,7 @@ def view(session: Session) -> None:
 
 
 def rejected(session: Session) -> None:
-    """An after_save callback fails after everything has been written."""
+    """A request that fails in an after_save callback, after everything has been written."""
     open_topic(session)
     raise RolledBack
 

@@ -182,7 +182,7 @@ def timed_out(session: Session) -> None:
 
 
 def batch(session: Session) -> None:
-    """A long transaction of a report, which changes one row many times."""
+    """A long transaction, as of a report, which changes one row many times."""
     tenant = session.pick("hub.tenant")
     for number in range(10):
         try:

@@ -123,7 +123,7 @@ class Cohort:
 
     @property
     def silent(self) -> list[Player]:
-        """The players of stories with a difference that nothing reported."""
+        """The players of the failed stories, which have a difference without a report."""
         return [player for player in self.players if player.silences]
 
     @property

@@ -1,4 +1,4 @@
-"""Every Python process imports this at its start if the folder is on its PYTHONPATH."""
+"""Applies the override. Every Python process imports this module at its start if this folder is on its PYTHONPATH."""
 
 import os
 
