@@ -1,4 +1,4 @@
-"""The example project, installed and run as its README says."""
+"""The example project shop_analytics, installed and run as its README says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with duckdb.connect("warehouse.duckdb", read_only=True) as db:
 
 
 class Project:
-    """A copy of the example with a virtual environment of its own, and its two databases."""
+    """A copy of the example with a separate virtual environment, and its two databases."""
 
     def __init__(self, folder: Path, shop: Database, crm: Database) -> None:
         self.folder, self.shop = folder, shop
@@ -50,7 +50,7 @@ class Project:
         return done.stdout
 
     def sync(self) -> None:
-        """The mirrors, the DuckDB tables and the models, up to what is committed now."""
+        """Updates the mirrors, the DuckDB tables and the models with everything that is committed."""
         self.run("dg", "launch", "--job", "shop_sync")
         self.run("dg", "launch", "--job", "crm_sync")
         self.run("dg", "launch", "--assets", "kind:duckdb or kind:dbt")
@@ -80,7 +80,7 @@ def project(server: EmbeddedServer, tmp_path: Path) -> Iterator[Project]:
             project.run("pgcdc", "--component", name, "teardown", "--yes")
 
 
-def test_models_hold_what_the_databases_held(project: Project) -> None:
+def test_models_have_the_same_totals_as_the_databases(project: Project) -> None:
     project.run("dg", "check", "defs")
     project.sync()
     with project.shop.connect() as conn:

@@ -37,7 +37,8 @@ DSN: Final = "host=nowhere.invalid dbname=shop password=geheim"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Dagster project with one component, as the working directory. The shell has settings of another project."""
+    """A Dagster project with one component. It is the working directory. The shell has settings of a different
+    project."""
     folder = tmp_path / "src/shop_project/defs/shop"
     folder.mkdir(parents=True)
     for package in (folder.parent, folder.parent.parent):
@@ -55,7 +56,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, bool]]:
-    """What the command ``show`` found: the settings, and whether they are those of a component."""
+    """Adds a command ``show``. The list gets the settings that each call of ``show`` sees, and whether they are those
+    of a component."""
     found: list[tuple[Settings, bool]] = []
     show = click.command("show")(lambda: found.append((Settings.load(), is_component())))
     monkeypatch.setitem(pgcdc.commands, "show", show)
@@ -73,7 +75,9 @@ def test_settings_are_those_of_the_component(project: Path, shown: list[tuple[Se
     assert json.loads(os.environ["PGCDC_TABLES"]) == ["public.*"]  # for child processes
 
 
-def test_settings_of_the_shell_stay_without_a_component(project: Path, shown: list[tuple[Settings, bool]]) -> None:
+def test_without_a_component_the_settings_of_the_shell_are_used(
+    project: Path, shown: list[tuple[Settings, bool]]
+) -> None:
     assert run(["show"]) == 0
     assert [(found.name, of_component) for found, of_component in shown] == [("crm", False)]
 
@@ -88,7 +92,7 @@ def test_settings_of_the_shell_stay_without_a_component(project: Path, shown: li
     ],
     ids=["unknown", "without a variable", "not installed", "outside a project"],
 )
-def test_component_that_cannot_be_loaded_is_named(
+def test_error_names_a_component_that_cannot_be_loaded(
     project: Path, shown: list[tuple[Settings, bool]], component: str, change: Callable[[Path], object], cause: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

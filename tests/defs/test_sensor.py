@@ -122,10 +122,10 @@ def test_a_published_change_requests_a_run(
     assert look(instance, settings).run_requests
 
 
-def test_newest_point_of_a_quiet_source_stays_fresh(
+def test_sensor_keeps_the_newest_point_of_a_quiet_source_fresh(
     instance: dg.DagsterInstance, settings: Settings, level: Lsn
 ) -> None:
-    """At most one record each minute, and only with a freshness policy."""
+    """The sensor records the newest point again, at most once a minute, and only with a freshness policy."""
     key = RangeRegister(instance, NAMES).add(LsnRange(Lsn(1), level)).key
     freshness = dg.FreshnessPolicy.time_window(timedelta(minutes=15))
 
@@ -141,7 +141,7 @@ def test_newest_point_of_a_quiet_source_stays_fresh(
     assert points(replace(cursor, fresh=cursor.fresh - 60), freshness=freshness)[0] == found
 
 
-def test_newest_point_is_not_fresh_while_a_change_waits(
+def test_sensor_does_not_keep_the_newest_point_fresh_while_a_change_waits(
     instance: dg.DagsterInstance, settings: Settings, level: Lsn, conn: psycopg.Connection[Any]
 ) -> None:
     RangeRegister(instance, NAMES).add(LsnRange(Lsn(1), level))
@@ -167,7 +167,7 @@ def test_unpublished_changes_alone_request_no_run(
 def test_a_new_table_of_a_quiet_source_requests_one_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
-    """The publication does not list the table yet, so the slot holds no change of it."""
+    """The publication does not list the new table yet, so the slot has no change of this table."""
     settings = settings.changed(tables=("public.*",))
     conn.execute("INSERT INTO public.unpublished VALUES (1)")
     first = look(instance, settings)
