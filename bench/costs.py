@@ -42,7 +42,7 @@ TURNS = 3
 STARTS = 5
 COMMANDS = {
     "pgcdc status": "import sys; from pgcdc_assets.cli.main import run; sys.exit(run(['status']))",
-    "first Lake.at()": "from pgcdc_assets.lake import Lake; Lake('lake').at()",
+    "first Lake.at()": "from pgcdc_assets.lake.lake import Lake; Lake('lake').at()",
 }
 
 

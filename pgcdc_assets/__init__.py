@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from pgcdc_assets.defs.lakeinputs import PgcdcLake
     from pgcdc_assets.defs.pipeline import build_pgcdc_defs
     from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator
-    from pgcdc_assets.lake import Lake
+    from pgcdc_assets.lake.lake import Lake
 
 __all__ = [
     "Lake", "PgcdcComponent", "PgcdcLake", "PgcdcTable", "PgcdcTranslator", "build_pgcdc_defs", "mirror_updated",
 ]  # fmt: skip
 
 _MODULES = {
-    "Lake": "lake",
+    "Lake": "lake.lake",
     "PgcdcComponent": "defs.component",
     "PgcdcLake": "defs.lakeinputs",
     "PgcdcTable": "defs.translator",

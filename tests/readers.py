@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaLog
-from pgcdc_assets.lake import LakeAt
+from pgcdc_assets.lake.point import LakeAt
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of

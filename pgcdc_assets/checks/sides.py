@@ -22,7 +22,7 @@ from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError, ProtocolError
 from pgcdc_assets.feed.events import not_text
 from pgcdc_assets.feed.schema import LEAF, RAW
-from pgcdc_assets.lake import READ_EXACTLY
+from pgcdc_assets.lake.point import READ_EXACTLY
 from pgcdc_assets.mirror.delta.rowgroups import live_rows
 from pgcdc_assets.protocol.text.strings import NotText, decoded
 from pgcdc_assets.source.connect.connection import APPLICATION, connect

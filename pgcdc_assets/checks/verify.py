@@ -34,7 +34,7 @@ from pgcdc_assets.errors import (
     SourceUnavailable,
     UnknownTable,
 )
-from pgcdc_assets.lake import opened, queryable
+from pgcdc_assets.lake.point import opened, queryable
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pgcdc_assets.core.lsn import Lsn
-    from pgcdc_assets.lake import LakeAt
+    from pgcdc_assets.lake.point import LakeAt
 
 TABLE = "table"
 """The key in an input's metadata that names the table, as ``schema.table``."""
@@ -31,8 +31,8 @@ class PgcdcLake(dg.ConfigurableIOManager):
     """The lake's folder or URL."""
 
     def at(self, lsn: "Lsn | str | int | datetime | None" = None) -> "LakeAt":
-        """The lake at a consistent point. See :meth:`pgcdc_assets.lake.Lake.at`."""
-        from pgcdc_assets.lake import Lake
+        """The lake at a consistent point. See :meth:`pgcdc_assets.lake.lake.Lake.at`."""
+        from pgcdc_assets.lake.lake import Lake
 
         return Lake(self.root).at(lsn)
 

@@ -192,7 +192,7 @@ def test_status_and_lake_at_do_not_import_pandas(project: Project) -> None:
     code = """
 import sys
 from pgcdc_assets.cli.main import run
-from pgcdc_assets.lake import Lake
+from pgcdc_assets.lake.lake import Lake
 assert run(["status"]) == 1
 at = Lake(sys.argv[1]).at()
 assert Lake(sys.argv[1]).at(at.lsn).lsn == at.lsn

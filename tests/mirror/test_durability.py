@@ -16,7 +16,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import Mode, commit_files
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.errors import IdentityMismatch
-from pgcdc_assets.lake import Lake
+from pgcdc_assets.lake.lake import Lake
 from pgcdc_assets.mirror.delta.durability import DurableVersions
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirrors
 from pgcdc_assets.points.points import ConsistentPoints

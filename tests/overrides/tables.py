@@ -91,7 +91,7 @@ override("folders_are_open_to_all", "pgcdc_assets.store.localfiles:private_folde
 
 
 # Readers ------------------------------------------------------------------------------------------------
-override("reused_version_is_read", "pgcdc_assets.lake:LakeAt._as_published",
+override("reused_version_is_read", "pgcdc_assets.lake.point:LakeAt._as_published",
     lambda original: with_instead(original, "found != published", "False"),
     rule="Lake.at refuses a version that does not stand as its point says",
     test="tests/points/test_points.py::test_a_version_at_another_lsn_is_not_the_published_version")  # fmt: skip

@@ -24,7 +24,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.errors import LakeError, UnknownFormat
-from pgcdc_assets.lake import Lake
+from pgcdc_assets.lake.lake import Lake
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points import ledger
 from pgcdc_assets.points.ledger import Merging
