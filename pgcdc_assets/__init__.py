@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from pgcdc_assets.defs.pipeline import build_pgcdc_defs
     from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator
     from pgcdc_assets.lake.lake import Lake
+    from pgcdc_assets.spark.session import delta_session
 
 __all__ = [
-    "Lake", "PgcdcComponent", "PgcdcLake", "PgcdcTable", "PgcdcTranslator", "build_pgcdc_defs", "mirror_updated",
+    "Lake", "PgcdcComponent", "PgcdcLake", "PgcdcTable", "PgcdcTranslator", "build_pgcdc_defs", "delta_session",
+    "mirror_updated",
 ]  # fmt: skip
 
 _MODULES = {
@@ -24,6 +26,7 @@ _MODULES = {
     "PgcdcTable": "defs.translator",
     "PgcdcTranslator": "defs.translator",
     "build_pgcdc_defs": "defs.pipeline",
+    "delta_session": "spark.session",
     "mirror_updated": "defs.downstream",
 }
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.core.catalog import Column, PgType
+from pgcdc_assets.core.names import quoted
 
 AS_WRITTEN = "as written: "
 
@@ -65,11 +66,6 @@ class _Form:
     fits: Callable[[str], str] | None = None
     cast: str | None = None
     """The Arrow type to which DataFusion casts the value first."""
-
-
-def quoted(name: str) -> str:
-    """The name as a quoted identifier. PostgreSQL and DataFusion have the same syntax."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def rendering(column: Column, kind: pa.DataType | None) -> Rendering:

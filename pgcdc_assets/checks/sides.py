@@ -14,20 +14,27 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 from pyarrow import csv
 
-from pgcdc_assets.checks.rendering import Rendering, quoted, rendering, with_raw
+from pgcdc_assets.checks.rendering import Rendering, rendering, with_raw
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.encoding import Encoding
-from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.names import TableName, quoted
 from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError, ProtocolError
 from pgcdc_assets.feed.events import not_text
 from pgcdc_assets.feed.schema import LEAF, RAW
-from pgcdc_assets.lake.point import READ_EXACTLY
 from pgcdc_assets.mirror.delta.rowgroups import live_rows
 from pgcdc_assets.protocol.text.strings import NotText, decoded
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks
+from pgcdc_assets.store import storage
+
+READ_EXACTLY: Final = {"datafusion.execution.parquet.coerce_int96": "us"}
+"""Setting for DataFusion. An OPTIMIZE by a user writes timestamps as INT96. DataFusion would read these as nanoseconds,
+and timestamps before 1678 and after 2261 would be wrong."""
+_UNKNOWN: Final = frozenset({"typeWidening"})
+"""Features of tables that delta-rs opens, but cannot query."""
 
 _BLOCK_BYTES = 8 << 20
 """Bytes of CSV read at a time: large enough for Arrow's reader, and a small part of the process's memory."""
@@ -154,6 +161,16 @@ class SourceSide:
         except NotText:
             thing = f"table {self.comparison.table.name}"
             raise ProtocolError(not_text(name, encoding, {}), thing=thing) from None
+
+
+def queryable(table: DeltaVersion) -> bool:
+    """Whether delta-rs's query engine reads the table."""
+    return not table.features & _UNKNOWN
+
+
+def opened(folder: Location, version: int) -> DeltaTable:
+    """One version of a table. Raises delta-rs's own errors."""
+    return DeltaTable(folder.text, version=version, storage_options=storage.options(folder) or None)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pgcdc_assets.checks.compare import SourceDigests, compare_sides, source_digests
 from pgcdc_assets.checks.report import TableReport, VerifyReport
-from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide, readable
+from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide, opened, queryable, readable
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -34,7 +34,6 @@ from pgcdc_assets.errors import (
     SourceUnavailable,
     UnknownTable,
 )
-from pgcdc_assets.lake.point import opened, queryable
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings

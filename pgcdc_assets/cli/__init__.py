@@ -5,6 +5,7 @@ source         setup, teardown
 sync           sync, follow, snapshot, heal, repair, until, pause, resume
 status_verify  status, positions, verify
 maintenance    maintain, forget
+sql            sql
 up             up                               dagsterui   `dagster dev`, which refuses requests of other web pages
 deploy         code-server, pack
 demo           demo

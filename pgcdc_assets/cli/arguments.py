@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import click
@@ -19,6 +20,20 @@ class LsnType(click.ParamType["Lsn"]):
             return value if isinstance(value, Lsn) else Lsn.parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class PointType(click.ParamType["Lsn | datetime"]):
+    """An LSN, or a time. A time without a zone is local time."""
+
+    name = "LSN|TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lsn | datetime:
+        if isinstance(value, Lsn | datetime):
+            return value
+        try:
+            return Lsn.parse(value) if "/" in value else datetime.fromisoformat(value).astimezone()
+        except ValueError:
+            self.fail(f"{value!r} is neither an LSN like 0/16B3748 nor a time like 2026-11-27T14:00", param, ctx)
 
 
 class TableType(click.ParamType["TableName"]):

@@ -22,6 +22,7 @@ from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.deploy import code_server, pack
 from pgcdc_assets.cli.maintenance import forget, maintain
 from pgcdc_assets.cli.source import setup, teardown
+from pgcdc_assets.cli.sql import sql
 from pgcdc_assets.cli.status_verify import positions, status, verify
 from pgcdc_assets.cli.sync import follow, heal, pause, repair, resume, snapshot, sync, until
 from pgcdc_assets.cli.up import up
@@ -50,7 +51,7 @@ def pgcdc() -> None:
 
 COMMANDS = (
     demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, heal, repair, forget, maintain,
-    pack, until, pause, resume, positions,
+    pack, until, pause, resume, positions, sql,
 )  # fmt: skip
 
 for command in COMMANDS:

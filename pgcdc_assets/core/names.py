@@ -42,7 +42,7 @@ class TableName:
         return cls(*parts) if len(parts) == 2 else cls("public", parts[0])
 
     def __str__(self) -> str:
-        return f"{_quoted(self.schema)}.{_quoted(self.name)}"
+        return f"{_in_sql(self.schema)}.{_in_sql(self.name)}"
 
     @property
     def shell(self) -> str:
@@ -55,8 +55,13 @@ class TableName:
         return f"{encoded(self.schema)}/{encoded(self.name)}"
 
 
-def _quoted(part: str) -> str:
-    return part if _PLAIN.fullmatch(part) else '"' + part.replace('"', '""') + '"'
+def quoted(name: str) -> str:
+    """The name as a quoted identifier. PostgreSQL, DataFusion and DuckDB have the same syntax."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _in_sql(part: str) -> str:
+    return part if _PLAIN.fullmatch(part) else quoted(part)
 
 
 def encoded(part: str) -> str:

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
+from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.feed.messages import read_messages
+from pgcdc_assets.lake.scan import MirrorScan
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, own_position
-from pgcdc_assets.mirror.delta.rowgroups import live_rows
 from pgcdc_assets.points.points import Point
-from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
+    from duckdb import DuckDBPyConnection
+    from polars import LazyFrame
     from pyspark.sql import DataFrame, SparkSession
 
-READ_EXACTLY: Final = {"datafusion.execution.parquet.coerce_int96": "us"}
-"""Setting for DataFusion. An OPTIMIZE by a user writes timestamps as INT96. DataFusion would read these as nanoseconds,
-and timestamps before 1678 and after 2261 would be wrong."""
-_UNKNOWN: Final = frozenset({"typeWidening"})
-"""Features of tables that delta-rs opens, but cannot query."""
+Result = TypeVar("Result")
+_OPENED: Final = 16
+"""Mirrors that are opened at the same time. In an object store, opening takes several requests."""
 
 
 @dataclass(frozen=True)
 class LakeAt:
-    """All mirrors with exactly the transactions below ``lsn`` applied."""
+    """All mirrors with exactly the transactions below ``lsn`` applied.
+
+    Methods take a table as text (``public.orders``) or as :class:`TableName`. Methods that read raise LakeError if the
+    table's version is gone (older than the mirrors' retention), if it is not the version that was published, or if
+    another writer changed its rows; UnknownTable if the point does not list the table.
+    """
 
     _layout: Layout
     _point: Point
@@ -47,38 +52,72 @@ class LakeAt:
         return sorted(self._point.tables.keys() - self._point.changed.keys())
 
     @property
-    def versions(self) -> Mapping[TableName, int]:
+    def versions(self) -> Versions:
         """The Delta version of each mirror."""
-        return self._point.tables
+        return Versions(self._point.tables)
 
     def path(self, table: TableName | str) -> str:
-        """The mirror's folder, as a path or URL for other readers; pass them :attr:`versions` too. LakeError if the
-        version is not the version that was published, or if another writer has changed its rows."""
-        return str(self._layout.mirror(self._as_published(table)))
+        """The mirror's folder, as a path or URL for other readers; pass them :attr:`versions` too."""
+        return str(self._layout.mirror(self._as_published(table).name))
 
-    def arrow(self, table: TableName | str) -> pa.Table:
+    def arrow(
+        self, table: TableName | str, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.Table:  # fmt: skip
         """The mirror's rows, in no particular order, with the table's columns and ours (``_pgcdc_...``).
 
-        DataFusion reads the rows, because pyarrow's own reader supports neither deletion vectors nor mapped columns.
-        Tables with widened types, which DataFusion does not support, are read file by file. LakeError if the version is
-        gone (older than the mirrors' retention), if it is not the version that was published, or if another writer
-        changed its rows.
+        ``columns``: only these. ``filter``: only rows for which this is true, like ``pc.field("id") > 5``; files are
+        read only where their statistics leave it possible. UsageError for an unknown column.
         """
-        name = self._as_published(table)
-        version = self._point.tables[name]
-        try:
-            found = _read(self._layout.mirror(name), version)
-        except Exception as error:
-            # delta-rs and DataFusion raise plain Exceptions if a file is missing or damaged.
-            raise LakeError(f"version {version} cannot be read: {type(error).__name__}", thing=f"mirror {name}",
-                            do="it may be older than the mirror's retention; take a newer LSN") from error  # fmt: skip
-        return found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
+        return self.batches(table, columns, filter).read_all()
 
-    def spark(self, session: SparkSession, table: TableName | str) -> DataFrame:
-        """The mirror's rows as a data frame. The Spark session needs Delta Lake, and access to the lake's store."""
-        name = self._as_published(table)
-        reader = session.read.format("delta").option("versionAsOf", self._point.tables[name])
-        return reader.load(self._layout.mirror(name).for_hadoop)
+    def batches(
+        self, table: TableName | str, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.RecordBatchReader:  # fmt: skip
+        """Like :meth:`arrow`, but batch by batch: at most one row group of one file is in memory."""
+        return self._as_published(table).batches(columns, filter)
+
+    def polars(self, table: TableName | str) -> LazyFrame:
+        """The mirror's rows as a lazy frame. Needs the package ``polars``."""
+        from pgcdc_assets.lake.views import polars_frame
+
+        return polars_frame(self._as_published(table))
+
+    def duckdb(self, tables: Iterable[TableName | str] | None = None) -> DuckDBPyConnection:
+        """A new DuckDB connection with a view of each table (by default of all): ``public.orders``, or only ``orders``
+        for the schema ``public``. Rows are read by each query. Needs the package ``duckdb``."""
+        from pgcdc_assets.lake.views import MirrorDataset, duckdb_connection
+
+        return duckdb_connection(MirrorDataset(scan) for scan in self._scans(self.tables if tables is None else tables))
+
+    def sql(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
+        """The result of a query in DuckDB's SQL, with all tables as in :meth:`duckdb`. Raises DuckDB's own errors for
+        a wrong query."""
+        return self.in_duckdb(query, lambda connection: connection.sql(query, params=parameters).to_arrow_table())
+
+    def in_duckdb(self, query: str, use: Callable[[DuckDBPyConnection], Result]) -> Result:
+        """The result of ``use``, which runs the query on a connection that has the tables that the query names."""
+        from pgcdc_assets.lake.views import in_duckdb
+
+        return in_duckdb(self._scans(self._named(query)), use)
+
+    @overload
+    def spark(self, session: SparkSession) -> None: ...
+
+    @overload
+    def spark(self, session: SparkSession, table: TableName | str) -> DataFrame: ...
+
+    def spark(self, session: SparkSession, table: TableName | str | None = None) -> DataFrame | None:
+        """The mirror's rows as a data frame. Without a table: makes a temporary view of each table, named ``orders``
+        for ``public.orders`` and `` `sales.orders` `` for ``sales.orders``.
+
+        The session needs Delta Lake (see :func:`pgcdc_assets.delta_session`), and access to the store.
+        """
+        from pgcdc_assets.lake.views import spark_views
+
+        if table is None:
+            spark_views({scan.name: self._frame(session, scan) for scan in self._scans(self.tables)})
+            return None
+        return self._frame(session, self._as_published(table))
 
     def messages(self, after: Lsn | str | int = ZERO) -> pa.Table:
         """The logical messages below this point, in order. ``after``: leave out the messages below this LSN. To read
@@ -94,9 +133,27 @@ class LakeAt:
                             do="the setting `messages` asks for them, from the next run on")  # fmt: skip
         return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
 
-    def _as_published(self, table: TableName | str) -> TableName:
-        """The name of a table of the point. LakeError if the table's version records another position than the point:
-        the version is then not the published version."""
+    def _frame(self, session: SparkSession, scan: MirrorScan) -> DataFrame:
+        reader = session.read.format("delta").option("versionAsOf", scan.table.number)
+        return reader.load(self._layout.mirror(scan.name).for_hadoop)
+
+    def _scans(self, tables: Iterable[TableName | str]) -> list[MirrorScan]:
+        from pgcdc_assets.lake.views import refuse_same_names
+
+        with ThreadPoolExecutor(_OPENED, thread_name_prefix="lake") as pool:
+            scans = list(pool.map(self._as_published, tables))
+        refuse_same_names(scan.name for scan in scans)
+        return scans
+
+    def _named(self, query: str) -> list[TableName]:
+        """The tables whose names are in the text; if there are none, all tables, for a query like SHOW TABLES. So a
+        query does not open the logs of tables that it cannot read."""
+        text = query.replace('""', '"').lower()
+        return [table for table in self.tables if table.name.lower() in text] or self.tables
+
+    def _as_published(self, table: TableName | str) -> MirrorScan:
+        """A table of the point. LakeError if the table's version records another position than the point: the version
+        is then not the published version."""
         name = self._known(table)
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(
@@ -112,7 +169,7 @@ class LakeAt:
                 thing=f"mirror {name}", lsn=self.lsn,
                 do=f"take a newer LSN; where the newest is refused too, run `pgcdc snapshot {name.shell}`",
             )  # fmt: skip
-        return name
+        return MirrorScan(name, delta)
 
     def _known(self, table: TableName | str) -> TableName:
         name = TableName.parse(table) if isinstance(table, str) else table
@@ -121,32 +178,17 @@ class LakeAt:
         return name
 
 
-def _read(folder: Location, version: int) -> pa.Table:
-    table = DeltaLog(folder).at(version)
-    if not queryable(table):
-        return pa.concat_tables([table.columns.empty_table(), *live_rows(table)])
-    engine = QueryBuilder(READ_EXACTLY).register("mirror", opened(folder, version))
-    return pa.RecordBatchReader.from_stream(engine.execute("SELECT * FROM mirror")).read_all()
+class Versions(Mapping[TableName, int]):
+    """Delta versions by table. A key may also be a text, like ``public.orders``."""
 
+    def __init__(self, versions: Mapping[TableName, int]) -> None:
+        self._versions = versions
 
-def _plain(type_: pa.DataType) -> pa.DataType:
-    """The common Arrow type in place of a view type or large type of DataFusion."""
-    if pa.types.is_string_view(type_) or pa.types.is_large_string(type_):
-        return pa.string()
-    if pa.types.is_binary_view(type_) or pa.types.is_large_binary(type_):
-        return pa.binary()
-    if pa.types.is_map(type_):
-        return pa.map_(_plain(type_.key_type), _plain(type_.item_type))
-    if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_plain(type_.value_type)))
-    return type_
+    def __getitem__(self, table: TableName | str) -> int:
+        return self._versions[TableName.parse(table) if isinstance(table, str) else table]
 
+    def __iter__(self) -> Iterator[TableName]:
+        return iter(self._versions)
 
-def queryable(table: DeltaVersion) -> bool:
-    """Whether delta-rs's query engine reads the table."""
-    return not table.features & _UNKNOWN
-
-
-def opened(folder: Location, version: int) -> DeltaTable:
-    """One version of a table. Raises delta-rs's own errors."""
-    return DeltaTable(folder.text, version=version, storage_options=storage.options(folder) or None)
+    def __len__(self) -> int:
+        return len(self._versions)

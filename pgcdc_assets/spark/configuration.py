@@ -43,16 +43,8 @@ def configuration(settings: Settings) -> dict[str, str]:
     }
     if is_local(master):
         base |= {**_LOOPBACK, "spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
-    jars = [str(jar) for jar in delta_jars()]
     needed = {
-        **({"spark.driver.extraClassPath": ":".join(jars)} if is_local(master) else {"spark.jars": ",".join(jars)}),
-        "spark.sql.extensions": EXTENSION,
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.sql.session.timeZone": "UTC",
-        # Otherwise Spark's pushed-down filters shift the ten days that October 1582 did not have, and skip rows.
-        "spark.sql.datetime.java8API.enabled": "true",
-        "spark.sql.caseSensitive": "false",
-        "spark.sql.ansi.enabled": "true",
+        **reading(master),
         "spark.databricks.delta.schema.autoMerge.enabled": "false",
         "spark.databricks.delta.autoCompact.enabled": "false",
         "spark.databricks.delta.optimizeWrite.enabled": "false",
@@ -62,6 +54,22 @@ def configuration(settings: Settings) -> dict[str, str]:
     if "spark.jars" in user and "spark.jars" in needed:
         needed["spark.jars"] += f",{user['spark.jars']}"
     return {**base, **user, **_archives(settings), **needed}
+
+
+def reading(master: str) -> dict[str, str]:
+    """Returns the settings with which a session reads mirrors, and reads all values right. Fetches Delta's jars at the
+    first use."""
+    jars = [str(jar) for jar in delta_jars()]
+    return {
+        **({"spark.driver.extraClassPath": ":".join(jars)} if is_local(master) else {"spark.jars": ",".join(jars)}),
+        "spark.sql.extensions": EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        # Otherwise Spark's pushed-down filters shift the ten days that October 1582 did not have, and skip rows.
+        "spark.sql.datetime.java8API.enabled": "true",
+        "spark.sql.caseSensitive": "false",
+        "spark.sql.ansi.enabled": "true",
+    }
 
 
 def worker_python(settings: Settings) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.layout import LOCAL
 from pgcdc_assets.core.settingvalues import is_local
 from pgcdc_assets.errors import LakeError, MachineError, SparkDied
-from pgcdc_assets.settings import Settings
-from pgcdc_assets.spark.configuration import EXTENSION, configuration, worker_python
+from pgcdc_assets.settings import LOCAL_MASTER, Settings
+from pgcdc_assets.spark.configuration import EXTENSION, configuration, reading, worker_python
 from pgcdc_assets.spark.executors import await_executors, cores
 from pgcdc_assets.spark.jars import java_command
 
@@ -74,6 +74,21 @@ def spark_session(settings: Settings) -> SparkSession:
         raise
     if PARTITIONS not in settings.spark:
         session.conf.set(PARTITIONS, str(cores(session)))
+    return session
+
+
+def delta_session(options: Mapping[str, str] | None = None) -> SparkSession:
+    """Returns a session with Delta Lake for readers of a lake, or the process's running session. ``options``: settings
+    of Spark, like ``spark.driver.memory``; the default master is ``local[*]``. Raises MachineError if Java or the jars
+    are missing. Raises LakeError if a running session has no Delta."""
+    builder = SparkSession.builder
+    if SparkContext._active_spark_context is None:
+        java_command()
+        given = {"spark.app.name": "pgcdc_reader", "spark.master": LOCAL_MASTER, **(options or {})}
+        for key, value in {**given, **reading(given["spark.master"])}.items():
+            builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    _refuse_without_delta(session)
     return session
 
 

@@ -1,0 +1,57 @@
+"""The command that reads mirrors: sql."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pgcdc_assets.cli.arguments import PointType
+from pgcdc_assets.cli.console import say
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+
+@click.command()
+@click.argument("query")
+@click.option("--at", type=PointType(), help="An LSN, or a time like 2026-11-27T14:00. Default: the newest point.")
+@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
+              help="`table` shows the first and the last rows. `json` writes one object per line.")  # fmt: skip
+def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
+    """Query all mirrors at one LSN, in DuckDB's SQL.
+
+    QUERY `-` is read from stdin. Tables of the schema public need no schema: pgcdc sql "SELECT count(*) FROM orders"
+    """
+    from pgcdc_assets.lake.lake import Lake
+    from pgcdc_assets.lake.views import package
+
+    wanted = (sys.stdin.read() if query == "-" else query).strip().rstrip(";")
+    duckdb = package("duckdb")
+    point = Lake(Settings.load().layout.root).at(at)
+    say(f"at LSN {point.lsn}", err=True)
+    try:
+        point.in_duckdb(wanted, lambda connection: _write(connection, wanted, form))
+    except duckdb.Error as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _write(connection: DuckDBPyConnection, query: str, form: str) -> None:
+    if form == "table":
+        for line in str(connection.sql(query) or "").splitlines():
+            say(line)
+        return
+    # DuckDB would empty a file to which stdout appends.
+    with tempfile.TemporaryDirectory(prefix="pgcdc-sql-") as folder:
+        result = Path(folder) / "result"
+        options = "FORMAT csv, HEADER" if form == "csv" else "FORMAT json"
+        connection.execute(f"COPY (\n{query}\n) TO '{result}' ({options})")
+        with result.open("rb") as written:
+            shutil.copyfileobj(written, click.get_binary_stream("stdout"))

@@ -1,0 +1,102 @@
+"""Reads one version of a mirror as a stream of rows: only the columns and rows that are asked for, one row group at a
+time. Rows that a deletion vector has are left out. Renamed columns and widened types are read as the table has them.
+
+A filter is an expression of ``pyarrow.compute``, with pyarrow's rules: NULL matches no comparison, and NaN is neither
+below nor above a number. A row group is skipped if its statistics show that no row can match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.log import DeltaVersion
+from pgcdc_assets.errors import LakeError, UsageError
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup
+
+
+@dataclass(frozen=True)
+class MirrorScan:
+    """The rows of one version of a mirror."""
+
+    name: TableName
+    table: DeltaVersion
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Without Delta's notes on columns: a table that a reader writes with them would have wrong column names."""
+        return pa.schema([field.remove_metadata() for field in self.table.columns])
+
+    def batches(
+        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.RecordBatchReader:  # fmt: skip
+        """The rows in no particular order. At most one row group is in memory. LakeError if the version cannot be
+        read; UsageError for an unknown column."""
+        chosen = self.schema.names if columns is None else list(columns)
+        if unknown := [name for name in chosen if name not in self.schema.names]:
+            raise UsageError(f"has no column {unknown[0]!r}", thing=f"table {self.name} at this point",
+                             do=f"its columns are {', '.join(self.schema.names)}")  # fmt: skip
+        schema = pa.schema([self.schema.field(name) for name in chosen])
+        return pa.RecordBatchReader.from_batches(schema, self._read(chosen, filter))
+
+    def _read(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        compared = [] if filter is None else compared_columns(filter, self.schema)
+        # A table without columns would have no number of rows.
+        names = list(dict.fromkeys([*columns, *compared])) or self.schema.names[:1]
+        try:
+            for group in MergeTarget.of(self.table).groups({}):
+                if filter is not None and not self._may_match(group, filter, compared):
+                    continue
+                rows = group.read(names)
+                rows = rows if group.alive.all() else rows.filter(pa.array(group.alive))
+                rows = rows if filter is None else rows.filter(filter)
+                yield from rows.select(columns).to_batches()
+        except (LakeError, OSError) as error:
+            said = error.what if isinstance(error, LakeError) else type(error).__name__
+            raise LakeError(f"version {self.table.number} cannot be read: {said}", thing=f"mirror {self.name}",
+                            do="it may be older than the mirror's retention; take a newer LSN") from error  # fmt: skip
+
+    def _may_match(self, group: RowGroup, filter: pc.Expression, compared: Sequence[str]) -> bool:
+        # This imports pandas.
+        import pyarrow.dataset as ds
+
+        known = pc.scalar(True)
+        for name in compared:
+            known &= _known(group, self.schema.field(name))
+        # Only a dataset compares expressions: it leaves out a fragment whose rows cannot match.
+        form = ds.ParquetFileFormat()
+        fragment = form.make_fragment(pa.BufferReader(b""), partition_expression=known)
+        return any(True for _ in ds.FileSystemDataset([fragment], self.schema, form).get_fragments(filter))
+
+
+def compared_columns(filter: pc.Expression, schema: pa.Schema) -> list[str]:
+    """The columns that an expression names. ArrowInvalid if the schema lacks one of them."""
+    schema.empty_table().filter(filter)
+    return _needed(filter, schema.empty_table(), schema.names)
+
+
+def _needed(filter: pc.Expression, rows: pa.Table, names: list[str]) -> list[str]:
+    """The columns among ``names`` without which the expression cannot be evaluated. pyarrow does not list them."""
+    try:
+        rows.drop_columns(names).filter(filter)
+    except pa.ArrowInvalid:
+        if len(names) == 1:
+            return names
+        half = len(names) // 2
+        return [*_needed(filter, rows, names[:half]), *_needed(filter, rows, names[half:])]
+    return []
+
+
+def _known(group: RowGroup, field: pa.Field) -> pc.Expression:
+    """What the file's statistics say of a column's values. Floating-point columns are left out: no bound has NaN."""
+    bounds = None if pa.types.is_nested(field.type) or pa.types.is_floating(field.type) else group.bounds(field.name)
+    if bounds is None:
+        return pc.scalar(True)
+    column = pc.field(field.name)
+    low, high = (pa.scalar(bound, field.type) for bound in bounds)
+    return ((column >= low) | column.is_null()) & ((column <= high) | column.is_null())

@@ -1,0 +1,121 @@
+"""Mirrors of one point as views of DuckDB, Polars, and Spark's SQL.
+
+DuckDB and Polars get rows from :mod:`pgcdc_assets.lake.scan` and not from their own readers of Delta tables. Polars
+refuses deletion vectors, mapped columns and widened types. DuckDB downloads its reader when it is first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from pgcdc_assets.core.names import TableName, quoted
+from pgcdc_assets.errors import LakeError, MachineError
+from pgcdc_assets.lake.scan import MirrorScan
+
+if TYPE_CHECKING:
+    import duckdb
+    import polars
+    from pyspark.sql import DataFrame
+
+Result = TypeVar("Result")
+
+
+class MirrorDataset(ds.InMemoryDataset):  # type: ignore[misc]
+    """A mirror for DuckDB, which calls :meth:`scanner` for each query, with the columns and rows that the query needs.
+    DuckDB leaves out conditions in which Arrow's rules are not SQL's, such as ``>`` with NaN."""
+
+    def __init__(self, scan: MirrorScan) -> None:
+        super().__init__(scan.schema.empty_table())
+        self.scan = scan
+        self.failure: Exception | None = None
+        """The error that ended a scan. DuckDB's own error has only its text."""
+
+    def scanner(self, columns: list[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> ds.Scanner:
+        rows = self.scan.batches(columns, filter)
+        return ds.Scanner.from_batches(self._read(rows), schema=rows.schema, batch_readahead=0, fragment_readahead=0)
+
+    def _read(self, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from rows
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+def duckdb_connection(mirrors: Iterable[MirrorDataset]) -> duckdb.DuckDBPyConnection:
+    """A DuckDB in memory with a view of each mirror. Tables of the schema ``public`` need no schema in queries."""
+    connection: duckdb.DuckDBPyConnection = package("duckdb").connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("CREATE SCHEMA IF NOT EXISTS public")
+    for mirror in mirrors:
+        name = mirror.scan.name
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(name.schema)}; USE {quoted(name.schema)}")
+        connection.from_arrow(mirror).create_view(name.name)
+    connection.execute("USE main; SET search_path = 'main,public'")
+    return connection
+
+
+def in_duckdb(scans: Iterable[MirrorScan], use: Callable[[duckdb.DuckDBPyConnection], Result]) -> Result:
+    """The result of ``use``, which gets a connection. LakeError if a mirror cannot be read; DuckDB's own errors."""
+    mirrors = [MirrorDataset(scan) for scan in scans]
+    with duckdb_connection(mirrors) as connection:
+        try:
+            return use(connection)
+        except package("duckdb").Error:
+            for mirror in mirrors:
+                if mirror.failure is not None:
+                    raise mirror.failure from None
+            raise
+
+
+def polars_frame(scan: MirrorScan) -> polars.LazyFrame:
+    """A lazy frame, which reads only the columns that a query needs, batch by batch."""
+    pl = package("polars")
+
+    def read(
+        columns: list[str] | None, predicate: polars.Expr | None, limit: int | None, _: int | None
+    ) -> Iterator[polars.DataFrame]:  # fmt: skip
+        for batch in scan.batches(columns):
+            frame = pl.from_arrow(batch)
+            if limit is not None:
+                frame = frame.head(limit)
+                limit -= len(frame)
+            yield frame if predicate is None else frame.filter(predicate)
+            if limit == 0:
+                return
+
+    schema = pl.from_arrow(scan.schema.empty_table()).schema
+    frame: polars.LazyFrame = import_module("polars.io.plugins").register_io_source(read, schema=schema)
+    return frame
+
+
+def spark_views(frames: Mapping[TableName, DataFrame]) -> None:
+    """A temporary view of each frame. Spark's temporary views have no schema: the view of ``public.orders`` is
+    ``orders``, and the view of ``sales.orders`` is `` `sales.orders` ``."""
+    for name, frame in frames.items():
+        view = name.name if name.schema == "public" else f"{name.schema}.{name.name}"
+        frame.createOrReplaceTempView("`" + view.replace("`", "``") + "`")
+
+
+def refuse_same_names(tables: Iterable[TableName]) -> None:
+    """LakeError if an engine that ignores case would take two tables for one."""
+    known: dict[tuple[str, str], TableName] = {}
+    for table in tables:
+        other = known.setdefault((table.schema.lower(), table.name.lower()), table)
+        if other != table:
+            raise LakeError(f"cannot be a view beside {other}: the engine ignores case", thing=f"table {table}",
+                            do="read one of the two alone")  # fmt: skip
+
+
+def package(name: str) -> Any:
+    """An optional package. MachineError if it is not installed."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        raise MachineError("is not installed", thing=f"package {name}", do=f"run `pip install {name}`") from None

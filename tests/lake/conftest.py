@@ -1,0 +1,23 @@
+"""A lake that a test reads in all ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets import Lake
+from pgcdc_assets.core.layout import Location
+from tests.lake.lakes import made
+
+
+@pytest.fixture(scope="session")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Tests only read it."""
+    root = tmp_path_factory.mktemp("lake")
+    made(Location.of(root))
+    return Lake(root)
+
+
+@pytest.fixture
+def lake_in_bucket(bucket: Location) -> Lake:
+    made(bucket)
+    return Lake(bucket.text)

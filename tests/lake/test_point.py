@@ -1,0 +1,199 @@
+"""All ways to read one point give the same rows: Arrow, batches, Polars, DuckDB, SQL, Spark."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import LakeError, MachineError, UnknownTable, UsageError
+from pgcdc_assets.lake.point import LakeAt
+from pgcdc_assets.lake.scan import compared_columns
+from pgcdc_assets.lake.views import refuse_same_names
+from pgcdc_assets.mirror.delta.rowgroups import RowGroup
+from pgcdc_assets.store.local import path_of
+from tests.lake.lakes import LARGE, LAST, ODD, ORDERS, ROWS_A, ROWS_B, A, B, made
+
+READERS: Mapping[str, Callable[[LakeAt], pa.Table]] = {
+    "arrow": lambda at: at.arrow("public.orders"),
+    "batches": lambda at: pa.Table.from_batches(at.batches(ORDERS)),
+    "polars": lambda at: at.polars("orders").collect().to_arrow(),
+    "polars by batches": lambda at: at.polars("orders").collect(engine="streaming").to_arrow(),
+    "duckdb": lambda at: at.duckdb().sql("FROM public.orders").to_arrow_table(),
+    "sql": lambda at: at.sql("SELECT * FROM orders"),
+}
+
+
+def rows(found: pa.Table) -> list[dict[str, Any]]:
+    return sorted(found.to_pylist(), key=lambda row: row["id"])
+
+
+def same(found: Iterable[Mapping[str, Any]], expected: Iterable[Mapping[str, Any]]) -> bool:
+    """Compares rows. NaN is equal to NaN, and a map may come as pairs or as structs."""
+    return [_comparable(row) for row in found] == [_comparable(row) for row in expected]
+
+
+def _comparable(row: Mapping[str, Any]) -> dict[str, Any]:
+    raw = [tuple(pair.values()) if isinstance(pair, dict) else pair for pair in row["_pgcdc_raw"] or ()]
+    return {**row, "x": "NaN" if row["x"] is not None and math.isnan(row["x"]) else row["x"], "_pgcdc_raw": raw}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_each_reader_gives_all_values_of_both_points(lake: Lake, reader: str) -> None:
+    assert same(rows(READERS[reader](lake.at(A))), ROWS_A)
+    assert same(rows(READERS[reader](lake.at())), ROWS_B)
+
+
+def test_each_reader_works_in_an_object_store(lake_in_bucket: Lake) -> None:
+    at = lake_in_bucket.at(B)
+    for read in READERS.values():
+        assert same(rows(read(at)), ROWS_B)
+    assert rows(at.arrow(ORDERS, ["id"], pc.field("id") >= 4)) == [{"id": 4}, {"id": 6}]
+
+
+def test_versions_take_a_name_as_text(lake: Lake) -> None:
+    versions = lake.at().versions
+    assert versions["public.orders"] == versions["orders"] == versions[ORDERS] == 4
+    assert versions['"Odd Schema"."Order ""Lines"""'] == 1
+    assert versions == {ORDERS: 4, ODD: 1}
+    assert "public.orders" in versions
+    assert versions.get("public.ordrs") is None
+
+
+def test_arrow_gives_the_chosen_columns_in_their_order(lake: Lake) -> None:
+    found = lake.at().arrow(ORDERS, ["full name", "id"])
+    assert found.column_names == ["full name", "id"]
+    assert found.schema.field("id").metadata is None
+    assert lake.at().arrow(ORDERS, []).num_rows == len(ROWS_B)
+    with pytest.raises(UsageError, match=r"public\.orders at this point: has no column 'name'; its columns are id,"):
+        lake.at().batches("orders", ["name"])
+
+
+@pytest.mark.parametrize(
+    ("filter", "ids"),
+    [
+        (pc.field("id") == 3, [3]),
+        (pc.field("id") > 6, []),
+        (pc.field("amount") >= LARGE, [6]),
+        (pc.field("amount") == Decimal("1.50"), [2, 3]),
+        (pc.field("at") == pa.scalar(LAST, pa.timestamp("us", "UTC")), [3, 6]),
+        (pc.field("full name").is_null(), [6]),
+        (pc.field("x").is_nan(), [2]),
+        (pc.field("x") > 1, [4, 6]),
+        (pc.field("tags").is_valid() | (pc.field("id") < 3), [2, 6]),
+        (~pc.field("id").isin([2, 3, 4]), [6]),
+    ],
+    ids=str,
+)
+def test_a_filter_gives_the_rows_for_which_it_is_true(lake: Lake, filter: pc.Expression, ids: list[int]) -> None:
+    assert [row["id"] for row in rows(lake.at().arrow(ORDERS, ["id"], filter))] == ids
+
+
+def test_a_row_group_without_matching_rows_is_not_read(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[str]] = []
+    real = RowGroup.read
+
+    def counted(group: RowGroup, names: list[str]) -> pa.Table:
+        read.append(list(names))
+        return real(group, names)
+
+    monkeypatch.setattr(RowGroup, "read", counted)
+    for query in (lambda: lake.at().arrow(ORDERS, ["full name"], pc.field("id") == 3),
+                  lambda: lake.at().sql('SELECT "full name" FROM orders WHERE id = 3')):  # fmt: skip
+        read.clear()
+        assert query().to_pylist() == [{"full name": "name 3"}]
+        assert read == [["full name", "id"]], "the orders of three row groups"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("SELECT count(*) FROM public.orders", [4]),
+        ("SELECT id FROM orders WHERE x > 100 ORDER BY id", [2, 6]),
+        ("SELECT id FROM orders WHERE x = 'nan'::double", [2]),
+        ("SELECT id FROM orders WHERE amount > 100", [6]),
+        ("SELECT id FROM orders WHERE \"at\" < '1600-01-01'::timestamptz ORDER BY id", [2, 4]),
+        ("SELECT id FROM orders WHERE id IN (3, 6, 9) ORDER BY id", [3, 6]),
+        ("SELECT id FROM orders WHERE \"full name\" = 'name 4'", [4]),
+        ("SELECT o.id FROM orders o JOIN \"Odd Schema\".\"Order \"\"Lines\"\"\" l ON o.id = l.id + 1", [2]),
+        ("SELECT max(id) FROM orders o WHERE EXISTS (SELECT 1 FROM orders p WHERE p.id = o.id - 1)", [4]),
+        ("SELECT name FROM (SHOW ALL TABLES) ORDER BY name", ['Order "Lines"', "orders"]),
+    ],
+)  # fmt: skip
+def test_sql_reads_all_tables_at_one_lsn(lake: Lake, query: str, expected: list[Any]) -> None:
+    assert lake.at().sql(query).columns[0].to_pylist() == expected
+
+
+def test_sql_takes_parameters(lake: Lake) -> None:
+    assert lake.at().sql("SELECT id FROM orders WHERE id < ?", [3]).to_pylist() == [{"id": 2}]
+    assert lake.at().sql("SELECT id FROM orders WHERE id < $most", {"most": 3}).to_pylist() == [{"id": 2}]
+
+
+def test_polars_reads_only_the_columns_and_rows_that_it_needs(lake: Lake) -> None:
+    import polars as pl
+
+    orders = lake.at().polars("orders")
+    assert orders.select(pl.len()).collect().item() == 4
+    # NaN is above all numbers in Polars.
+    assert orders.filter(pl.col("x") > 100).select("id").collect().to_series().to_list() == [2, 6]
+    assert orders.head(2).filter(pl.col("id") > 2).select("full name").collect().to_series().to_list() == ["name 3"]
+
+
+def test_a_mirror_that_cannot_be_read_is_named_by_each_reader(tmp_path: Path) -> None:
+    made(Location.of(tmp_path))
+    at = Lake(tmp_path).at()
+    for file in path_of(at._layout.mirror(ORDERS)).glob("part-*"):
+        file.unlink()
+    for read in (at.arrow, lambda name: at.sql(f"FROM {name}")):
+        with pytest.raises(LakeError, match=r"public\.orders: version 4 cannot be read: .*; it may be older than"):
+            read("orders")
+    for read in (at.polars("orders").collect, at.duckdb().sql("FROM orders").to_arrow_table):
+        with pytest.raises(Exception, match=r"mirror public\.orders: version 4 cannot be read"):
+            read()
+    assert at.sql('FROM "Odd Schema"."Order ""Lines"""').num_rows == 1, "a query opens only the tables that it names"
+
+
+def test_unknown_tables_and_missing_packages_are_named(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = lake.at()
+    for read in (at.arrow, at.batches, at.polars, at.path, lambda name: at.duckdb([name])):
+        with pytest.raises(UnknownTable, match=r"table public\.ordrs: is not in the consistent point 0/200"):
+            read("ordrs")
+    real = importlib.import_module
+    monkeypatch.setattr("pgcdc_assets.lake.views.import_module", lambda name: real(f"no_{name}"))
+    for missing, package in ((lambda: at.polars("orders"), "polars"), (lambda: at.sql("FROM orders"), "duckdb")):
+        with pytest.raises(MachineError, match=f"package {package}: is not installed; run `pip install {package}`"):
+            missing()
+
+
+def test_tables_whose_names_differ_by_case_cannot_be_views_together() -> None:
+    upper, lower = TableName("public", "Orders"), TableName("public", "orders")
+    refuse_same_names([lower, ODD])
+    with pytest.raises(LakeError, match=r'table public\."Orders": cannot be a view beside public\.orders'):
+        refuse_same_names([lower, upper])
+
+
+@pytest.mark.spark
+def test_spark_reads_all_tables_as_views(lake: Lake, spark: SparkSession) -> None:
+    for at, expected in ((lake.at(A), ROWS_A), (lake.at(B), ROWS_B)):
+        at.spark(spark)
+        assert same(rows(spark.sql("SELECT * FROM orders").toArrow()), expected)
+        assert same(rows(at.spark(spark, "orders").toArrow()), expected)
+    assert spark.sql('SELECT `select` FROM `Odd Schema.Order "Lines"`').collect()[0][0] == "only"
+
+
+def test_columns_that_a_filter_names_are_found() -> None:
+    schema = pa.schema([(f"c{number}", pa.int64()) for number in range(100)])
+    assert compared_columns((pc.field("c3") > 5) & ~(pc.field("c99") < pc.field("c7")), schema) == ["c3", "c7", "c99"]
+    with pytest.raises(pa.ArrowInvalid, match="No match for FieldRef"):
+        compared_columns(pc.field("d") > 5, schema)
