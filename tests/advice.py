@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 FOLLOWED: Final = {
+    "read one of the two alone": "tests/lake/test_point.py::test_tables_whose_names_differ_by_case_are_not_views_together",
     "run `pgcdc setup`": "tests/cli/test_advice.py::test_a_command_succeeds_after_its_advice_was_followed",
     "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew": "tests/cli/test_teardown.py::test_a_missing_publication_gets_the_same_advice_from_every_command",
     "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`": "tests/cli/test_advice.py::test_a_command_succeeds_after_its_advice_was_followed",
@@ -188,6 +189,7 @@ PLACE: Final = (
     "remove it",
     "remove the rest of the folder as its owner",
     "run as another user than root",
+    "run `pip install {}`",
     "see that its folder is there and whole",
     "set XDG_CACHE_HOME to a folder of yours",
     "set `source` to that one, or set up the other in a folder of its own",
@@ -205,6 +207,7 @@ OTHERS: Final = (
     "choose among the partitions that the UI lists",
     'delete it in the UI, by "Delete partitions" of the asset `change_log`',
     "docs/operations.md lists all",
+    "its columns are {}",
     "keep one of the two",
     "it may be older than the mirror's retention; take a newer LSN",
     "name your database, like PGCDC_SOURCE='host=db.example.org dbname=shop user=replicator', or say PGCDC_SOURCE=embedded for a PostgreSQL with a sample shop",

@@ -54,6 +54,7 @@ def test_wheels_work_with_the_oldest_and_the_newest_packages(wheels: Path, tmp_p
 def test_both_distributions_require_the_same_versions() -> None:
     whole, reader = _project(CHECKOUT), _project(CHECKOUT / "reader")
     assert {*reader["dependencies"]} <= {*whole["dependencies"]}
+    assert reader["optional-dependencies"].items() <= whole["optional-dependencies"].items()
     assert [reader[key] for key in ("version", "requires-python")] == [whole["version"], whole["requires-python"]]
 
 

@@ -30,12 +30,15 @@ def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
 
     QUERY `-` is read from stdin. Tables of the schema public need no schema: pgcdc sql "SELECT count(*) FROM orders"
     """
+    from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.lake.lake import Lake
     from pgcdc_assets.lake.views import package
 
+    settings = Settings.load()
+    refuse_other_lake(settings)
     wanted = (sys.stdin.read() if query == "-" else query).strip().rstrip(";")
     duckdb = package("duckdb")
-    point = Lake(Settings.load().layout.root).at(at)
+    point = Lake(settings.layout.root).at(at)
     say(f"at LSN {point.lsn}", err=True)
     try:
         point.in_duckdb(wanted, lambda connection: _write(connection, wanted, form))
@@ -54,4 +57,4 @@ def _write(connection: DuckDBPyConnection, query: str, form: str) -> None:
         options = "FORMAT csv, HEADER" if form == "csv" else "FORMAT json"
         connection.execute(f"COPY (\n{query}\n) TO '{result}' ({options})")
         with result.open("rb") as written:
-            shutil.copyfileobj(written, click.get_binary_stream("stdout"))
+            shutil.copyfileobj(written, sys.stdout.buffer)

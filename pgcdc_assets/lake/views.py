@@ -1,12 +1,13 @@
 """Mirrors of one point as views of DuckDB, Polars, and Spark's SQL.
 
-DuckDB and Polars get rows from :mod:`pgcdc_assets.lake.scan` and not from their own readers of Delta tables. Polars
-refuses deletion vectors, mapped columns and widened types. DuckDB downloads its reader when it is first used.
+DuckDB and Polars get rows from :mod:`pgcdc_assets.lake.scan` and not from their own readers of Delta tables. The reader
+of Polars refuses mapped columns and widened types. DuckDB downloads its reader when it is first used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,11 +35,11 @@ class MirrorDataset(ds.InMemoryDataset):  # type: ignore[misc]
         super().__init__(scan.schema.empty_table())
         self.scan = scan
         self.failure: Exception | None = None
-        """The error that ended a scan. DuckDB's own error has only its text."""
+        """The error that ended a query. DuckDB's own error has only its text."""
 
-    def scanner(self, columns: list[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> ds.Scanner:
+    def scanner(self, columns: list[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> Scanned:
         rows = self.scan.batches(columns, filter)
-        return ds.Scanner.from_batches(self._read(rows), schema=rows.schema, batch_readahead=0, fragment_readahead=0)
+        return Scanned(pa.RecordBatchReader.from_batches(rows.schema, self._read(rows)))
 
     def _read(self, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         try:
@@ -46,6 +47,21 @@ class MirrorDataset(ds.InMemoryDataset):  # type: ignore[misc]
         except Exception as error:
             self.failure = error
             raise
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What DuckDB needs of a scanner. A scanner of Arrow reads ahead in another thread, and Python crashes if it ends
+    while this thread reads."""
+
+    rows: pa.RecordBatchReader
+
+    @property
+    def projected_schema(self) -> pa.Schema:
+        return self.rows.schema
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return self.rows
 
 
 def duckdb_connection(mirrors: Iterable[MirrorDataset]) -> duckdb.DuckDBPyConnection:

@@ -29,7 +29,7 @@ COMMANDS = (
     ["status"], ["status", "--json"], ["setup"], ["setup", "--sql"], ["sync"], ["follow"], ["verify"],
     ["snapshot", "a"], ["heal", "a"], ["repair", "a", "--range", "0/1..0/2"], ["maintain"], ["forget", "a", "--yes"],
     ["up"], ["code-server"], ["until", "--current"], ["pause", "apply"], ["resume", "apply"], ["positions"],
-    ["teardown", "--yes"], ["teardown", "--lake", "--forget", "--yes"],
+    ["teardown", "--yes"], ["teardown", "--lake", "--forget", "--yes"], ["sql", "FROM t"],
 )  # fmt: skip
 WITHOUT_A_LAKE = {"pack", "demo"}
 """Commands that use no lake of the project: ``demo`` creates its own project in a new folder."""

@@ -3,7 +3,7 @@ column, a widened type, rows without a new column, NaN, values at both ends of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -71,6 +71,20 @@ def made(root: Location) -> Layout:
     second = written(orders, AFTER, ROWS_B[-1:])
     commit_change(opened(orders), FileChange([second], {}), {OWNER.app_id(f"{A:X}"): B}, {})
     _publish(points, layout, B, {ORDERS: B, ODD: A})
+    return layout
+
+
+def written_tables(root: Location, tables: Mapping[TableName, pa.Table], deleted: Sequence[int] = ()) -> Layout:
+    """A lake with one point. The first table lacks the rows at the places ``deleted``, by a deletion vector."""
+    layout = Layout.of(root)
+    for number, (name, rows) in enumerate(tables.items()):
+        folder, schema = layout.mirror(name), rows.schema.append(_RAW)
+        create_table(folder, Columns.of(schema, mapped=False), {**PROPERTIES, IDENTITY: OWNER.app_id()}, {}, root)
+        report = written(folder, schema, rows.to_pylist())
+        commit_files(opened(folder), [report], "append", _copied(name))
+        if deleted and not number:
+            commit_change(opened(folder), FileChange([], {report.path: BitMap64(deleted)}), {}, {})
+    _publish(ConsistentPoints(layout), layout, A, dict.fromkeys(tables, A))
     return layout
 
 

@@ -20,10 +20,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, MachineError, UnknownTable, UsageError
 from pgcdc_assets.lake.point import LakeAt
 from pgcdc_assets.lake.scan import compared_columns
-from pgcdc_assets.lake.views import refuse_same_names
 from pgcdc_assets.mirror.delta.rowgroups import RowGroup
 from pgcdc_assets.store.local import path_of
-from tests.lake.lakes import LARGE, LAST, ODD, ORDERS, ROWS_A, ROWS_B, A, B, made
+from tests.lake.lakes import LARGE, LAST, ODD, ORDERS, ROWS_A, ROWS_B, A, B, made, written_tables
 
 READERS: Mapping[str, Callable[[LakeAt], pa.Table]] = {
     "arrow": lambda at: at.arrow("public.orders"),
@@ -176,11 +175,17 @@ def test_unknown_tables_and_missing_packages_are_named(lake: Lake, monkeypatch: 
             missing()
 
 
-def test_tables_whose_names_differ_by_case_cannot_be_views_together() -> None:
-    upper, lower = TableName("public", "Orders"), TableName("public", "orders")
-    refuse_same_names([lower, ODD])
-    with pytest.raises(LakeError, match=r'table public\."Orders": cannot be a view beside public\.orders'):
-        refuse_same_names([lower, upper])
+def test_tables_whose_names_differ_by_case_are_not_views_together(tmp_path: Path) -> None:
+    tables = {TableName("public", name): pa.table({"id": [number]}) for number, name in enumerate(("Orders", "orders"))}
+    written_tables(Location.of(tmp_path), tables)
+    at = Lake(tmp_path).at()
+    for read in (at.duckdb, lambda: at.sql("FROM orders")):
+        with pytest.raises(
+            LakeError, match=r'public\.orders: cannot be a view beside public\."Orders": .*; read one of'
+        ):
+            read()
+    assert at.duckdb(["orders"]).sql("FROM orders").fetchall()[0][0] == 1
+    assert at.duckdb(['"Orders"']).sql("FROM orders").fetchall()[0][0] == 0
 
 
 @pytest.mark.spark

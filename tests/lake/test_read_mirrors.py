@@ -1,0 +1,105 @@
+"""The snippets of docs/read_mirrors.md run, and do what the page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaProtocolError
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.cli.main import run
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.names import TableName
+from tests.lake.lakes import written_tables
+
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "read_mirrors.md").read_text()
+PYTHON: Final = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS: Final = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+ORDERS: Final = pa.table({
+    "id": [99, 100, 101, 102], "customer": [1, 2, 1, 2],
+    "total": pa.array([Decimal("10.00"), Decimal("20.00"), Decimal("300.00"), Decimal("4.50")], pa.decimal128(12, 2)),
+    "at": pa.array([datetime(2026, 11, day, tzinfo=UTC) for day in (1, 1, 2, 2)], pa.timestamp("us", "UTC")),
+})  # fmt: skip
+CUSTOMERS: Final = pa.table({"id": [1, 2], "name": ["Ada", "Grace"]})
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory has a lake with orders and customers. Order 102 is deleted."""
+    monkeypatch.chdir(tmp_path)
+    tables = {TableName("public", "orders"): ORDERS, TableName("public", "customers"): CUSTOMERS}
+    written_tables(Location.of(tmp_path / "lake"), tables, deleted=[3])
+    return tmp_path
+
+
+def _ran(*, spark: bool) -> dict[str, Any]:
+    """The variables after all snippets, with or without the snippets that need Spark."""
+    names: dict[str, Any] = {}
+    for snippet in PYTHON[:1] + [one for one in PYTHON[1:] if ("spark" in one) == spark]:
+        exec(compile(snippet, "read_mirrors.md", "exec"), names)
+    return names
+
+
+def test_python_snippets_give_what_the_page_says(project: Path) -> None:
+    found = _ran(spark=False)
+    assert found["orders"].num_rows == found["rows"] == 3
+    assert found["recent"].to_pylist() == [{"id": 101, "total": Decimal("300.00")}]
+    assert found["totals"].to_pylist() == [
+        {"name": "Ada", "total": Decimal("310.00")}, {"name": "Grace", "total": Decimal("20.00")},
+    ]  # fmt: skip
+    assert found["one"]["customer"].to_pylist() == [1]
+    assert found["count"] == [(1,)]
+    assert found["large"].rows() == [(101, Decimal("300.00"))]
+    assert pa.table(found["found"]).columns[0].to_pylist() == [3]
+    assert found["now"].lsn == found["same"].lsn == found["point"].lsn
+
+
+@pytest.mark.spark
+def test_spark_snippet_gives_what_the_page_says(project: Path, spark: SparkSession) -> None:
+    found = _ran(spark=True)
+    assert found["by_day"].iloc[:, 1].tolist() in ([2, 1], [1, 2])
+    assert found["data_frame"].count() == 3
+
+
+def test_commands_give_what_the_page_says(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table, csv, objects = (_output(shlex.split(command), capfd) for command in COMMANDS)
+    assert "3 │        330.00" in table
+    assert csv.splitlines()[0].startswith("id,customer,total,at,")
+    assert csv.splitlines()[1].startswith("101,1,300.00,2026-11-02 00:00:00+00,")
+    assert [line[:20] for line in objects.splitlines()] == ['{"id":1,"name":"Ada"', '{"id":2,"name":"Grac']
+
+
+def test_a_query_runs_at_an_lsn_or_a_time(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    at = Lake("lake").at()
+    for place in (str(at.lsn), datetime.now(UTC).isoformat(), datetime.now().isoformat()):
+        assert _output(["pgcdc", "sql", "SELECT 1 FROM orders LIMIT 1;", "--format", "csv", "--at", place], capfd)
+    for arguments, code, said in (
+        (["FROM ordrs"], 2, "Table with name ordrs does not exist"), (["SELEC 1"], 2, "syntax error"),
+        (["FROM orders", "--at", "0/1"], 1, "has no consistent point at or below 0/1"),
+        (["FROM orders", "--at", "yesterday"], 2, "'yesterday' is neither an LSN like 0/16B3748 nor a time"),
+    ):  # fmt: skip
+        assert run(["sql", *arguments]) == code
+        assert said in capfd.readouterr().err
+
+
+def test_delta_rs_refuses_mirrors_as_the_page_says(project: Path) -> None:
+    point = Lake("lake").at()
+    with pytest.raises(DeltaProtocolError, match=r"The table has set these reader features: \{'deletionVectors'\}"):
+        DeltaTable(point.path("orders"), version=point.versions["orders"]).to_pandas()
+
+
+def _output(words: list[str], capfd: pytest.CaptureFixture[str]) -> str:
+    capfd.readouterr()
+    assert run(words[1:]) == 0
+    streams = capfd.readouterr()
+    assert streams.err == f"at LSN {Lake('lake').at().lsn}\n"
+    return streams.out
