@@ -6,15 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import QueryBuilder
 
+from pgcdc_assets.checks.sides import READ_EXACTLY, queryable
+from pgcdc_assets.checks.sides import opened as opened_by_delta_rs
 from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import Mode, commit_files
 from pgcdc_assets.delta.datafile import FileReport
-from pgcdc_assets.delta.log import Added, DeltaVersion, open_delta
+from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, open_delta
 from pgcdc_assets.delta.logfiles import COMMIT
+from pgcdc_assets.lake.point import LakeAt
+from pgcdc_assets.lake.scan import MirrorScan
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import LocalStore
 
@@ -23,6 +29,18 @@ def opened(folder: Path | Location) -> DeltaVersion:
     table = open_delta(Location.of(folder))
     assert table is not None
     return table
+
+
+def by_delta_rs(at: LakeAt, name: TableName) -> pa.Table:
+    """The mirror's rows, read by delta-rs: the lake's own reader shares code with the merges that write mirrors. Only a
+    table that delta-rs refuses is read by the lake's reader."""
+    folder, version = Location.of(at.path(name)), at.versions[name]
+    table = DeltaLog(folder).at(version)
+    if not queryable(table):
+        return at.arrow(name)
+    query = QueryBuilder(READ_EXACTLY).register("mirror", opened_by_delta_rs(folder, version))
+    rows = pa.table(query.execute("SELECT * FROM mirror").read_all())
+    return rows.cast(MirrorScan(name, table).schema)
 
 
 def commit(folder: Path | Location, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:

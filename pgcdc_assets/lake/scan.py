@@ -98,5 +98,9 @@ def _known(group: RowGroup, field: pa.Field) -> pc.Expression:
     if bounds is None:
         return pc.scalar(True)
     column = pc.field(field.name)
-    low, high = (pa.scalar(bound, field.type) for bound in bounds)
+    try:
+        low, high = (pa.scalar(bound, field.type) for bound in bounds)
+    except (pa.ArrowException, TypeError, ValueError):
+        # The file has another type than the table.
+        return pc.scalar(True)
     return ((column >= low) | column.is_null()) & ((column <= high) | column.is_null())

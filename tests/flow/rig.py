@@ -28,6 +28,7 @@ from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
+from tests.deltatables import by_delta_rs
 from tests.fix_postgres import Database, inside
 from tests.oracle import assert_equal
 from tests.projectfiles import CATALOG_FILE
@@ -151,13 +152,14 @@ def children_running(module: str) -> list[int]:
 
 
 def promised(rig: Rig) -> Content:
-    """The rows of every table at every point, read with :class:`~pgcdc_assets.lake.Lake`."""
+    """The rows of every table at every point, read by delta-rs. The lake's own reader must give the same rows."""
     lake, found = Lake(rig.lake), Content()
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
         assert at.lsn == point.replay_lsn
         for name in at.tables:
-            found[point.replay_lsn, str(name)] = sorted_rows(at.arrow(name))
+            found[point.replay_lsn, str(name)] = sorted_rows(by_delta_rs(at, name))
+            assert sorted_rows(at.arrow(name)) == found[point.replay_lsn, str(name)]
     return found
 
 

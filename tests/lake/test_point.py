@@ -22,6 +22,7 @@ from pgcdc_assets.lake.point import LakeAt
 from pgcdc_assets.lake.scan import compared_columns
 from pgcdc_assets.mirror.delta.rowgroups import RowGroup
 from pgcdc_assets.store.local import path_of
+from tests.deltatables import by_delta_rs
 from tests.lake.lakes import LARGE, LAST, ODD, ORDERS, ROWS_A, ROWS_B, A, B, made, written_tables
 
 READERS: Mapping[str, Callable[[LakeAt], pa.Table]] = {
@@ -52,6 +53,11 @@ def _comparable(row: Mapping[str, Any]) -> dict[str, Any]:
 def test_each_reader_gives_all_values_of_both_points(lake: Lake, reader: str) -> None:
     assert same(rows(READERS[reader](lake.at(A))), ROWS_A)
     assert same(rows(READERS[reader](lake.at())), ROWS_B)
+
+
+def test_delta_rs_gives_the_same_rows(lake: Lake) -> None:
+    """An independent reader. It refuses the widened type of B."""
+    assert same(rows(by_delta_rs(lake.at(A), ORDERS)), ROWS_A)
 
 
 def test_each_reader_works_in_an_object_store(lake_in_bucket: Lake) -> None:

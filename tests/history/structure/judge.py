@@ -17,6 +17,7 @@ from pgcdc_assets.lake.point import LakeAt
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
+from tests.deltatables import by_delta_rs
 from tests.history.structure.chronicle import Chronicle, Contents, Tables
 from tests.oracle import RAW, written
 
@@ -137,7 +138,7 @@ class Judge:
     def _mirrored(self, at: LakeAt, name: TableName) -> tuple[tuple[str, ...], Counter[tuple[str | None, ...]]]:
         key = (str(name), at.versions[name])
         if key not in self._read:
-            table = Lake(self.settings.layout.root).at(at.lsn).arrow(name) if self._current(at) else at.arrow(name)
+            table = by_delta_rs(Lake(self.settings.layout.root).at(at.lsn) if self._current(at) else at, name)
             columns = tuple(column for column in table.column_names if not column.startswith(_OURS))
             misfits = [dict(entry or ()) for entry in table[RAW].to_pylist()]
             data = [written(column, table[column], misfits) for column in columns]
