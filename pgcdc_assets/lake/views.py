@@ -67,7 +67,8 @@ class Scanned:
 def duckdb_connection(mirrors: Iterable[MirrorDataset]) -> duckdb.DuckDBPyConnection:
     """A DuckDB in memory with a view of each mirror. Tables of the schema ``public`` need no schema in queries."""
     connection: duckdb.DuckDBPyConnection = package("duckdb").connect()
-    connection.execute("SET TimeZone = 'UTC'")
+    # DuckDB would write the bar to stdout, into the result of `pgcdc sql`.
+    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
     connection.execute("CREATE SCHEMA IF NOT EXISTS public")
     for mirror in mirrors:
         name = mirror.scan.name
