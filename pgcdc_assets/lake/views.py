@@ -72,9 +72,11 @@ def duckdb_connection(mirrors: Iterable[MirrorDataset]) -> duckdb.DuckDBPyConnec
     connection.execute("CREATE SCHEMA IF NOT EXISTS public")
     for mirror in mirrors:
         name = mirror.scan.name
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(name.schema)}; USE {quoted(name.schema)}")
+        # `temp` and `system` alone are other databases.
+        schema = f"memory.{quoted(name.schema)}"
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; USE {schema}")
         connection.from_arrow(mirror).create_view(name.name)
-    connection.execute("USE main; SET search_path = 'main,public'")
+    connection.execute("USE memory.main; SET search_path = 'main,public'")
     return connection
 
 
@@ -82,6 +84,8 @@ def in_duckdb(scans: Iterable[MirrorScan], use: Callable[[duckdb.DuckDBPyConnect
     """The result of ``use``, which gets a connection. LakeError if a mirror cannot be read; DuckDB's own errors."""
     mirrors = [MirrorDataset(scan) for scan in scans]
     with duckdb_connection(mirrors) as connection:
+        # An unknown table would be looked for among the variables of this program.
+        connection.execute("SET python_enable_replacements = false")
         try:
             return use(connection)
         except package("duckdb").Error:

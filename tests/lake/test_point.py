@@ -144,6 +144,22 @@ def test_sql_reads_all_tables_at_one_lsn(lake: Lake, query: str, expected: list[
     assert lake.at().sql(query).columns[0].to_pylist() == expected
 
 
+def test_schemas_may_have_the_names_of_duckdbs_own(tmp_path: Path) -> None:
+    schemas = "temp", "main", "system", "order"
+    written_tables(Location.of(tmp_path), {TableName(schema, "t"): pa.table({"name": [schema]}) for schema in schemas})
+    at = Lake(tmp_path).at()
+    assert [at.sql(f'FROM memory."{schema}".t')["name"][0].as_py() for schema in schemas] == [*schemas]
+
+
+def test_sql_does_not_read_variables_of_the_program(lake: Lake) -> None:
+    import duckdb
+
+    mirrors = pa.table({"id": [1]})
+    with pytest.raises(duckdb.CatalogException, match="mirrors does not exist"):
+        lake.at().sql("FROM mirrors")
+    assert lake.at().duckdb().sql("FROM mirrors JOIN orders USING (id)").fetchall() == [], mirrors
+
+
 def test_sql_takes_parameters(lake: Lake) -> None:
     assert lake.at().sql("SELECT id FROM orders WHERE id < ?", [3]).to_pylist() == [{"id": 2}]
     assert lake.at().sql("SELECT id FROM orders WHERE id < $most", {"most": 3}).to_pylist() == [{"id": 2}]
