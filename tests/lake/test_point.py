@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -225,6 +227,19 @@ def test_spark_reads_all_tables_as_views(lake: Lake, spark: SparkSession) -> Non
         assert same(rows(spark.sql("SELECT * FROM orders").toArrow()), expected)
         assert same(rows(at.spark(spark, "orders").toArrow()), expected)
     assert spark.sql('SELECT `select` FROM `Odd Schema.Order "Lines"`').collect()[0][0] == "only"
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_a_session_of_its_own_reads_mirrors(tmp_path: Path) -> None:
+    made(Location.of(tmp_path))
+    code = (
+        "import sys; from pgcdc_assets import Lake, delta_session; "
+        "session = delta_session({'spark.master': 'local[1]', 'spark.sql.warehouse.dir': sys.argv[1] + '/warehouse'}); "
+        "Lake(sys.argv[1]).at().spark(session); print(session.sql('SELECT min(at) FROM orders').toArrow().to_pylist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=tmp_path, check=True, capture_output=True)
+    assert b"datetime.datetime(1, 1, 1, 0, 0, tzinfo=" in done.stdout
 
 
 def test_columns_that_a_filter_names_are_found() -> None:
