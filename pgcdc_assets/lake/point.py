@@ -123,8 +123,8 @@ class LakeAt:
         """The logical messages below this point, in order. ``after``: leave out the messages below this LSN. To read
         only new messages, pass the ``lsn`` of the point that you read before.
 
-        The transactional messages are exactly those of the transactions that the mirrors hold at this point. Messages
-        outside transactions are placed among them by LSN. LakeError if the point has no messages (the setting
+        The transactional messages are exactly those of the transactions that the mirrors contain at this point.
+        Messages outside transactions are placed among them by LSN. LakeError if the point has no messages (the setting
         ``messages`` was empty), or if the feed cannot be read.
         """
         start = Lsn.parse(after) if isinstance(after, str) else Lsn(after)

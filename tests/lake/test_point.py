@@ -220,6 +220,7 @@ def test_tables_whose_names_differ_by_case_are_not_views_together(tmp_path: Path
     assert at.duckdb(['"Orders"']).sql("FROM orders").fetchall()[0][0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_spark_reads_all_tables_as_views(lake: Lake, spark: SparkSession) -> None:
     for at, expected in ((lake.at(A), ROWS_A), (lake.at(B), ROWS_B)):
