@@ -39,7 +39,7 @@ class Project:
         self._environment |= {
             "SHOP_DSN": shop.conninfo,
             "CRM_DSN": crm.conninfo,
-            "DAGSTER_HOME": str(folder / ".dagster_home"),
+            "DAGSTER_HOME": str(folder / "dagster_home"),
             "PATH": f"{folder / '.venv/bin'}:{os.environ['PATH']}",
         }
 
@@ -67,7 +67,6 @@ def project(server: EmbeddedServer, tmp_path: Path) -> Iterator[Project]:
     assert '"../.."' in text
     (folder / "pyproject.toml").write_text(text.replace('"../.."', f'"{CHECKOUT}"'))
     subprocess.run([UV, "sync", "--quiet", "--python", sys.executable], cwd=folder, check=True)
-    (folder / ".dagster_home").mkdir()
     with fresh_database(server) as shop, fresh_database(server) as crm:
         for database, script in ((shop, "shop.sql"), (crm, "crm.sql")):
             with database.connect() as conn:
