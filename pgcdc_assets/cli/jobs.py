@@ -20,7 +20,6 @@ from pgcdc_assets.store.localfiles import private_log
 if TYPE_CHECKING:
     import dagster as dg
 
-    from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.defs.replication import Replication
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}

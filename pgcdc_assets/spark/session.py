@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
@@ -23,9 +22,6 @@ from pgcdc_assets.settings import LOCAL_MASTER, Settings
 from pgcdc_assets.spark.configuration import EXTENSION, configuration, reading, worker_python
 from pgcdc_assets.spark.executors import await_executors, cores
 from pgcdc_assets.spark.jars import java_command
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 

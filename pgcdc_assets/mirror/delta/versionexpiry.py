@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Set
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from deltalake.exceptions import DeltaError
 
@@ -30,9 +30,6 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
 from pgcdc_assets.store import storage
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
