@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import BadRange, UsageError
+from pgcdc_assets.errors import BadRange, PgcdcError, UsageError
+from pgcdc_assets.project import load_catalog
+from pgcdc_assets.settings import Settings
 
 
 class LsnType(click.ParamType["Lsn"]):
@@ -44,6 +48,14 @@ class TableType(click.ParamType["TableName"]):
             return value if isinstance(value, TableName) else TableName.parse(value)
         except UsageError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The tables of the saved catalog, for a shell that completes a command."""
+        with suppress(PgcdcError, OSError):
+            catalog = load_catalog(Settings.load().catalog_file)
+            names = [str(table.name) for table in catalog.tables] if catalog is not None else []
+            return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return []
 
 
 class RangeType(click.ParamType["LsnRange"]):

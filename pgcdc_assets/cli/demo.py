@@ -14,6 +14,7 @@ import psycopg
 import yaml
 
 from pgcdc_assets.cli.console import ConsoleProgress
+from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.cli.status_verify import in_a_sentence, print_report
 from pgcdc_assets.cli.up import serve
@@ -42,7 +43,7 @@ _END_SECONDS = 900
 """Seconds after which the sync ends even without ``verify``: many, so that the demo does not fail on a busy machine."""
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc demo", "pgcdc demo --seconds 10 --ui"))
 @click.option("--seconds", type=click.IntRange(1, LONGEST_SECONDS), default=SECONDS, show_default=True,
               help="How long to follow live changes once all is copied.")  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0.1, 5000), default=RATE, show_default=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from pgcdc_assets.cli.console import say
+from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import project_settings
 from pgcdc_assets.cli.up import HOST, Reloading, by_code_server, end, started
 from pgcdc_assets.core.ending import ENDING
@@ -23,7 +24,7 @@ PORT = 4000
 """The port that Dagster's own examples use."""
 
 
-@click.command("code-server")
+@click.command("code-server", epilog=examples("pgcdc code-server --host 0.0.0.0 --port 4000"))
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the gRPC server.")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen at; the server has no login.")
 def code_server(port: int, host: str) -> int:
@@ -49,7 +50,7 @@ def serve(settings: Settings, stop: threading.Event, host: str, port: int) -> No
         end(process, settings.layout)
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc pack -o pgcdc_env.tar.gz"))
 @click.option("-o", "output", type=click.Path(dir_okay=False, path_type=Path), default=Path("pgcdc_env.tar.gz"),
               show_default=True, help="The archive.")  # fmt: skip
 def pack(output: Path) -> int:

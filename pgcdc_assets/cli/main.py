@@ -20,6 +20,7 @@ from pgcdc_assets.cli.console import visible
 from pgcdc_assets.cli.dagsterproject import of_component
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.deploy import code_server, pack
+from pgcdc_assets.cli.help import CommandGroup, examples
 from pgcdc_assets.cli.maintenance import forget, maintain
 from pgcdc_assets.cli.source import setup, teardown
 from pgcdc_assets.cli.sql import sql
@@ -35,7 +36,8 @@ FAILURE_FILE = STATE_FOLDER / "failure.txt"
 _INTERRUPTED = "interrupted; nothing is half done, and the next run goes on from what is durable"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+             epilog=examples("pgcdc demo", "pgcdc sync --help"))  # fmt: skip
 @click.version_option(version("pgcdc_assets"), prog_name="pgcdc")
 @click.option(
     "--component", metavar="NAME", callback=of_component, expose_value=False, is_eager=True,
@@ -49,13 +51,18 @@ def pgcdc() -> None:
     """
 
 
-COMMANDS = (
-    demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, heal, repair, forget, maintain,
-    pack, until, pause, resume, positions, sql,
-)  # fmt: skip
+TOPICS = {
+    "Start and end": (demo, setup, teardown),
+    "Follow": (sync, follow, until, pause, resume),
+    "Check": (status, positions, verify),
+    "Read": (sql,),
+    "Mend": (snapshot, heal, repair),
+    "Delete what is old": (maintain, forget),
+    "Dagster and clusters": (up, code_server, pack),
+}
 
-for command in COMMANDS:
-    pgcdc.add_command(command)
+for title, commands in TOPICS.items():
+    pgcdc.add_topic(title, commands)
 
 
 def main() -> None:

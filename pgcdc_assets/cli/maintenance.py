@@ -10,6 +10,7 @@ import click
 
 from pgcdc_assets.cli.arguments import TableType, as_json
 from pgcdc_assets.cli.console import ConsoleProgress, say
+from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import project_settings, run_maintenance
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import PgcdcError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc maintain"))
 @as_json
 def maintain(as_json: bool) -> int:
     """Delete data older than `retention`, and merge small files. A running sync gives way."""
@@ -74,7 +75,7 @@ def _print(report: MaintenanceReport) -> None:
         say(f"pgcdc: {error}", err=True)
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc forget public.old_orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def forget(tables: tuple[TableName, ...], yes: bool) -> int:

@@ -15,6 +15,7 @@ import click
 from pgcdc_assets.cli.arguments import as_json
 from pgcdc_assets.cli.console import say
 from pgcdc_assets.cli.dagsterproject import is_component
+from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import release_instance
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.demo import shop
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.source.slot.blockers import Blocker
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc setup", "pgcdc setup --sql --role replicator > setup.sql"))
 @as_json
 @click.option("--sql", "as_sql", is_flag=True, help="Print a script for the owner of the source; change nothing.")
 @click.option("--role", help="With --sql: who is to follow the source, if not the role that connects.")
@@ -55,7 +56,7 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     return 0
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc teardown", "pgcdc teardown --yes --lake"))
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--lake", "lake_too", is_flag=True, help="Remove the lake as well; files of others stay.")
 @click.option("--forget", is_flag=True, help="Ask nothing of the source: it is gone, or another one now.")

@@ -9,6 +9,7 @@ import click
 
 from pgcdc_assets.cli.arguments import TableType, as_json
 from pgcdc_assets.cli.console import ConsoleProgress, say, visible
+from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import refuse_unknown, run_sync, saved_settings
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -25,7 +26,7 @@ _LSN_WIDTH = 17
 """Characters of the longest LSN, ``FFFFFFFF/FFFFFFFF``."""
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc status", "pgcdc status --json | jq .problems"))
 @as_json
 def status(as_json: bool) -> int:
     """Show slot health, positions, lag, and every table's state."""
@@ -39,7 +40,7 @@ def status(as_json: bool) -> int:
     return 0 if found.ok else 1
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc positions"))
 @as_json
 def positions(as_json: bool) -> int:
     """Show the positions written, flushed and replayed. Also shows where following ends, and whether changes are
@@ -55,7 +56,7 @@ def positions(as_json: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc verify", "pgcdc verify public.orders public.customers"))
 @click.argument("tables", nargs=-1, type=TableType(), metavar="[TABLE]...")
 @as_json
 def verify(tables: tuple[TableName, ...], as_json: bool) -> int:

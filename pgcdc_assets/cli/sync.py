@@ -11,6 +11,7 @@ import click
 
 from pgcdc_assets.cli.arguments import LsnType, RangeType, TableType, as_json
 from pgcdc_assets.cli.console import ConsoleProgress, say
+from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair, run_sync, saved_settings
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.flow.reports import SyncReport
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc sync", "pgcdc sync --until 0/16B3748"))
 @click.option("--until", type=LsnType(), help="Stop at this LSN instead of now.")
 @as_json
 def sync(until: Lsn | None, as_json: bool) -> int:
@@ -32,7 +33,7 @@ def sync(until: Lsn | None, as_json: bool) -> int:
     return _code(report)
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc follow"))
 @click.option("--receive-only", is_flag=True, help="Bring changes into the log alone: the slot is freed, mirrors wait.")
 def follow(receive_only: bool) -> int:
     """Keep the mirrors up to date, in the foreground. Ctrl-C ends it at a boundary."""
@@ -41,14 +42,14 @@ def follow(receive_only: bool) -> int:
     return _code(report)
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc snapshot public.orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def snapshot(tables: tuple[TableName, ...]) -> int:
     """Copy tables again. The stream and the other tables go on. A running sync gives way."""
     return _for_tables("snapshot", "copy_anew", tables)
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc heal public.orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def heal(tables: tuple[TableName, ...]) -> int:
     """Resume tables that were set aside, from the change log. Use it once the cause is fixed. Nothing is copied. A
@@ -56,7 +57,7 @@ def heal(tables: tuple[TableName, ...]) -> int:
     return _for_tables("heal", "heal", tables)
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc repair public.orders --range 0/16B3748..0/16C0000"))
 @click.argument("table", type=TableType(), metavar="TABLE")
 @click.option("--range", "span", type=RangeType(), required=True, help="X/Y..X/Y or a partition key.")
 def repair(table: TableName, span: LsnRange) -> int:
@@ -73,7 +74,7 @@ def repair(table: TableName, span: LsnRange) -> int:
     return 0
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc until --current", "pgcdc until 0/16B3748", "pgcdc until --clear"))
 @click.argument("lsn", type=LsnType(), required=False)
 @click.option("--current", is_flag=True, help="Where the source stands now.")
 @click.option("--clear", is_flag=True, help="Take it back: follow on.")
@@ -91,14 +92,14 @@ def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc pause apply"))
 @click.argument("what", type=click.Choice(["apply"]))
 def pause(what: str) -> int:
     """Stop applying changes to the mirrors. Changes still go into the log, and the slot is freed."""
     return _pause(paused=True)
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc resume apply"))
 @click.argument("what", type=click.Choice(["apply"]))
 def resume(what: str) -> int:
     """Apply changes again. The mirrors catch up from the log."""

@@ -24,6 +24,7 @@ from typing import IO, Any
 import click
 import psutil
 
+from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import claim_instance, environment
 from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.core.catalog import Table
@@ -53,7 +54,7 @@ _RELOAD_SECONDS = 60.0
 """Seconds for the code to be imported again, on a busy machine."""
 
 
-@click.command()
+@click.command(epilog=examples("pgcdc up", "pgcdc up --port 3005"))
 @click.option("--port", type=click.IntRange(1, 65535), help=f"Port of the UI; {PORT} or the next free one.")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen at; the UI has no login.")
 def up(port: int | None, host: str) -> int:
