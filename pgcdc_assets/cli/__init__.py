@@ -14,4 +14,5 @@ dagsterproject settings from a component of a Dagster project
 arguments      LSNs, ranges, tables as arguments
 help           topics and examples in the help of commands
 console        lines of output, and progress for the user
+livelines      what a run shows on a terminal
 """

@@ -1,6 +1,6 @@
 """Writes the output of commands: lines, and progress on stderr. Control characters are made visible, because names come
-from the source and may contain any character. On a terminal, progress is one changing line and short notes, otherwise
-plain lines. Rich is imported only for progress, so that help and ``status`` are fast."""
+from the source and may contain any character. On a terminal, progress is a few changing lines and short notes,
+otherwise plain lines. Rich is imported only for progress, so that help and ``status`` are fast."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from rich.status import Status
+from pgcdc_assets.cli.livelines import LiveLines
 
+if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
-    from pgcdc_assets.flow.reports import RangeReport, SyncReport
+    from pgcdc_assets.flow.reports import RangeReport, RunState, SyncReport
     from pgcdc_assets.mirror.target import CopyReport
     from pgcdc_assets.source.slot.blockers import Blocker
+
+_SHOW_SECONDS = 0.5
+"""Seconds between two looks at the run's state. Each look asks the source for its position."""
 
 
 def visible(text: str) -> str:
@@ -50,7 +53,8 @@ class ConsoleProgress:
         stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
         weakref.finalize(self, stream.close)
         self._console = Console(file=stream, force_terminal=self._terminal, highlight=False, soft_wrap=True)
-        self._status: Status | None = None
+        self._live: LiveLines | None = None
+        self._due = 0.0
         self._started = time.monotonic()
         self.stop = threading.Event()
         """Set this event to end the run at a boundary."""
@@ -65,9 +69,10 @@ class ConsoleProgress:
         if not self._terminal:
             yield self
             return
-        with self._console.status(_escaped(what)) as self._status:
+        self._live = LiveLines(visible(what))
+        with self._console.status(self._live):
             yield self
-        self._status = None
+        self._live = None
 
     def note(self, text: str) -> None:
         """Write a line that stays."""
@@ -86,10 +91,15 @@ class ConsoleProgress:
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         told = " ".join(f"{name}={value}" for name, value in numbers.items())
         line = f"{stage}: {message} {told}".rstrip()
-        if self._status is not None:
-            self._status.update(_escaped(line))
+        if self._live is not None:
+            self._live.message = visible(line)
         else:
             self.note(line)
+
+    def moving(self, now: Callable[[], RunState]) -> None:
+        if self._live is not None and time.monotonic() >= self._due:
+            self._live.update(now())
+            self._due = time.monotonic() + _SHOW_SECONDS
 
     def copied(self, report: CopyReport) -> None:
         self.copies.append(report)

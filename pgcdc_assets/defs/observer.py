@@ -4,7 +4,7 @@ records materialisations."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
@@ -19,7 +19,7 @@ from pgcdc_assets.defs.partitions import DELETE, register_snapshot
 if TYPE_CHECKING:
     from pgcdc_assets.defs.replication import Replication
     from pgcdc_assets.flow.maintenance import MaintenanceReport
-    from pgcdc_assets.flow.reports import RangeReport, StructureChange, SyncReport
+    from pgcdc_assets.flow.reports import RangeReport, RunState, StructureChange, SyncReport
     from pgcdc_assets.mirror.target import CopyReport
 
 
@@ -30,6 +30,8 @@ class Watcher(Protocol):
     """Set this event to end the run at the next boundary."""
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None: ...
+
+    def moving(self, now: Callable[[], RunState]) -> None: ...
 
     def copied(self, report: CopyReport) -> None: ...
 
@@ -47,6 +49,8 @@ class Nobody:
         self.stop = threading.Event()
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None: ...
+
+    def moving(self, now: Callable[[], RunState]) -> None: ...
 
     def copied(self, report: CopyReport) -> None: ...
 
@@ -96,6 +100,9 @@ class DagsterObserver:
         self._watcher.progress(stage, message, **numbers)
         told = " ".join(f"{name}={value}" for name, value in numbers.items())
         self._context.log.info(f"{stage}: {message} {told}".rstrip())
+
+    def moving(self, now: Callable[[], RunState]) -> None:
+        self._watcher.moving(now)
 
     def copied(self, report: CopyReport) -> None:
         key = register_snapshot(self._context.instance, self._of.names, report.consistent_point)

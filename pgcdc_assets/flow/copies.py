@@ -18,7 +18,7 @@ from pgcdc_assets.errors import CopyOutdated, PgcdcError, RightLacking
 from pgcdc_assets.failures import Whose, of_one_table, whose
 from pgcdc_assets.flow.catalogwatch import unread_comments
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.mirror.target import CopyReport, Failures
+from pgcdc_assets.mirror.target import CopyCount, CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.setup.rights import lacking_rights
 from pgcdc_assets.source.slot.blockers import Blocker
@@ -57,7 +57,9 @@ class CopyChannel:
         self.notes.put(f"waits for {', '.join(str(holder) for holder in holders) or 'a transaction on the source'}")
 
 
-def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel) -> Failures:
+def copy(
+    work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel, count: CopyCount
+) -> Failures:  # fmt: skip
     """Copy the tables under one exported snapshot; runs in the copies' thread. Returns the tables that were not copied,
     and why. Tables that our role may not read are left out before the snapshot. The state ``copying`` is durable before
     the first row is committed, so after a crash the mirror's ``snapshot_lsn`` shows whether the copy was committed."""
@@ -73,13 +75,19 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
         work.progress.copying(shown.values(), snapshot.consistent_point)
         for name in sorted(name for name, table in shown.items() if not table.comments_read):
             channel.notes.put(unread_comments(name))
+
+        def committed(report: CopyReport) -> None:
+            count.copied += 1
+            channel.committed.put(Copied(shown[report.table], report))
+
         # Spark takes seconds to start. The run may have ended during that time.
         work.session()
         channel.raise_if_cancelled()
         failed = work.target.copy(
             [table for name, table in shown.items() if name not in outdated],
             snapshot,
-            lambda report: channel.committed.put(Copied(shown[report.table], report)),
+            committed,
+            count,
         )
         return {**lacking, **outdated, **failed}
 
@@ -119,6 +127,8 @@ class Copies:
         self._round: Future[Failures] | None = None
         self._asked: Sequence[TableName] = ()
         """The tables of the present or the last round."""
+        self.count = CopyCount()
+        """How far the present or the last round is."""
         self._rounds: Counter[TableName] = Counter()
         """How many copies of each table this run has begun. In follow mode, a committed copy resets the count of its
         table, and a regular catalog check without a copy in progress resets all counts."""
@@ -153,7 +163,8 @@ class Copies:
         if names:
             self._rounds.update(names)
             self._asked = names
-            self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
+            self.count = CopyCount(len(names))
+            self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel, self.count)
 
     def allow_again(self) -> None:
         """Allow new copies of all tables, in follow mode and if no copy is in progress. Called at each regular catalog

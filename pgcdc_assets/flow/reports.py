@@ -3,15 +3,17 @@ Dagster's events."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.mirror.target import CopyReport
+from pgcdc_assets.mirror.target import CopyCount, CopyReport
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,34 @@ class SyncReport:
         )
 
 
+class Phase(StrEnum):
+    """What a sync does now."""
+
+    COPYING = "copying"
+    """Copies of tables are in progress. Changes of the other tables are followed."""
+    CATCHING_UP = "catching up"
+    FOLLOWING = "following"
+    """The mirrors hold all changes that have arrived."""
+    PAUSED = "paused"
+    """Changes go into the log alone."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a sync is at one moment, for people."""
+
+    phase: Phase
+    replay_lsn: Lsn
+    lag_bytes: int | None
+    """WAL between ``replay_lsn`` and the source's flush LSN. None before the first copy."""
+    lag_seconds: float
+    """Age of the oldest transaction in the log that is not in all mirrors; 0 if there is none."""
+    rows: int
+    """Row changes that this run has applied."""
+    copies: CopyCount | None = None
+    """The copies that are in progress."""
+
+
 class Observer(Protocol):
     """All methods are called in the run's own thread, in LSN order. An exception ends the run at a boundary."""
 
@@ -158,6 +188,9 @@ class Observer(Protocol):
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         """A message for people. No code may depend on it."""
+
+    def moving(self, now: Callable[[], RunState]) -> None:
+        """The run is at work. ``now`` asks the source, so call it only to show the state, and not often."""
 
 
 class Silent:
@@ -182,3 +215,6 @@ class Silent:
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         """Ignore the message."""
+
+    def moving(self, now: Callable[[], RunState]) -> None:
+        """Ignore the state."""

@@ -4,7 +4,9 @@ turn."""
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import SourceUnavailable
@@ -13,12 +15,13 @@ from pgcdc_assets.flow.catalogwatch import CatalogWatch
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import Bounds, Situation, finished
 from pgcdc_assets.flow.ranges import RunRanges
-from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.reports import Phase, RunState, SyncReport
 from pgcdc_assets.flow.requests import OperatorRequests, operator_requests
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.structurechanges import StructureChanges
 from pgcdc_assets.flow.turns import Turns
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.store import storage
 
 
@@ -54,6 +57,7 @@ class Sync:
             if not self._copies.under_way:
                 self._set_goal()
             while not self._finished():
+                self._work.observer.moving(self.state)
                 if not self._step():
                     # A new batch ends the wait at once.
                     self._stream.wait(storage.pace(self._work.layout.root))
@@ -218,6 +222,28 @@ class Sync:
         """In follow mode, record a success although the run has not ended, because the run may last for days."""
         if self.following and not self.copying:
             self._work.operation.succeed()
+
+    def state(self) -> RunState:
+        """Where the run is now."""
+        complete, replay_lsn = self._stream.complete_to, self._work.progress.replay_lsn
+        waiting = LogSpan(self._work.log, LsnRange(min(replay_lsn, complete), complete)).batches
+        oldest = next((batch.first_commit_ts for batch in waiting if batch.first_commit_ts is not None), None)
+        return RunState(
+            phase=self._phase,
+            replay_lsn=replay_lsn,
+            lag_bytes=max(0, self._stream.source_position() - replay_lsn) if replay_lsn else None,
+            lag_seconds=max(0.0, (datetime.now(UTC) - oldest).total_seconds()) if oldest else 0.0,
+            rows=self._ranges.rows,
+            copies=self._copies.count if self._copies.under_way else None,
+        )
+
+    @property
+    def _phase(self) -> Phase:
+        if self.copying:
+            return Phase.COPYING
+        if self._paused:
+            return Phase.PAUSED
+        return Phase.FOLLOWING if self._turns.level and self.following else Phase.CATCHING_UP
 
     def summary(self) -> SyncReport:
         progress = self._work.progress

@@ -88,6 +88,19 @@ class CopyReport:
     version: int
 
 
+@dataclass
+class CopyCount:
+    """How far the copies of some tables are, for people. The copies' thread fills it, and any thread may read it."""
+
+    tables: int = 0
+    copied: int = 0
+    """How many of the tables are committed."""
+    bytes: int = 0
+    """Size of the tables on the source's disk; 0 until it is known."""
+    read: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """Rows that were read, and the share of ``bytes`` in which they were."""
+
+
 Failures = dict[TableName, PgcdcError]
 """Tables that were not copied, and why."""
 
@@ -149,7 +162,10 @@ class Target(Protocol):
 
     # Copy ---------------------------------------------------------------------------------------
 
-    def copy(self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None]) -> Failures:
+    def copy(
+        self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None],
+        count: CopyCount | None = None,
+    ) -> Failures:  # fmt: skip
         """Begin a new generation of each table with the rows of the snapshot. Returns which tables failed, and why.
         Readers see a mirror's old state until its copy is committed to the mirror. ``on_table`` is called in the
         calling thread after the commit of each table. CopyOutdated and CopyBlocked mean that another session altered or

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.spark.attempt import Kind, versions
@@ -27,20 +27,35 @@ _OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\D+(\d\.\d+)")
 _NO_MODULE: Final = re.compile(r"No module named '?(pyspark|pgcdc_assets)\b")
 
 
-def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequence[Spec]) -> list[Result]:
+class TaskSum(Generic[Result]):
+    """A sum over the results of tasks, for people. It grows as tasks end, before their job ends."""
+
+    def __init__(self, session: SparkSession, number: Callable[[Result], int]) -> None:
+        """``number``: a module's function, which runs in the worker."""
+        self.number = number
+        self.sum = session.sparkContext.accumulator(0)
+
+    @property
+    def value(self) -> int:
+        return int(self.sum.value)
+
+
+def run_tasks(
+    session: SparkSession, task: Callable[[Spec], Result], specs: Sequence[Spec], sums: Sequence[TaskSum[Result]] = ()
+) -> list[Result]:
     """Runs ``task`` once per spec, each in its own Spark task. Returns the results in the order of the specs.
 
     Task, specs and results are pickled; each spec goes only to its own Spark task. ``task`` must be a module's
     function. It may run more than once for a spec (a retried or speculative attempt). So the files that it writes must
-    have unique names, and the caller may use only the files that the returned results name. A task's PgcdcError is
-    raised unchanged. MachineError is raised for what the system refuses, such as a full disk, and for an executor whose
-    Python or packages differ.
+    have unique names, and the caller may use only the files that the returned results name. ``sums`` grow with each
+    task that ends. A task's PgcdcError is raised unchanged. MachineError is raised for what the system refuses, such as
+    a full disk, and for an executor whose Python or packages differ.
     """
     if not specs:
         return []
     packed = [pickle.dumps((task, spec)) for spec in specs]
     try:
-        attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt()).collect()
+        attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt(sums)).collect()
     except Exception as error:
         # PySpark keeps only the text from the worker. The host's name is in the Java error that PySpark handled.
         if (unfit := _unfit(f"{error} {error.__context__}")) is None:
@@ -50,15 +65,17 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
     return [_result(kind, result, here=here) for kind, result in attempts]
 
 
-def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
+def _attempt(sums: Sequence[TaskSum[Any]] = ()) -> Callable[[bytes], tuple[str, bytes]]:
     """Returns the function that a worker calls. It is sent by value, so it works even without our package."""
     driver = versions()
+    grown = [(one.sum, pickle.dumps(one.number)) for one in sums]
 
     def attempt(packed: bytes) -> tuple[str, bytes]:
+        import pickle
+
         try:
             from pgcdc_assets.spark.attempt import attempted
         except ImportError as error:
-            import pickle
             import socket
             from importlib.metadata import PackageNotFoundError, version
 
@@ -67,7 +84,10 @@ def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
             except PackageNotFoundError:
                 found = "has no pgcdc_assets"
             return "other", pickle.dumps((socket.gethostname(), f"{found} ({error})"))
-        return attempted(packed, driver)
+        kind, result = attempted(packed, driver)
+        for total, number in grown if kind == "done" else ():
+            total.add(pickle.loads(number)(pickle.loads(result)))
+        return kind, result
 
     return attempt
 

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.session import spark_session
-from pgcdc_assets.spark.tasks import run_tasks
+from pgcdc_assets.spark.tasks import TaskSum, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +23,10 @@ pytestmark = pytest.mark.spark
 
 def doubled(number: int) -> tuple[int, int]:
     return number * 2, os.getpid()
+
+
+def first(result: tuple[int, int]) -> int:
+    return result[0]
 
 
 def refusing(number: int) -> int:
@@ -47,6 +51,13 @@ def test_results_are_in_the_order_of_the_specs(spark: SparkSession) -> None:
     results = run_tasks(spark, doubled, [5, 3, 9, 1, 7])
     assert [number for number, _ in results] == [10, 6, 18, 2, 14]
     assert os.getpid() not in {pid for _, pid in results}
+
+
+def test_sums_grow_over_several_jobs(spark: SparkSession) -> None:
+    total = TaskSum(spark, first)
+    for job in ([5, 3, 9], [1]):
+        run_tasks(spark, doubled, job, [total])
+    assert total.value == 36
 
 
 def test_empty_list_of_specs_starts_no_job(spark: SparkSession) -> None:

@@ -27,15 +27,24 @@ from pgcdc_assets.delta.tombstones import retention_properties
 from pgcdc_assets.errors import CopyOutdated, LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
-from pgcdc_assets.mirror.delta.copytask import CopyPart, CopyTarget, CopyTask, WrittenPart, copy_failure, copy_parts
+from pgcdc_assets.mirror.delta.copytask import (
+    CopyPart,
+    CopyTarget,
+    CopyTask,
+    WrittenPart,
+    bytes_read,
+    copy_failure,
+    copy_parts,
+    rows_written,
+)
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_OID, SOURCE_TABLE, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import Commented, MirrorSchema
-from pgcdc_assets.mirror.target import CopyReport, Failures
+from pgcdc_assets.mirror.target import CopyCount, CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.route import SourceRoute
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.spark.executors import beside, cores
-from pgcdc_assets.spark.tasks import run_tasks
+from pgcdc_assets.spark.tasks import TaskSum, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +67,7 @@ next job use them, and the mirrors of that job are created."""
 
 def copy_tables(
     session: SparkSession, conninfo: str, tables: Sequence[Table], mirrors: Mirrors, snapshot: Snapshot,
-    on_table: Callable[[CopyReport], None], retention: timedelta = timedelta(0),
+    on_table: Callable[[CopyReport], None], retention: timedelta = timedelta(0), count: CopyCount | None = None,
 ) -> Failures:  # fmt: skip
     """Copy the tables as the snapshot shows them; ``on_table`` is called for each table after its commit, in this
     thread.
@@ -66,10 +75,12 @@ def copy_tables(
     A failure of one table does not prevent the commits of the other tables. Returns which tables failed, and why:
     CopyOutdated and CopyBlocked if another session altered or locked a table during the copy, IdentityMismatch if a
     mirror's folder holds a table of another owner. ``retention``: how long the mirrors' versions are promised to
-    readers.
+    readers. ``count`` is kept up to date while the tasks go on.
     """
     copier = _Copier(session, conninfo, mirrors, snapshot, retention)
     jobs, failures = copier.jobs(tables)
+    if count is not None:
+        count.bytes, count.read = sum(task.bytes_estimate for job in jobs for task in job), copier.read
     for reports, failed in _in_parallel(copier.copy, jobs, max(JOBS, cores(session))):
         failures |= failed
         for report in reports:
@@ -110,6 +121,11 @@ class _Copier:
         self._snapshot = snapshot
         self._retention = retention
         self._route = SourceRoute(conninfo) if beside(session) else SourceRoute.of(snapshot.holder, conninfo)
+        self._rows, self._bytes = TaskSum(session, rows_written), TaskSum(session, bytes_read)
+
+    def read(self) -> tuple[int, int]:
+        """Rows and bytes that the tasks have read. A task that Spark repeats may count twice."""
+        return self._rows.value, self._bytes.value
 
     # Planning -------------------------------------------------------------------------------------
 
@@ -142,7 +158,7 @@ class _Copier:
     def copy(self, job: list[CopyTask]) -> _Outcome:
         started = time.monotonic()
         targets, failures = self._targets({table.name: table for task in job for table, _ in task.parts})
-        written = [one for found in run_tasks(self._session, copy_parts, _ready(job, targets)) for one in found]
+        written = [one for found in self._written(_ready(job, targets)) for one in found]
         reports: list[CopyReport] = []
         for name, target in targets.items():
             try:
@@ -159,6 +175,9 @@ class _Copier:
             point, seconds = self._snapshot.consistent_point, time.monotonic() - started
             reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
         return reports, failures
+
+    def _written(self, job: list[CopyTask]) -> list[list[WrittenPart]]:
+        return run_tasks(self._session, copy_parts, job, [self._rows, self._bytes])
 
     def _targets(self, tables: dict[TableName, Table]) -> tuple[dict[TableName, CopyTarget], Failures]:
         targets: dict[TableName, CopyTarget] = {}

@@ -62,6 +62,10 @@ class CopyTask:
     parts: tuple[CopyPart, ...]
     targets: dict[TableName, CopyTarget] = field(default_factory=dict)
 
+    @property
+    def bytes_estimate(self) -> int:
+        return sum(piece.bytes_estimate for _, cut in self.parts for piece in cut)
+
 
 @dataclass(frozen=True)
 class WrittenPart:
@@ -70,6 +74,16 @@ class WrittenPart:
     table: TableName
     file: FileReport | None = None
     error: PgcdcError | None = None
+    bytes_estimate: int = 0
+    """Size of the pieces on the source's disk."""
+
+
+def rows_written(parts: list[WrittenPart]) -> int:
+    return sum(part.file.rows for part in parts if part.file is not None)
+
+
+def bytes_read(parts: list[WrittenPart]) -> int:
+    return sum(part.bytes_estimate for part in parts)
 
 
 def copy_parts(task: CopyTask) -> list[WrittenPart]:
@@ -81,7 +95,7 @@ def _copy_part(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[P
     try:
         report = read_whole(lambda: _file(conninfo, snapshot, target, cut))
         passed(FaultPoint.PIECE_COPIED)
-        return WrittenPart(target.table.name, report)
+        return WrittenPart(target.table.name, report, bytes_estimate=sum(piece.bytes_estimate for piece in cut))
     except MachineError:
         # This error concerns all tables, and perhaps only this machine: the code that runs the task adds the machine's
         # name.

@@ -29,7 +29,7 @@ from pgcdc_assets.mirror.delta.mirrorschema import Commented, refusal
 from pgcdc_assets.mirror.delta.repair import repair_table
 from pgcdc_assets.mirror.delta.reshape import rename_mirror, reshape_mirror
 from pgcdc_assets.mirror.delta.versionexpiry import keep_promised, keep_readable, unchanged_since, unneeded_parts
-from pgcdc_assets.mirror.target import Applied, CopyReport, Failures, Freed, Generation
+from pgcdc_assets.mirror.target import Applied, CopyCount, CopyReport, Failures, Freed, Generation
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.spark.session import SparkOnDemand, cancel_jobs
 
@@ -80,8 +80,12 @@ class DeltaTarget:
 
     # Copy ---------------------------------------------------------------------------------------
 
-    def copy(self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None]) -> Failures:
-        return copy_tables(self._spark(), snapshot.conninfo, tables, self._mirrors, snapshot, on_table, self._retention)
+    def copy(
+        self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None],
+        count: CopyCount | None = None,
+    ) -> Failures:  # fmt: skip
+        return copy_tables(self._spark(), snapshot.conninfo, tables, self._mirrors, snapshot, on_table, self._retention,
+                           count)  # fmt: skip
 
     def cancel_copies(self) -> None:
         """Cancels all Spark jobs. No apply is among them, because the run's thread both applies and makes this call."""
