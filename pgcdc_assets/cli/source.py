@@ -17,10 +17,11 @@ from pgcdc_assets.cli.console import say
 from pgcdc_assets.cli.dagsterproject import is_component
 from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import release_instance
+from pgcdc_assets.cli.livelines import amount
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import MachineError, PgcdcError, SettingsError, SlotMissing, StoreFailed, UsageError
-from pgcdc_assets.flow.lock import holder, lake_lock, unwritable
+from pgcdc_assets.flow.lock import holder, lake_lock, refuse_unwritable, unwritable
 from pgcdc_assets.project import change_note, load_note, note_file, note_made, save_catalog
 from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source, without_secrets
 from pgcdc_assets.settings import Settings
@@ -120,8 +121,9 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     from pgcdc_assets.source.setup.setup import setup
     from pgcdc_assets.spark.jars import java_command
 
-    # Check Java first. Without Java no sync could read the new slot, and the slot would keep WAL on the source.
+    # Check Java and the lake first. If no sync could read the new slot, the slot would keep WAL on the source.
     java_command()
+    refuse_unwritable(settings.layout)
     _check_slot(settings, conninfo)
     report = setup(
         settings,
@@ -138,7 +140,20 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     with suppress(PgcdcError, OSError):
         if (log := ChangeLog(settings.layout)).exists:
             note_lake(settings, log)
-    return replace(report, findings=[*_refused(report.catalog), *report.findings, *_saved_source(settings)])
+    findings = [*_room(settings, report.copy_bytes), *_refused(report.catalog), *report.findings]
+    return replace(report, findings=[*findings, *_saved_source(settings)])
+
+
+def _room(settings: Settings, copy_bytes: int) -> list[Finding]:
+    """A warning if the lake's disk has less free space than a first copy reads."""
+    from pgcdc_assets.source.setup.findings import Finding
+
+    root = settings.layout.root
+    free = storage.free_bytes(root)
+    if free is None or free >= copy_bytes:
+        return []
+    what = f"has {amount(free)} free, and the tables have {amount(copy_bytes)} on the source"
+    return [Finding("warning", f"lake {root}", what, "make room, or set `lake` to another place")]
 
 
 def _check_slot(settings: Settings, conninfo: str) -> None:
@@ -297,6 +312,7 @@ def setup_json(report: SetupReport) -> dict[str, object]:
         "ok": True,
         "created": list(report.created),
         "tables": [str(table.name) for table in report.catalog.tables],
+        "copy_bytes": report.copy_bytes,
         "findings": [{"severity": f.severity, "thing": f.thing, "what": f.what, "do": f.do} for f in report.findings],
     }
 
@@ -307,6 +323,6 @@ def _print(report: SetupReport) -> None:
     for line in report.created:
         say(f"created {line}")
     tables = report.catalog.tables
-    say(f"{len(tables)} tables are published; run `pgcdc sync`")
+    say(f"{len(tables)} tables are published, {amount(report.copy_bytes)} on the source; run `pgcdc sync`")
     for table in tables:
         say(f"  {table.name}{'' if table.updates_seen else '  (inserts only)'}")

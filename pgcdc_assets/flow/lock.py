@@ -129,6 +129,14 @@ def sole(
         yield found
 
 
+def refuse_unwritable(layout: Layout) -> None:
+    """Raise MachineError or StoreFailed if nothing can be written to the lake, or to the place where it will be."""
+    try:
+        storage.probe(layout.root)
+    except OSError as error:
+        raise unwritable(layout, error) from None
+
+
 def unwritable(layout: Layout, error: OSError) -> MachineError:
     """The error for a lake whose folders cannot be created or written."""
     do = "make it writable, or let its owner run it; a new project may name another folder in the setting `lake`"

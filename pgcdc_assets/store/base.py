@@ -11,6 +11,7 @@ object store refuses a request or does not answer. StoreFailed never means that 
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -146,6 +147,17 @@ class Store(ABC):
     def make_private(self, root: Location) -> None:
         """Create the lake's root folder, which only its owner may enter. A store without folders does nothing."""
         del root
+
+    def probe(self, root: Location) -> None:
+        """Raise the store's error if nothing can be written under the lake's root. Leaves nothing there."""
+        probe = root / f"_probe_{uuid.uuid4().hex}"
+        self.create(probe, b"")
+        self.delete([probe])
+
+    def free_bytes(self, root: Location) -> int | None:
+        """Free bytes of the file system that has, or will have, the lake. None for a store without a limit."""
+        del root
+        return None
 
     def delete_folder(self, folder: Location) -> None:
         """Delete a folder with all its files. Ignores files that cannot be deleted."""

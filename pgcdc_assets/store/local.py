@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -136,6 +137,13 @@ class LocalStore(Store):
     def make_private(self, root: Location) -> None:
         private_folder(Path(root.text))
 
+    def probe(self, root: Location) -> None:
+        # A folder of its own, because a probe of the lake itself would have to create the lake first.
+        os.rmdir(tempfile.mkdtemp(prefix=".pgcdc-probe-", dir=_existing(root)))
+
+    def free_bytes(self, root: Location) -> int | None:
+        return shutil.disk_usage(_existing(root)).free
+
     def delete_folder(self, folder: Location) -> None:
         # A lake's folder may be a symbolic link to a different folder.
         shutil.rmtree(os.path.realpath(folder.text), ignore_errors=True)
@@ -151,6 +159,12 @@ class LocalStore(Store):
     def move_folder(self, source: Location, to: Location) -> None:
         _make_folder(to.parent.text)
         os.rename(source.text, to.text)
+
+
+def _existing(folder: Location) -> Path:
+    """The folder, or the nearest folder above it that exists."""
+    path = path_of(folder)
+    return next(one for one in (path, *path.parents) if one.exists())
 
 
 def _make_folder(path: str) -> None:

@@ -156,6 +156,14 @@ def make_private(root: Location) -> None:
     store_of(root).make_private(root)
 
 
+def probe(root: Location) -> None:
+    store_of(root).probe(root)
+
+
+def free_bytes(root: Location) -> int | None:
+    return store_of(root).free_bytes(root)
+
+
 def delete_folder(folder: Location) -> None:
     _written(folder).delete_folder(folder)
 

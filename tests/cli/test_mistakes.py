@@ -220,6 +220,8 @@ MISTAKES = (
             ("setting `lake`: is neither a folder of this machine nor s3://",)),
     Mistake("lake not writable", set_up_then(lambda r: r.shell.set(LAKE="/proc/lake")), "sync", 1,
             ("lake /proc/lake: cannot be written", "setting `lake`")),
+    Mistake("lake not writable at setup", lambda r: r.shell.set(LAKE="/proc/lake"), "setup", 1,
+            ("lake /proc/lake: cannot be written", "setting `lake`"), ("published",)),
     Mistake("executors elsewhere", lambda r: r.file("spark: spark://head:7077\n"), "setup", 2,
             ("setting `spark`: executors of spark://head:7077 cannot be used with a lake on a local path",
              "set `lake` to a URL", "`lake_shared: true`")),

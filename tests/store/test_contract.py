@@ -202,6 +202,18 @@ def test_a_file_is_copied_from_one_store_to_another(folder: Location, tmp_path: 
     assert (tmp_path / "elsewhere").read_bytes() == (tmp_path / "scratch/a").read_bytes() == b"x"
 
 
+def test_a_probe_leaves_nothing(folder: Location) -> None:
+    storage.probe(folder)
+    assert list(storage.walk(folder, hidden=True)) == []
+
+
+def test_a_folder_of_this_machine_has_a_limit(tmp_path: Path) -> None:
+    there = storage.free_bytes(Location.of(tmp_path / "not" / "yet"))
+    assert there == storage.free_bytes(Location.of(tmp_path))
+    assert storage.free_bytes(lake_in_memory()) is None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="no store serves odd://"):
         storage.read(Location.of("odd://bucket/key"))

@@ -47,6 +47,7 @@ from pgcdc_assets.source.setup.tablefindings import (
 )
 from pgcdc_assets.source.slot.blockers import OnWait
 from pgcdc_assets.source.slot.slot import LOCK_SECONDS, check_slot, create_slot, identity, slot_status
+from pgcdc_assets.source.snapshot.pieces import bytes_on_disk
 
 _DROP_SECONDS = 10
 """Seconds that teardown waits for a slot, which stays active for a moment after its run has ended."""
@@ -58,6 +59,8 @@ class SetupReport:
     created: list[str]
     """Objects that this call created or changed, like ``publication pgcdc`` or ``slot pgcdc``."""
     findings: list[Finding]
+    copy_bytes: int = 0
+    """Bytes on the source's disk that a copy of all tables reads."""
 
 
 def _refused(errors: Sequence[Finding]) -> SetupRefused:
@@ -126,7 +129,8 @@ def setup(
         if not catalog.tables:
             raise EmptyPublication("lists no table", thing=f"publication {settings.publication}",
                                    do="add tables to it, or see the setting `tables`")  # fmt: skip
-        return SetupReport(catalog, created, findings)
+        stored = {oid for table in catalog.tables for oid in ({leaf.oid for leaf in table.leaves} or {table.oid})}
+        return SetupReport(catalog, created, findings, bytes_on_disk(conn, stored))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,6 +81,11 @@ def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> li
     encoding = encoding_of(conn).name
     cut = (_cut(table, leaf, oid, storages[oid], target_bytes) for oid, leaf in relations.items())
     return [replace(piece, encoding=encoding) for found in cut for piece in found]
+
+
+def bytes_on_disk(conn: psycopg.Connection[Any], relations: Iterable[int]) -> int:
+    """Returns the size of relations, with TOAST data and without indexes: about what copies of them read."""
+    return sum(storage.size for storage in _storages(conn, list(relations)).values())
 
 
 def _storages(conn: psycopg.Connection[Any], oids: list[int]) -> dict[int, _Storage]:
