@@ -4,7 +4,9 @@ no JVM.
 source_facts, lake_facts -> slothealth, tablehealth -> status     reads facts, and states problems in words
 sides -> rendering -> compare -> verify                           compares every row and value at one LSN
 
+documents   the JSON documents of commands
 health      the input and output of the health rules: facts and problems
+problemcodes  the codes of the problems
 report      the results of a comparison
 positions   the stream's positions
 """

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
+from pgcdc_assets.checks.documents import ProblemDocument
+from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import PgcdcError, SettingsError, StoreFailed, WrongLake, WrongSource
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.points.untaken import UntakenRows
 from pgcdc_assets.source.slot.blockers import Blocker
@@ -173,14 +175,18 @@ class Problem:
     thing: str
     what: str
     do: str
+    code: ProblemCode
+
+    def to_json(self) -> ProblemDocument:
+        return {"severity": self.severity, "code": self.code.value, "what": f"{self.thing} {self.what}", "do": self.do}
 
 
-def error(thing: str, what: str, do: str) -> Problem:
-    return Problem("error", thing, what, do)
+def error(code: ProblemCode, thing: str, what: str, do: str) -> Problem:
+    return Problem("error", thing, what, do, code)
 
 
-def warning(thing: str, what: str, do: str) -> Problem:
-    return Problem("warning", thing, what, do)
+def warning(code: ProblemCode, thing: str, what: str, do: str) -> Problem:
+    return Problem("warning", thing, what, do, code)
 
 
 def size(count: int) -> str:
@@ -189,12 +195,24 @@ def size(count: int) -> str:
 
 def problem_of(error: Exception, thing: str) -> Problem:
     """The problem for an error that was raised while ``thing`` was read."""
+    code = _code(error, thing)
     if not isinstance(error, PgcdcError):
         do = "see that its folder is there and whole"
-        return Problem("error", thing, f"cannot be read: {type(error).__name__}", do)
+        return Problem("error", thing, f"cannot be read: {type(error).__name__}", do, code)
     where = f", at LSN {error.lsn}" if error.lsn is not None else ""
     log = "see the source's server log" if thing == "source" else "see the project's run.log"
-    return Problem("error", error.thing or thing, f"{error.what}{where}", error.do or log)
+    return Problem("error", error.thing or thing, f"{error.what}{where}", error.do or log, code)
+
+
+def _code(error: Exception, thing: str) -> ProblemCode:
+    codes = {
+        WrongSource: ProblemCode.WRONG_SOURCE,
+        WrongLake: ProblemCode.WRONG_LAKE,
+        SettingsError: ProblemCode.WRONG_SETTINGS,
+        StoreFailed: ProblemCode.LAKE_UNREACHABLE,
+    }
+    found = next((code for kind, code in codes.items() if isinstance(error, kind)), None)
+    return found or (ProblemCode.SOURCE_UNREACHABLE if thing == "source" else ProblemCode.LAKE_UNREADABLE)
 
 
 def span(of: timedelta) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pgcdc_assets.checks.documents import PositionsDocument
 from pgcdc_assets.checks.status import lowest_replayed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.flow import lock
@@ -41,13 +42,12 @@ class Positions:
     at_work: str | None
     """The command that holds the lake's lock."""
 
-    def to_json(self) -> dict[str, str | None]:
-        found = {
-            "source": self.source, "write_lsn": self.write, "flush_lsn": self.flush, "replay_lsn": self.replay,
-            "endpos": self.endpos,
+    def to_json(self) -> PositionsDocument:
+        return {
+            "source": str(self.source), "write_lsn": _text(self.write), "flush_lsn": _text(self.flush),
+            "replay_lsn": _text(self.replay), "endpos": _text(self.endpos),
+            "apply": "paused" if self.paused else "running", "at_work": self.at_work,
         }  # fmt: skip
-        texts = {name: None if lsn is None else str(lsn) for name, lsn in found.items()}
-        return {**texts, "apply": "paused" if self.paused else "running", "at_work": self.at_work}
 
 
 def positions(settings: Settings) -> Positions:
@@ -72,3 +72,7 @@ def positions(settings: Settings) -> Positions:
         paused=told.paused,
         at_work=holder.command if holder else None,
     )
+
+
+def _text(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(lsn)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
+from pgcdc_assets.checks.documents import ComparedDocument, VerifyDocument
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 
@@ -70,13 +70,19 @@ class TableReport:
         lost."""
         return self.compared and not self.updates_seen and self.missing <= self.extra and not self.different
 
-    def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"name": str(self.table), "verdict": self.verdict.value}
-        data |= {"lsn": None if self.lsn is None else str(self.lsn), "source_rows": self.source_rows}
-        data |= {"mirror_rows": self.mirror_rows, "missing": self.missing, "extra": self.extra}
-        data |= {"different": self.different, "reason": self.reason}
-        shown = [{"kind": e.kind, "key": e.key, "columns": list(e.columns)} for e in self.examples]
-        return data | {"examples": shown}
+    def to_json(self) -> ComparedDocument:
+        return {
+            "name": str(self.table),
+            "verdict": self.verdict.value,
+            "lsn": None if self.lsn is None else str(self.lsn),
+            "source_rows": self.source_rows,
+            "mirror_rows": self.mirror_rows,
+            "missing": self.missing,
+            "extra": self.extra,
+            "different": self.different,
+            "reason": self.reason,
+            "examples": [{"kind": e.kind, "key": e.key, "columns": list(e.columns)} for e in self.examples],
+        }
 
 
 @dataclass(frozen=True)
@@ -97,5 +103,5 @@ class VerifyReport:
             return 1
         return 0 if self.ok else 3
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> VerifyDocument:
         return {"ok": self.ok, "tables": [table.to_json() for table in self.tables]}

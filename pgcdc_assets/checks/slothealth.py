@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from pgcdc_assets.checks.health import GIB, MIB, Facts, Problem, SourceFacts, error, size, span, warning
+from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.source.connect.connection import APPLICATION
 from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
@@ -32,14 +33,16 @@ against wraparound, which cannot remove the rows that the slot keeps."""
 
 def _setup(facts: Facts) -> Iterator[Problem]:
     if facts.catalog is None:
-        yield error("project", "is not set up", "run `pgcdc setup`")
+        yield error(ProblemCode.NOT_SET_UP, "project", "is not set up", "run `pgcdc setup`")
     elif facts.source and facts.slot is None:
         thing = f"slot {facts.slot_name}"
         if facts.log is None:
-            yield error(thing, "does not exist", "run `pgcdc setup`")
+            yield error(ProblemCode.SLOT_MISSING, thing, "does not exist", "run `pgcdc setup`")
         else:
             after = facts.log.transform_lsn
-            yield error(thing, f"does not exist: changes after {after} are not kept for us", COPY_ANEW)
+            yield error(
+                ProblemCode.SLOT_MISSING, thing, f"does not exist: changes after {after} are not kept for us", COPY_ANEW
+            )
 
 
 def _slot(facts: Facts) -> Iterator[Problem]:
@@ -49,28 +52,33 @@ def _slot(facts: Facts) -> Iterator[Problem]:
     thing = slot.thing
     do = _MORE_ROOM if facts.at_work else f"run `pgcdc sync` now, or {_MORE_ROOM}"
     if slot.lost:
-        yield error(thing, f"was invalidated ({slot.lost}): the WAL it needs is gone", COPY_ANEW)
+        yield error(ProblemCode.SLOT_LOST, thing, f"was invalidated ({slot.lost}): the WAL it needs is gone", COPY_ANEW)
     elif slot.wal_status == "unreserved":
         yield error(
+            ProblemCode.SLOT_NEARLY_LOST,
             thing, "is nearly lost: the WAL it needs may go at the source's next checkpoint", do,
         )  # fmt: skip
     elif slot.safe_wal_size is not None and slot.safe_wal_size < SAFE_WAL_BYTES:
         yield warning(
+            ProblemCode.SLOT_LITTLE_WAL_LEFT,
             thing, f"will be invalidated after {size(max(0, slot.safe_wal_size))} more of WAL", do,
         )  # fmt: skip
     if (slot.plugin, slot.database) != (PLUGIN, slot.connected_to):
         yield error(
+            ProblemCode.SLOT_OF_ANOTHER,
             thing, f"is of plugin {slot.plugin}, database {slot.database}; ours would be of {PLUGIN}, "
             f"{slot.connected_to}", "choose another name in the setting `slot`",
         )  # fmt: skip
     if bool(slot.two_phase) != facts.two_phase:
         made = "with" if slot.two_phase else "without"
         yield error(
+            ProblemCode.SLOT_TWO_PHASE,
             thing, f"was made {made} two_phase, and the setting `two_phase` is {str(facts.two_phase).lower()}",
             f"set it to {str(bool(slot.two_phase)).lower()}, or choose another name in the setting `slot`",
         )  # fmt: skip
     if slot.synced:
         yield error(
+            ProblemCode.SLOT_ON_STANDBY,
             thing, "is a copy of a primary's slot, and cannot be read before this standby is promoted",
             "set `source` to the primary",
         )  # fmt: skip
@@ -85,13 +93,14 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
     if slot.active and source.holder and not source.holder.application_name.startswith(APPLICATION):
         pid, name = source.holder.pid, source.holder.application_name
         yield error(
-            thing, f"is held by another process: pid {pid}, application {name!r}",
+            ProblemCode.SLOT_HELD, thing, f"is held by another process: pid {pid}, application {name!r}",
             f"stop that process, or SELECT pg_terminate_backend({pid}) on the source",
         )  # fmt: skip
     behind = source.flush_lsn - (slot.confirmed_flush_lsn or source.flush_lsn)
     if not slot.active and not facts.at_work and behind > IDLE_WAL_BYTES:
         since = f" since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
         yield warning(
+            ProblemCode.SLOT_UNREAD,
             thing, f"is read by nobody{since}, and the source holds {size(behind)} of WAL for it",
             "run `pgcdc sync`, `pgcdc follow` or `pgcdc up`",
         )  # fmt: skip
@@ -107,11 +116,14 @@ def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Itera
     idle = now - slot.inactive_since if slot.inactive_since and not slot.active else timedelta(0)
     if idle > limit * _NEARLY:
         yield error(
+            ProblemCode.SLOT_NEARLY_LOST,
             slot.thing, f"is nearly lost: nobody has read it for {span(idle)}, and after {span(limit)} it is given up",
             f"run `pgcdc sync` now, then {raised}",
         )  # fmt: skip
     elif limit < LONGEST_PAUSE:
-        yield warning(slot.thing, f"is given up when nobody reads it for {span(limit)}", raised)
+        yield warning(
+            ProblemCode.SLOT_IDLE_TIMEOUT, slot.thing, f"is given up when nobody reads it for {span(limit)}", raised
+        )
 
 
 def _wal_held(facts: Facts) -> Iterator[Problem]:
@@ -123,6 +135,7 @@ def _wal_held(facts: Facts) -> Iterator[Problem]:
     held = source.flush_lsn - slot.restart_lsn
     if held > HELD_WAL_BYTES and source.max_slot_wal_keep_bytes is None:
         yield warning(
+            ProblemCode.SLOT_HOLDS_WAL,
             thing, f"holds {size(held)} of WAL, and only the source's disk bounds it (max_slot_wal_keep_size = -1)",
             "let `pgcdc sync` catch up, or set max_slot_wal_keep_size on the source",
         )  # fmt: skip
@@ -130,11 +143,13 @@ def _wal_held(facts: Facts) -> Iterator[Problem]:
     if confirmed - slot.restart_lsn > HELD_WAL_BYTES:
         who = str(source.oldest) if source.oldest else "a long transaction on the source"
         yield warning(
+            ProblemCode.SLOT_HELD_BACK,
             thing, f"cannot let go of {size(confirmed - slot.restart_lsn)} of WAL that we have read: {who} needs it",
             "end that transaction on the source",
         )  # fmt: skip
     if slot.catalog_xmin_age is not None and slot.catalog_xmin_age > CATALOG_XMIN_AGE:
         yield warning(
+            ProblemCode.SLOT_HOLDS_CATALOG,
             thing, f"keeps dead catalog rows of {slot.catalog_xmin_age} transactions on the source",
             "let `pgcdc sync` catch up, and end long transactions on the source",
         )  # fmt: skip
@@ -149,22 +164,26 @@ def _positions(facts: Facts) -> Iterator[Problem]:
     confirmed = slot.confirmed_flush_lsn if slot else None
     if confirmed is not None and confirmed > log.transform_lsn:
         yield error(
+            ProblemCode.LOG_GAP,
             "change log", f"ends at {log.transform_lsn}, but the slot was confirmed up to {confirmed}: "
             "changes between the two are gone", COPY_ANEW,
         )  # fmt: skip
     if source and not source.identity.is_same(log.identity):
         yield error(
+            ProblemCode.LOG_OF_ANOTHER_SOURCE,
             "change log", f"belongs to {_stream(log.identity)}, but the source is {_stream(source.identity)}",
             "set `source`, `slot` or `lake` back, or use a lake of its own",
         )  # fmt: skip
     elif source and log.transform_lsn > source.flush_lsn:
         yield error(
+            ProblemCode.LOG_AHEAD_OF_SOURCE,
             "change log", f"stands at {log.transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: "
             "the source was restored to an earlier time", NEW_LAKE,
         )  # fmt: skip
     for table in facts.tables:
         if table.state.readable and table.replay_lsn is not None and table.replay_lsn < log.start:
             yield error(
+                ProblemCode.TABLE_LOST_CHANGES,
                 f"table {table.name}", f"stands at {table.replay_lsn}, but the log begins at {log.start}: "
                 "changes between the two are gone", f"run `pgcdc snapshot {table.name.shell}`",
             )  # fmt: skip
@@ -175,10 +194,15 @@ def _source(facts: Facts) -> Iterator[Problem]:
     if source is None:
         return
     if source.wal_level != "logical":
-        yield error("source", f"has wal_level = {source.wal_level}", "set wal_level = logical and restart it")
+        yield error(
+            ProblemCode.SOURCE_WAL_LEVEL,
+            "source",
+            f"has wal_level = {source.wal_level}",
+            "set wal_level = logical and restart it",
+        )
     if matches_standby_names(source.synchronous_standby_names, APPLICATION):
         yield error(
-            "source", "waits for us at every commit: synchronous_standby_names = "
+            ProblemCode.SOURCE_WAITS_FOR_US, "source", "waits for us at every commit: synchronous_standby_names = "
             f"{source.synchronous_standby_names!r} matches our application_name {APPLICATION!r}",
             "name the standbys one by one there",
         )  # fmt: skip

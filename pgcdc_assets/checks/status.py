@@ -6,13 +6,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from typing import Any
 
 import psycopg
 
 from pgcdc_assets.checks import slothealth, tablehealth
+from pgcdc_assets.checks.documents import (
+    InProgressDocument,
+    NoSlotDocument,
+    OldestDocument,
+    OutcomeDocument,
+    PreparedDocument,
+    SlotDocument,
+    StatusDocument,
+)
 from pgcdc_assets.checks.health import Facts, MessageFacts, Problem, Severity, TableFacts, problem_of
 from pgcdc_assets.checks.lake_facts import read_tables, with_lake, with_log
+from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.checks.source_facts import read_source
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.formats import EPOCH
@@ -75,6 +86,8 @@ class Status:
     sync waits for it, up to a time limit."""
     at_work: str | None = None
     """See :attr:`Facts.at_work`."""
+    time: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """When the facts were read."""
     uncopied: int = 0
     """The number of tables without a mirror that the next run of the sync will copy."""
 
@@ -83,9 +96,11 @@ class Status:
         """Whether there is no problem that is an error. Warnings are ignored."""
         return not any(problem.severity == "error" for problem in self.problems)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
+    def to_json(self) -> StatusDocument:
+        document: StatusDocument = {
             "ok": self.ok,
+            "time": self.time.isoformat(timespec="seconds"),
+            "version": version("pgcdc_assets"),
             "slot": _slot_json(self.slot),
             "at_work": self.at_work,
             "transform_lsn": _text(self.transform_lsn),
@@ -94,7 +109,6 @@ class Status:
             "in_progress": _in_progress_json(self.in_progress),
             "prepared": [_prepared_json(transaction) for transaction in self.prepared],
             "hold": None if self.hold is None else {"by": str(self.hold.by or ""), "lsn": _text(self.hold.lsn)},
-            **_messages_json(self.messages),
             "tables": [
                 {
                     "name": str(table.name),
@@ -104,12 +118,14 @@ class Status:
                 }
                 for table in self.tables
             ],
-            "problems": [
-                {"severity": problem.severity, "what": f"{problem.thing} {problem.what}", "do": problem.do}
-                for problem in self.problems
-            ],
-            "last": {kind: outcome.to_json() for kind, outcome in self.last.items()},
+            "problems": [problem.to_json() for problem in self.problems],
+            "last": {kind: _outcome_json(outcome) for kind, outcome in self.last.items()},
         }
+        if self.messages is not None:
+            document["messages"] = {
+                "replay_lsn": _text(self.messages.complete_to), "reason": self.messages.failure,
+            }  # fmt: skip
+        return document
 
 
 def status(settings: Settings) -> Status:
@@ -123,9 +139,11 @@ def status(settings: Settings) -> Status:
     try:
         facts = replace(facts, catalog=load_catalog(settings.catalog_file))
     except SetupNeeded as error:
-        unread.append(Problem("error", str(settings.catalog_file), error.what, error.do or "run `pgcdc setup`"))
+        do = error.do or "run `pgcdc setup`"
+        unread.append(Problem("error", str(settings.catalog_file), error.what, do, ProblemCode.CATALOG_UNREADABLE))
     except OSError as error:
-        unread.append(problem_of(error, str(settings.catalog_file)))
+        found = problem_of(error, str(settings.catalog_file))
+        unread.append(replace(found, code=ProblemCode.CATALOG_UNREADABLE))
     try:
         facts = _with_source(facts, settings, _reachable(settings))
     except (SettingsError, WrongSource):
@@ -202,6 +220,7 @@ def _status(facts: Facts, found: Sequence[Problem]) -> Status:
         problems=tuple(found),
         messages=facts.messages,
         last=facts.last,
+        time=facts.now,
         at_work=facts.at_work,
         uncopied=_uncopied(facts),
     )
@@ -215,11 +234,13 @@ def _uncopied(facts: Facts) -> int:
     return sum(table.name not in renamed for table in waiting)
 
 
-def _slot_json(slot: SlotStatus | None) -> dict[str, Any]:
+def _slot_json(slot: SlotStatus | None) -> SlotDocument | NoSlotDocument:
     if slot is None:
         return {}
     values = {one.name: getattr(slot, one.name) for one in fields(slot) if one.name not in _LEFT_OUT}
-    return {name: _plain(value) for name, value in values.items()}
+    found: Any = {name: _plain(value) for name, value in values.items()}
+    document: SlotDocument = found
+    return document
 
 
 def _plain(value: object) -> object:
@@ -230,10 +251,14 @@ def _plain(value: object) -> object:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
-def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
+def _in_progress_json(found: Announcement | None) -> InProgressDocument | None:
     if found is None:
         return None
-    oldest = {"xid": found.xid, "lsn": str(found.lsn), "age_seconds": round(found.age.total_seconds(), 1)}
+    oldest: OldestDocument = {
+        "xid": found.xid,
+        "lsn": str(found.lsn),
+        "age_seconds": round(found.age.total_seconds(), 1),
+    }
     return {"transactions": found.number, "bytes": found.bytes, "oldest": oldest}
 
 
@@ -256,12 +281,12 @@ def _nameless(layout: Layout) -> list[Problem]:
     do = "end it: a backup, for one, may lock the files that it reads; `fuser` and `lslocks` name the process"
     return [
         Problem(severity, f"file {place}", f"is locked by a process that does not say who it is, or is another "
-                f"account's: {what}", do)
+                f"account's: {what}", do, ProblemCode.LAKE_LOCKED)
         for place in lock.nameless(layout) for severity, what in [stopped[place]]
     ]  # fmt: skip
 
 
-def _prepared_json(found: PreparedTransaction) -> dict[str, Any]:
+def _prepared_json(found: PreparedTransaction) -> PreparedDocument:
     prepared = EPOCH + timedelta(microseconds=found.prepare_ts)
     return {
         "gid": found.key.gid, "xid": found.key.xid, "lsn": str(found.key.end_lsn),
@@ -269,10 +294,10 @@ def _prepared_json(found: PreparedTransaction) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _messages_json(found: MessageFacts | None) -> dict[str, Any]:
-    if found is None:
-        return {}
-    return {"messages": {"replay_lsn": _text(found.complete_to), "reason": found.failure}}
+def _outcome_json(outcome: Outcome) -> OutcomeDocument:
+    found: Any = outcome.to_json()
+    document: OutcomeDocument = found
+    return document
 
 
 def _text(lsn: Lsn | None) -> str | None:

@@ -17,6 +17,7 @@ from pgcdc_assets.checks.health import (
     size,
     warning,
 )  # fmt: skip
+from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
@@ -37,7 +38,9 @@ def _publications(facts: Facts) -> Iterator[Problem]:
     for name, publication in source.publications.items():
         if publication is None:
             do = COPY_ANEW if facts.slot or facts.log else "run `pgcdc setup`"
-            yield error(f"publication {name}", "does not exist: changes are lost meanwhile", do)
+            yield error(
+                ProblemCode.PUBLICATION_MISSING, f"publication {name}", "does not exist: changes are lost meanwhile", do
+            )
     if len(present) < len(source.publications):
         # The missing publication already explains the problems of all tables.
         return
@@ -45,7 +48,9 @@ def _publications(facts: Facts) -> Iterator[Problem]:
     if present and not published and catalog.tables:
         names = ", ".join(publication.name for publication in present)
         do = "run `pgcdc setup`" if source.ours else "add the tables back, then run `pgcdc sync`"
-        yield error(f"publication {names}", "lists no table: changes are lost meanwhile", do)
+        yield error(
+            ProblemCode.PUBLICATION_EMPTY, f"publication {names}", "lists no table: changes are lost meanwhile", do
+        )
     elif present:
         # These tables are selected by the settings and not published at all; _unpublished reports them.
         told = source.meant - source.mirrored
@@ -55,11 +60,13 @@ def _publications(facts: Facts) -> Iterator[Problem]:
             called = source.called[table.oid]
             if marked(str(called)):
                 yield error(
+                    ProblemCode.TABLE_NAME_NOT_TEXT,
                     f"table {table.name}", f"is called {called} now, which is not text in the source's encoding: no "
                     "mirror can have that name", "rename it on the source",
                 )  # fmt: skip
                 continue
             yield warning(
+                ProblemCode.TABLE_RENAMED,
                 f"table {table.name}", f"is called {called} now: its mirror goes on under that name",
                 "let `pgcdc sync` go on",
             )  # fmt: skip
@@ -81,11 +88,13 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
         if name in stand or facts.catalog.table(name) is not None:
             where = f", and its mirror stands at {stand[name]}" if name in stand else ""
             yield error(
+                ProblemCode.TABLE_UNPUBLISHED,
                 f"table {name}", "is not published any more, or is another one under the same name: its changes are "
                 f"lost meanwhile{where}", add,
             )  # fmt: skip
         elif source.ours:
             yield warning(
+                ProblemCode.TABLE_NOT_PUBLISHED_YET,
                 f"table {name}", "is meant by the setting `tables`, but is not published",
                 "run `pgcdc setup`, or exclude it there",
             )  # fmt: skip
@@ -102,12 +111,14 @@ def _left(facts: Facts) -> Iterator[Problem]:
             continue  # The table cannot be mirrored under its new name. _tables reports that.
         if left.waits_for is not None:
             yield warning(
+                ProblemCode.MIRROR_WAITS_FOR_NAME,
                 f"mirror {name}", f"stands at {left.lsn}, and waits to go on as {left.waits_for}",
                 "let `pgcdc sync` go on; where applying is paused, `pgcdc resume apply` lets it",
             )  # fmt: skip
         elif name not in source.meant | source.mirrored:
             why = left.moved or "its table was dropped or renamed, or is not meant by the setting `tables`"
             yield warning(
+                ProblemCode.MIRROR_NOT_FOLLOWED,
                 f"mirror {name}", f"stands at {left.lsn} and is not kept any more: {why}",
                 f"`pgcdc forget {name.shell}` deletes it, if nobody reads it",
             )  # fmt: skip
@@ -121,13 +132,14 @@ def _untaken(facts: Facts) -> Iterator[Problem]:
         what = f"{rows.rows} rows of it, between {rows.start} and {rows.end}, went into no mirror"
         if lost.table is None:
             yield warning(
+                ProblemCode.ROWS_IN_NO_MIRROR,
                 f"table {rows.name}", f"{what}: it belonged to no table that was followed",
                 "if it is gone, nothing; if it is to be mirrored, run `pgcdc setup`, then `pgcdc sync`, else take it "
                 "out of the publication. This is told as long as the change log holds them",
             )  # fmt: skip
         elif not lost.held and states.get(lost.table) is not None and states[lost.table].readable:
             yield error(
-                f"table {lost.table}", f"{what}, and its copy is older than they are",
+                ProblemCode.ROWS_IN_NO_MIRROR, f"table {lost.table}", f"{what}, and its copy is older than they are",
                 f"run `pgcdc snapshot {lost.table.shell}`",
             )  # fmt: skip
 
@@ -140,6 +152,7 @@ def _missing(
         if table.name not in published and storage - published:
             lacking = ", ".join(str(name) for name in sorted(storage - published))
             yield error(
+                ProblemCode.TABLE_UNPUBLISHED,
                 f"table {table.name}", f"is not published any more ({lacking}): its changes are lost meanwhile",
                 "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
             )  # fmt: skip
@@ -156,9 +169,15 @@ def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bo
     names = ", ".join(publication.name for publication in carriers)
     if lacking:
         kinds = " and ".join(lacking)
-        yield error(thing, f"is published without {kinds}", f"let publication {names} publish them, then copy anew")
+        yield error(
+            ProblemCode.PUBLICATION_LACKS_CHANGES,
+            thing,
+            f"is published without {kinds}",
+            f"let publication {names} publish them, then copy anew",
+        )
     elif not any(publication.truncate for publication in carriers):
         yield warning(
+            ProblemCode.PUBLICATION_LACKS_TRUNCATE,
             thing, "is published without truncate: TRUNCATE, VACUUM FULL and CLUSTER have it copied again",
             f"let publication {names} publish truncate too",
         )  # fmt: skip
@@ -169,7 +188,7 @@ def _outside(facts: Facts) -> Iterator[Problem]:
     for table in facts.catalog.tables if facts.catalog is not None else ():
         for leaf in table.outside:
             if leaf.oid != table.oid:
-                yield warning(f"table {table.name}", f"{leaf}", leaf.do)
+                yield warning(ProblemCode.PARTITION_OUTSIDE, f"table {table.name}", f"{leaf}", leaf.do)
 
 
 def _left_out(facts: Facts) -> dict[TableName, str]:
@@ -204,6 +223,7 @@ def _identities(facts: Facts) -> Iterator[Problem]:
         for name in sorted(facts.source.without_identity):
             say = warning if name in known else error
             yield say(
+                ProblemCode.TABLE_WITHOUT_IDENTITY,
                 f"table {name}", "has no usable replica identity, so UPDATE and DELETE fail on the source",
                 "give it a primary key or REPLICA IDENTITY FULL, or take it out of the publication",
             )  # fmt: skip
@@ -212,6 +232,7 @@ def _identities(facts: Facts) -> Iterator[Problem]:
             continue
         if not table.updates_seen and facts.source is not None and table.name in facts.source.followable:
             yield warning(
+                ProblemCode.TABLE_INSERTS_ONLY,
                 f"table {table.name}", "has a usable replica identity now, but is published for inserts only: updates "
                 "and deletes are not seen", "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
             )  # fmt: skip
@@ -219,11 +240,13 @@ def _identities(facts: Facts) -> Iterator[Problem]:
             continue  # No partition, no updates. The first partition decides whether updates are published.
         elif not table.updates_seen and table.name in left_out:
             yield warning(
+                ProblemCode.TABLE_INSERTS_ONLY,
                 f"table {table.name}", f"is published without {left_out[table.name]}: its updates and deletes are not "
                 "applied", "let its publication publish them: then it is copied again",
             )  # fmt: skip
         elif not table.updates_seen:
             yield warning(
+                ProblemCode.TABLE_INSERTS_ONLY,
                 f"table {table.name}", "has no usable replica identity: updates and deletes are not seen",
                 f"give it a primary key, or ALTER TABLE {table.name} REPLICA IDENTITY FULL; then run `pgcdc setup`",
             )  # fmt: skip
@@ -234,16 +257,23 @@ def _tables(facts: Facts) -> Iterator[Problem]:
         if table.state is TableState.SET_ASIDE:
             where = f" at {table.lsn}" if table.lsn is not None else ""
             yield error(
+                ProblemCode.TABLE_SET_ASIDE,
                 f"table {table.name}", f"was set aside{where}: {table.reason or 'no reason given'}",
                 _back(table),
             )  # fmt: skip
         elif table.state.readable and table.reason:
             yield error(
+                ProblemCode.MIRROR_CHANGED_BY_OTHERS,
                 f"table {table.name}", f"is not what the source has: {table.reason}",
                 f"`pgcdc verify {table.name.shell}` names the rows, `pgcdc snapshot {table.name.shell}` copies it anew",
             )  # fmt: skip
         elif table.state is TableState.WAITING and table.reason:
-            yield warning(f"table {table.name}", f"waits for a copy: {table.reason}", "`pgcdc sync` copies it")
+            yield warning(
+                ProblemCode.TABLE_WAITS,
+                f"table {table.name}",
+                f"waits for a copy: {table.reason}",
+                "`pgcdc sync` copies it",
+            )
     if facts.source is None:
         return
     for table in facts.tables:
@@ -251,7 +281,10 @@ def _tables(facts: Facts) -> Iterator[Problem]:
             lag = facts.source.flush_lsn - table.replay_lsn
             if lag > LAG_BYTES:
                 yield warning(
-                    f"table {table.name}", f"is {size(lag)} of WAL behind the source", "let `pgcdc sync` catch up"
+                    ProblemCode.TABLE_LAGS,
+                    f"table {table.name}",
+                    f"is {size(lag)} of WAL behind the source",
+                    "let `pgcdc sync` catch up",
                 )
 
 
@@ -272,10 +305,18 @@ def _messages(facts: Facts) -> Iterator[Problem]:
         return
     published = facts.log.published
     if found.failure is not None:
-        yield error(thing, f"does not go on: {found.failure}", "see that its folder is there and whole")
+        yield error(
+            ProblemCode.MESSAGES_UNREADABLE,
+            thing,
+            f"does not go on: {found.failure}",
+            "see that its folder is there and whole",
+        )
     elif found.complete_to is not None and published is not None and found.complete_to < published:
-        yield error(thing, f"stands at {found.complete_to}, below the newest consistent point {published}",
-                     "the log keeps its messages: run `pgcdc sync`, and see what it says")  # fmt: skip
+        yield error(
+            ProblemCode.MESSAGES_BEHIND,
+            thing, f"stands at {found.complete_to}, below the newest consistent point {published}",
+            "the log keeps its messages: run `pgcdc sync`, and see what it says",
+        )  # fmt: skip
 
 
 def _last_runs(facts: Facts) -> Iterator[Problem]:
@@ -284,7 +325,8 @@ def _last_runs(facts: Facts) -> Iterator[Problem]:
     for kind, outcome in facts.last.items():
         if outcome.failed is not None:
             severity: Severity = "error" if kind == OperationKind.SYNC else "warning"
-            yield Problem(severity, f"last {kind}", _words(outcome.failed), outcome.failed.do)
+            code = ProblemCode.OPERATION_FAILED
+            yield Problem(severity, f"last {kind}", _words(outcome.failed), outcome.failed.do, code)
 
 
 def _words(failed: Failure) -> str:

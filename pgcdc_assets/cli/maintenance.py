@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -16,6 +16,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import PgcdcError
 
 if TYPE_CHECKING:
+    from pgcdc_assets.checks.documents import MaintainDocument
     from pgcdc_assets.flow.maintenance import MaintenanceReport
 
 
@@ -41,7 +42,7 @@ def maintain(as_json: bool) -> int:
     return 1 if report.failed else 0
 
 
-def maintenance_json(report: MaintenanceReport) -> dict[str, Any]:
+def maintenance_json(report: MaintenanceReport) -> MaintainDocument:
     return {
         "ok": not report.failed,
         "log_start": str(report.log_start),

@@ -28,6 +28,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
+    from pgcdc_assets.checks.documents import SetupDocument
     from pgcdc_assets.source.setup.findings import Finding
     from pgcdc_assets.source.setup.setup import SetupReport
     from pgcdc_assets.source.slot.blockers import Blocker
@@ -307,7 +308,7 @@ def _retire_log(settings: Settings) -> bool:
     return True
 
 
-def setup_json(report: SetupReport) -> dict[str, object]:
+def setup_json(report: SetupReport) -> SetupDocument:
     return {
         "ok": True,
         "created": list(report.created),

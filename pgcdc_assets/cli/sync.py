@@ -18,6 +18,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
+    from pgcdc_assets.checks.documents import SyncDocument
     from pgcdc_assets.flow.reports import SyncReport
 
 
@@ -147,7 +148,7 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
         say(f"pgcdc: the mirror of {table} is not what the source has: {what}; {do}", err=True)
 
 
-def sync_json(report: SyncReport) -> dict[str, Any]:
+def sync_json(report: SyncReport) -> SyncDocument:
     return {
         "ok": not _code(report),
         "start_lsn": str(report.start),

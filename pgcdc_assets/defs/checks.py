@@ -42,6 +42,7 @@ def slot_asset(of: Replication) -> dg.AssetsDefinition:
 def current_health(of: Replication, instance: dg.DagsterInstance) -> "Status":
     """The project's status, with the problems of this instance's partition keys added."""
     from pgcdc_assets.checks.health import Problem
+    from pgcdc_assets.checks.problemcodes import ProblemCode
     from pgcdc_assets.checks.status import refused, status
     from pgcdc_assets.errors import SettingsError, StoreFailed
 
@@ -51,7 +52,8 @@ def current_health(of: Replication, instance: dg.DagsterInstance) -> "Status":
         return refused(error)
     what = "is no range of the log: it is passed over"
     register = of.register(instance)
-    odd = [Problem("warning", f"partition {key!r} of {register.name}", what, DELETE) for key in register.odd()]
+    odd = [Problem("warning", f"partition {key!r} of {register.name}", what, DELETE, ProblemCode.RANGE_KEY_ODD)
+           for key in register.odd()]  # fmt: skip
     return replace(found, problems=(*found.problems, *odd))
 
 

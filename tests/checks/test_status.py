@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +92,15 @@ A, B = TableName("public", "a"), TableName("public", "b")
 
 def test_before_setup_status_advises_setup(project: Project) -> None:
     found = project.status()
-    assert json.loads(json.dumps(found.to_json())) == {
+    document = json.loads(json.dumps(found.to_json()))
+    age = datetime.now(UTC) - datetime.fromisoformat(document.pop("time"))
+    assert timedelta(0) <= age < timedelta(minutes=5)
+    assert document.pop("version") == version("pgcdc_assets")
+    assert document == {
         "ok": False, "slot": {}, "at_work": None, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None,
         "in_progress": None, "prepared": [], "hold": None, "tables": [],
-        "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}], "last": {},
+        "problems": [{"severity": "error", "code": "not_set_up", "what": "project is not set up",
+                      "do": "run `pgcdc setup`"}], "last": {},
     }  # fmt: skip
     assert not path_of(project.settings.layout.root).exists()
 

@@ -21,6 +21,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from pgcdc_assets.checks import status
 from pgcdc_assets.checks.health import Problem, TableFacts
+from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.checks.status import Status
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
@@ -186,7 +187,7 @@ def test_a_check_is_recorded_when_its_result_changes(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result may change in a later run, or from failed to passed."""
-    failing = Problem("error", f"table {EVENTS}", "is set aside", "copy it again")
+    failing = Problem("error", f"table {EVENTS}", "is set aside", "copy it again", ProblemCode.TABLE_SET_ASIDE)
     told = iter([health(), health(failing), health(failing), health(), health()])
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: next(told))
     done = [sync(instance, Script(ranges=[report_of(span(n, n + 16))])) for n in (0x10, 0x20, 0x30, 0x40, 0x50)]

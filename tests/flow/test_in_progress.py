@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from pgcdc_assets.checks.documents import InProgressDocument
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn
 from tests.fix_postgres import committed
@@ -21,9 +22,8 @@ SIZE = 4 << 20
 MANY = "INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(%s::int, %s::int) g"
 
 
-def _open(rig: Rig) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = status(rig.settings).to_json()["in_progress"]
-    return found
+def _open(rig: Rig) -> InProgressDocument | None:
+    return status(rig.settings).to_json()["in_progress"]
 
 
 @pytest.mark.timeout(300)

@@ -82,7 +82,7 @@ class Follower:
         self.rig.engine().sync(Bounds(), copy_anew=names)
 
     def status(self) -> dict[str, Any]:
-        return status(self.rig.settings).to_json()
+        return dict[str, Any](status(self.rig.settings).to_json())
 
     def unequal(self) -> list[str]:
         catalog, points = load_catalog(CATALOG_FILE), ConsistentPoints(self.rig.settings.layout)

@@ -1,0 +1,352 @@
+"""The JSON documents of commands with ``--json``. The types here are the one description of them: the functions that
+write the documents return these types, and the schemas in ``docs/json/`` are made from them.
+
+A program that reads a document must ignore fields that it does not know: later versions may add fields. A field is
+removed, or gets another meaning, only with a new major version. LSNs are texts like ``0/16B3748``. Times are ISO 8601
+in UTC.
+"""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12, to make the schemas
+
+
+class DecodedDocument(TypedDict):
+    """What the source has decoded for the slot since its statistics began."""
+
+    total_txns: int
+    total_bytes: int
+    spill_txns: int
+    """Transactions that the source wrote to its disk and read again."""
+    spill_bytes: int
+    stream_txns: int
+    """Transactions that were sent while they were in progress."""
+    stream_bytes: int
+
+
+class SlotDocument(TypedDict):
+    """The row of the slot in ``pg_replication_slots``. A field is null if the server's version lacks it."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    active: bool
+    active_pid: int | None
+    restart_lsn: str | None
+    confirmed_flush_lsn: str | None
+    wal_status: str | None
+    safe_wal_size: int | None
+    """Bytes of WAL that the source may still write before it may invalidate the slot."""
+    catalog_xmin_age: int | None
+    xmin_age: int | None
+    two_phase: bool | None
+    conflicting: bool | None
+    invalidation_reason: str | None
+    inactive_since: str | None
+    failover: bool | None
+    synced: bool | None
+    decoded: DecodedDocument
+
+
+class NoSlotDocument(TypedDict):
+    """There is no slot, or the source cannot be reached."""
+
+
+class OldestDocument(TypedDict):
+    """The oldest transaction in progress."""
+
+    xid: int
+    lsn: str
+    age_seconds: float
+
+
+class InProgressDocument(TypedDict):
+    """Transactions of which the receiver holds a part, and which have not ended."""
+
+    transactions: int
+    bytes: int
+    oldest: OldestDocument
+
+
+class PreparedDocument(TypedDict):
+    """A prepared transaction that the lake keeps until COMMIT PREPARED or ROLLBACK PREPARED."""
+
+    gid: str
+    xid: int
+    lsn: str
+    prepared: str
+    """When it was prepared."""
+    changes: int
+
+
+class HoldDocument(TypedDict):
+    """A running ``verify`` that waits for a point."""
+
+    by: str
+    lsn: str | None
+
+
+class MessagesDocument(TypedDict):
+    """The feed of logical messages."""
+
+    replay_lsn: str | None
+    reason: str | None
+    """Why the feed cannot be read."""
+
+
+class TableDocument(TypedDict):
+    """A mirrored table."""
+
+    name: str
+    state: str
+    """``waiting``, ``copying``, ``catching_up``, ``streaming`` or ``set_aside``."""
+    replay_lsn: str | None
+    """The mirror holds all transactions that end at or below this LSN."""
+    reason: str | None
+    """Why the table waits, was set aside, or is not what the source has."""
+
+
+class ProblemDocument(TypedDict):
+    """A problem. ``code`` is stable; the words are for people."""
+
+    severity: str
+    """``error`` or ``warning``."""
+    code: str
+    what: str
+    do: str
+
+
+class FailureDocument(TypedDict):
+    """The error that ended an operation."""
+
+    command: str
+    at: str
+    what: str
+    thing: str | None
+    lsn: str | None
+    do: str
+
+
+class UnderWayDocument(TypedDict):
+    """An operation that has begun and not ended."""
+
+    command: str
+    pid: int
+    began: str
+
+
+class OutcomeDocument(TypedDict):
+    """How the last operation of one kind ended."""
+
+    succeeded_at: str | None
+    """For ``follow``: when a point last listed the whole log."""
+    failed: FailureDocument | None
+    """The last failure after ``succeeded_at``."""
+    under_way: UnderWayDocument | None
+
+
+class _StatusDocument(TypedDict):
+    ok: bool
+    """Whether there is no problem of severity ``error``. The exit code is then 0, otherwise 1."""
+    time: str
+    """When the status was read."""
+    version: str
+    """The version of pgcdc_assets."""
+    slot: SlotDocument | NoSlotDocument
+    at_work: str | None
+    """The process that writes to the lake."""
+    transform_lsn: str | None
+    """All transactions that end at or below this LSN are durable in the change log."""
+    replay_lsn: str | None
+    """The lowest position of the followed tables."""
+    lag_bytes: int | None
+    """WAL of the source above ``replay_lsn``."""
+    in_progress: InProgressDocument | None
+    prepared: list[PreparedDocument]
+    hold: HoldDocument | None
+    tables: list[TableDocument]
+    problems: list[ProblemDocument]
+    """Errors first."""
+    last: dict[str, OutcomeDocument]
+    """By kind: ``sync``, ``repair``, ``backfill``, ``maintenance``, ``forgetting``."""
+
+
+class StatusDocument(_StatusDocument, total=False):
+    """What ``pgcdc status --json`` prints."""
+
+    messages: MessagesDocument
+    """Only if the setting ``messages`` asks for messages."""
+
+
+class PositionsDocument(TypedDict):
+    """What ``pgcdc positions --json`` prints."""
+
+    source: str
+    """The source's flush LSN."""
+    write_lsn: str | None
+    """Changes up to here are received."""
+    flush_lsn: str | None
+    """Changes up to here are durable in the change log."""
+    replay_lsn: str | None
+    """All followed tables hold the changes up to here."""
+    endpos: str | None
+    """Where following ends, if ``pgcdc until`` was given an LSN."""
+    apply: str
+    """``running`` or ``paused``."""
+    at_work: str | None
+    """The command that writes to the lake."""
+
+
+class ExampleDocument(TypedDict):
+    """A row that differs."""
+
+    kind: str
+    """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
+    key: dict[str, str | None]
+    columns: list[str]
+    """The columns that differ, if the kind is ``different``."""
+
+
+class ComparedDocument(TypedDict):
+    """The comparison of one table."""
+
+    name: str
+    verdict: str
+    """``equal``, ``unknown``, ``differs``, ``not_compared`` or ``failed``."""
+    lsn: str | None
+    """Both sides were compared as they were at this LSN."""
+    source_rows: int
+    mirror_rows: int
+    missing: int
+    """Rows that only the source has."""
+    extra: int
+    """Rows that only the mirror has."""
+    different: int
+    """Rows of the same key with other values."""
+    reason: str | None
+    examples: list[ExampleDocument]
+
+
+class VerifyDocument(TypedDict):
+    """What ``pgcdc verify --json`` prints."""
+
+    ok: bool
+    """Whether no table differs and all tables were compared."""
+    tables: list[ComparedDocument]
+
+
+class CopiedDocument(TypedDict):
+    """A table that the run copied."""
+
+    name: str
+    consistent_point: str
+    """The copy has the rows as they were at this LSN."""
+    rows: int
+
+
+class SetAsideDocument(TypedDict):
+    """A table that is not followed, or stays behind the other tables."""
+
+    name: str
+    reason: str
+
+
+class ChangedDocument(TypedDict):
+    """A table in whose mirror another writer changed rows."""
+
+    name: str
+    what: str
+
+
+class SyncDocument(TypedDict):
+    """What ``pgcdc sync --json`` prints."""
+
+    ok: bool
+    """Whether no table was left behind. The exit code is then 0, otherwise 3."""
+    start_lsn: str
+    """``replay_lsn`` at the run's start."""
+    replay_lsn: str
+    """``replay_lsn`` at the run's end."""
+    transform_lsn: str
+    copied: list[CopiedDocument]
+    turns: int
+    transactions: int
+    rows: int
+    """Row changes of these transactions."""
+    stream_aborts: int
+    seconds: float
+    set_aside: list[SetAsideDocument]
+    changed: list[ChangedDocument]
+    left: list[SetAsideDocument]
+    """Tables that the run left behind the others."""
+
+
+class FindingDocument(TypedDict):
+    """What ``setup`` found on the source, or on this machine."""
+
+    severity: str
+    """``warning`` or ``info``."""
+    thing: str
+    what: str
+    do: str
+
+
+class SetupDocument(TypedDict):
+    """What ``pgcdc setup --json`` prints."""
+
+    ok: bool
+    """Always true. If the source is not ready, the errors go to stderr, and the exit code is 1."""
+    created: list[str]
+    """What was created on the source, like ``slot pgcdc``."""
+    tables: list[str]
+    """The published tables."""
+    copy_bytes: int
+    """Bytes on the source's disk that a copy of all tables reads."""
+    findings: list[FindingDocument]
+
+
+class MirrorFailureDocument(TypedDict):
+    """A mirror that could not be maintained."""
+
+    name: str
+    error: str
+
+
+class MaintainDocument(TypedDict):
+    """What ``pgcdc maintain --json`` prints."""
+
+    ok: bool
+    """Whether no mirror failed. The exit code is then 0, otherwise 1."""
+    log_start: str
+    """Where the change log begins now."""
+    oldest_point: str | None
+    """``Lake.at`` reads this LSN and every higher LSN."""
+    log_files: int
+    """Deleted files of the change log."""
+    feed_files: int
+    """Deleted or merged files of change feeds."""
+    points: int
+    """Deleted consistent points."""
+    optimized: list[str]
+    """Tables whose small files were merged."""
+    vacuumed: list[str]
+    """Tables of whose mirrors files were deleted."""
+    deleted_files: int
+    deleted_bytes: int
+    runs: int
+    """Deleted runs of Dagster."""
+    left: list[str]
+    """Tables that the next maintenance handles."""
+    failed: list[MirrorFailureDocument]
+    seconds: float
+
+
+DOCUMENTS = {
+    "status": StatusDocument,
+    "positions": PositionsDocument,
+    "verify": VerifyDocument,
+    "sync": SyncDocument,
+    "setup": SetupDocument,
+    "maintain": MaintainDocument,
+}
+"""The documents by command."""

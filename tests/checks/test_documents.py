@@ -1,0 +1,60 @@
+"""The JSON documents are as their schemas and ``docs/json.md`` say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from pgcdc_assets.checks.documents import DOCUMENTS
+from pgcdc_assets.checks.problemcodes import ProblemCode
+from pgcdc_assets.checks.status import refused
+from pgcdc_assets.cli.main import pgcdc
+from pgcdc_assets.errors import SettingsError, StoreFailed, WrongLake, WrongSource
+from tests import jsondocuments
+
+PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_the_schema_in_the_docs_is_current(command: str) -> None:
+    held = jsondocuments.FOLDER / f"{command}.schema.json"
+    assert held.read_text() == jsondocuments.text(command), "run `python -m tests.jsondocuments`"
+    assert f"json/{held.name}" in PAGE.read_text()
+
+
+def test_every_command_with_json_has_a_document() -> None:
+    asked = {name for name, command in pgcdc.commands.items() if any("--json" in p.opts for p in command.params)}
+    assert asked == DOCUMENTS.keys()
+
+
+def test_every_code_of_a_problem_is_documented() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.M)
+    assert listed == [code.value for code in ProblemCode]
+
+
+def test_a_document_with_another_field_or_type_is_refused() -> None:
+    """Otherwise the tests that check real documents would prove nothing."""
+    document = refused(SettingsError("is wrong", thing="setting `x`")).to_json()
+    assert jsondocuments.checked("status", document)["ok"] is False
+    for wrong in ({**document, "more": 1}, {**document, "ok": "no"}, {**document, "slot": {"name": "s"}}):
+        with pytest.raises(ValidationError):
+            jsondocuments.checked("status", wrong)
+    with pytest.raises(ValidationError):
+        jsondocuments.checked("status", {name: value for name, value in document.items() if name != "lag_bytes"})
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SettingsError("x", thing="t"), "wrong_settings"),
+        (WrongSource("x", thing="t"), "wrong_source"),
+        (WrongLake("x", thing="t"), "wrong_lake"),
+        (StoreFailed("x", thing="t"), "lake_unreachable"),
+    ],
+)
+def test_a_refusal_has_a_code(error: SettingsError | StoreFailed, code: str) -> None:
+    (problem,) = jsondocuments.checked("status", refused(error).to_json())["problems"]
+    assert (problem["code"], problem["severity"]) == (code, "error")

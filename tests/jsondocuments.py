@@ -1,0 +1,57 @@
+"""The schemas of the JSON documents, made from their types: ``python -m tests.jsondocuments`` writes ``docs/json/``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ConfigDict, TypeAdapter
+
+from pgcdc_assets.checks.documents import DOCUMENTS
+
+FOLDER: Final = Path(__file__).parents[1] / "docs" / "json"
+_EXACT = ConfigDict(extra="forbid", strict=True)
+"""The version that writes a document knows all of its fields."""
+_OPEN = ConfigDict(use_attribute_docstrings=True)
+"""A reader ignores fields that it does not know."""
+
+
+def checked(command: str, document: Any) -> Any:
+    """The document as a program reads it. Fails unless it is exactly as its type says."""
+    read = json.loads(json.dumps(document))
+    _adapter(command, _EXACT).validate_python([read])
+    return read
+
+
+def schema(command: str) -> dict[str, Any]:
+    made = _adapter(command, _OPEN).json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_plain({"$defs": made["$defs"], **made["items"]}),
+    }
+
+
+def _plain(part: Any) -> Any:
+    """Without the titles that pydantic makes of the names, and with backticks as Markdown has them."""
+    if isinstance(part, dict):
+        return {name: _plain(value) for name, value in part.items() if not (name == "title" and isinstance(value, str))}
+    if isinstance(part, list):
+        return [_plain(value) for value in part]
+    return part.replace("``", "`").replace("\n", " ") if isinstance(part, str) else part
+
+
+def _adapter(command: str, config: ConfigDict) -> TypeAdapter[Any]:
+    # In a list, because pydantic takes no configuration for a TypedDict itself.
+    listed: Any = list
+    return TypeAdapter(listed[DOCUMENTS[command]], config=config)
+
+
+def text(command: str) -> str:
+    return json.dumps(schema(command), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name in DOCUMENTS:
+        (FOLDER / f"{name}.schema.json").write_text(text(name))
